@@ -3,6 +3,7 @@
     python -m retina_dist.doctor data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
     python -m retina_dist.doctor data.root=/data/mine sheets=sheets        images with their boxes drawn
+    python -m retina_dist.doctor checkpoint=runs/cells output_dir=suspicious         labels that a detector doubts
     torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
 
 Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With cluster=true,
@@ -41,6 +42,12 @@ class DoctorConfig(DetectionRunConfig):
     expect_gb_s: float | None = setting(
         None, "cluster: least bus bandwidth of an all-reduce of 64 MB; less is an error", above=0
     )
+    checkpoint: str | None = setting(
+        None, "rank the labels that this trained detector doubts instead; writes pages and proposals to output_dir"
+    )
+    root: str | None = setting(
+        None, "checkpoint: data.root again, where that of the checkpoint is behind a URL or was moved"
+    )
     output: str | None = setting(None, "a JSON file", writes="file")
     sheets: str | None = setting(
         None, "detection: a folder for pictures of the boxes, train.jpg and val.jpg", writes="folder"
@@ -54,7 +61,8 @@ def main(config: DoctorConfig) -> None:
         errors = check_cluster(config, partial(show, config))
     else:
         with heartbeat():
-            report = command_of_task(task_class(config), "examine")(config)
+            command = "examine_labels" if config.checkpoint else "examine"
+            report = command_of_task(task_class(config), command)(config)
         show(config, report)
         errors = report.errors
     if errors:

@@ -26,6 +26,7 @@ from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, sized_coco, split_files, with_format
+from retina_dist.detection.suspicious import examine_labels as examine_labels
 from retina_dist.files import read_bytes, write_json
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted

@@ -83,7 +83,7 @@ def evaluate_with_table(config: EvaluateConfig) -> tuple[CocoResult, str]:
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-            result = _evaluated(detector, annotations, data, strategy)
+            result = evaluate_split(detector, annotations, data, strategy)
         if folder:
             write_results(result.rows, folder / "results.json")
     if detect_launch().rank:
@@ -124,7 +124,7 @@ def evaluate_on(detector: Detector, data: DetectionData, settings: StrategySetti
     with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
         annotations = strategy.run_collectively(lambda: _validation_set(data, detector))
         with detector.on(strategy.device):
-            return _evaluated(detector, annotations, data, strategy)
+            return evaluate_split(detector, annotations, data, strategy)
 
 
 def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
@@ -137,7 +137,7 @@ def _validation_set(data: DetectionData, detector: Detector) -> Annotations:
     return annotations
 
 
-def _evaluated(
+def evaluate_split(
     detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
 ) -> CocoResult:
     """Metrics of `detector`, on the strategy's device, over images read as `data` says. On every rank."""

@@ -37,8 +37,11 @@ def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> 
     values = {name: value if (value := result.stats[name]) >= 0 else np.nan for name in named}
     for name, ap, of_class in zip(result.per_class, result.per_class.values(), samples[:, ALL], strict=True):
         named[f"AP/{name}"], values[f"AP/{name}"] = of_class.mean(axis=0), np.nan if ap is None else ap
-    prefixed = ({f"coco/{name}": value for name, value in each.items()} for each in (values, named))
-    return Resampled(digest_of(result.image_ids), *prefixed)
+    return Resampled(
+        digest_of(result.image_ids),
+        {f"coco/{name}": value for name, value in values.items()},
+        {f"coco/{name}": value for name, value in named.items()},
+    )
 
 
 def rankings(coco: dict[str, Any], rows: np.ndarray, image_ids: list[int]) -> list[list[Ranking]]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,8 @@ def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, 
     first = np.arange(len(total)) * reached.shape[1]
     counted = ~ranking.ignored
     some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
-    always, varying = counted.all(axis=0), counted.any(axis=0) & ~counted.all(axis=0)
+    always = np.asarray(counted.all(axis=0))
+    varying = np.asarray(counted.any(axis=0)) & ~always
     counts = _running_sums(weights, ranking.images, always, some)
     for right, ignored in zip(ranking.right, ranking.ignored, strict=True):
         places = np.flatnonzero(right)
@@ -175,17 +177,22 @@ def _running_sums(weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, p
     """[P, B]: the weights of the images of the predictions that are `chosen`, up to and with each of P ascending places."""
     picked = np.flatnonzero(chosen)
     bounds = np.searchsorted(picked, places, side="right")
-    picked = torch.from_numpy(images[picked[: bounds[-1] if len(bounds) else 0]])
+    taken = torch.from_numpy(images[picked[: bounds[-1] if len(bounds) else 0]])
     starts = torch.from_numpy(np.concatenate(([0], bounds[:-1]))[: len(places)])
-    sums = embedding_bag(picked, torch.from_numpy(weights), starts, mode="sum").numpy()
+    sums = embedding_bag(taken, torch.from_numpy(weights), starts, mode="sum").numpy()
     for i in range(1, len(sums)):
         sums[i] += sums[i - 1]
     return sums
 
 
 def _interval(value: float, samples: np.ndarray) -> Interval:
+    """The bias-corrected interval, Efron and Tibshirani, chapter 14: AP of few images is too high, that of resamples more so."""
     known = samples[np.isfinite(samples)]
     if not len(known) or not math.isfinite(value):
         return Interval(value, math.nan, math.nan)
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    normal, least = NormalDist(), 0.5 / len(known)
+    below = float((known < value).mean() + (known == value).mean() / 2)  # half of the resamples, without a bias
+    shift = 2 * normal.inv_cdf(min(max(below, least), 1 - least))
+    shares = [normal.cdf(shift + normal.inv_cdf(share)) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
+    low, high = np.quantile(known, shares)
     return Interval(value, float(low), float(high))

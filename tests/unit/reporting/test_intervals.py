@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,11 +49,61 @@ def test_a_paired_difference_is_surer_than_the_two_intervals(tmp_path: Path) -> 
 
 
 def test_what_is_undefined_has_no_interval() -> None:
-    nothing = Ranking(np.zeros(0, np.int64), np.zeros((1, 0), bool), np.zeros((1, 0), bool), np.zeros(0, np.int64))
-    missed = Ranking(np.array([0]), np.zeros((1, 1), bool), np.zeros((1, 1), bool), np.array([0, 0]))
+    nothing = Ranking(
+        np.zeros(0), np.zeros(0, np.int64), np.zeros((1, 0), bool), np.zeros((1, 0), bool), np.zeros(0, np.int64)
+    )
+    missed = Ranking(np.array([0.5]), np.array([0]), np.zeros((1, 1), bool), np.zeros((1, 1), bool), np.array([0, 0]))
     weights = resampled_weights(2, 4)
     assert np.isnan(average_precision(nothing, weights)).all()
     assert (average_precision(missed, np.ones((2, 1))) == 0).all()
     bars = Resampled("", {"AP": float("nan")}, {"AP": np.full(4, np.nan)}).interval("AP")
     assert bars.to_dict() == {"value": None, "low": None, "high": None}
     assert str(bars) == ""
+
+
+def drawn(rng: np.random.Generator, settings: dict[str, Any], images: int) -> list[Ranking]:
+    """What a simulated detector says of so many images: some are harder than others, for hits and false alarms alike."""
+    rankings = []
+    hardness = rng.gamma(1 / settings["spread"], settings["spread"], images)  # its mean is 1
+    for frequency, recall, alarms in zip(*(settings[key] for key in ("frequency", "recall", "alarms")), strict=True):
+        objects = np.repeat(np.arange(images), rng.poisson(frequency, images))
+        hit = objects[rng.random(len(objects)) < recall ** hardness[objects]]
+        false = np.repeat(np.arange(images), rng.poisson(alarms * hardness))
+        overlap = np.append(rng.beta(12 * settings["quality"], 12 * (1 - settings["quality"]), len(hit)), 0 * false)
+        scores = rng.beta(settings["sharpness"], 2, len(hit)) * (0.5 + overlap[: len(hit)] / 2)
+        scores = np.append(scores, rng.beta(1.2, settings["sharpness"], len(false)))
+        order = np.argsort(-scores)
+        right = overlap[order] >= np.linspace(0.5, 0.95, 10)[:, None]
+        places = np.append(hit, false)[order]
+        rankings.append(Ranking(scores[order], places, right, np.zeros_like(right), objects))
+    return rankings
+
+
+def mean_and_at_50(rankings: list[Ranking], weights: np.ndarray) -> dict[str, np.ndarray]:
+    found = np.array([average_precision(ranking, weights) for ranking in rankings])  # [K, T, B]
+    return {"AP": found.mean(axis=(0, 1)), "AP50": found[:, 0].mean(axis=0)}
+
+
+@pytest.mark.long
+def test_intervals_of_simulated_detectors_hold_their_true_ap() -> None:
+    """200 detectors of five classes, each judged on 200 images, and on 20,000 others for its true AP."""
+    weights, held = resampled_weights(200), {"AP": 0, "AP50": 0}
+    for seed in range(200):
+        rng = np.random.default_rng([7, seed])
+        settings = {
+            "recall": rng.uniform(0.5, 0.95, 5),
+            "sharpness": rng.uniform(2, 8),
+            "alarms": rng.uniform(0.2, 2, 5),
+            "spread": rng.uniform(0.2, 0.8),
+            "quality": rng.uniform(0.7, 0.9),
+            "frequency": np.array([3, 1.5, 0.7, 0.4, 0.2]) * rng.uniform(0.7, 1.3, 5),
+        }
+        truth = mean_and_at_50(drawn(rng, settings, 20_000), np.ones((20_000, 1)))
+        sample = drawn(rng, settings, 200)
+        values, samples = mean_and_at_50(sample, np.ones((200, 1))), mean_and_at_50(sample, weights)
+        resampled = Resampled("", {name: float(value[0]) for name, value in values.items()}, samples)
+        for name in held:
+            bars = resampled.interval(name)
+            held[name] += bars.low <= truth[name][0] <= bars.high
+        print(seed + 1, held, flush=True)
+    assert all(0.93 <= count / 200 <= 0.97 for count in held.values()), held
