@@ -150,9 +150,8 @@ def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, 
     total = weights[ranking.objects].sum(axis=0).astype(np.float64)  # [B]
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.arange(total.max(initial=0) + 1) / total[:, None]
-    reached = np.searchsorted(RECALLS, recall, side="right").astype(
-        np.int16
-    )  # [B, objects + 1], by the number of right ones
+    # By the number of right predictions, [B, objects + 1].
+    reached = np.searchsorted(RECALLS, recall, side="right").astype(np.int16)
     first = np.arange(len(total)) * reached.shape[1]
     counted = ~ranking.ignored
     some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
