@@ -104,6 +104,6 @@ def test_intervals_of_simulated_detectors_hold_their_true_ap() -> None:
         resampled = Resampled("", {name: float(value[0]) for name, value in values.items()}, samples)
         for name in held:
             bars = resampled.interval(name)
-            held[name] += bars.low <= truth[name][0] <= bars.high
+            held[name] += int(bars.low <= truth[name][0] <= bars.high)
         print(seed + 1, held, flush=True)
     assert all(0.93 <= count / 200 <= 0.97 for count in held.values()), held
