@@ -75,6 +75,7 @@ def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> Non
         "retina_dist/conf/__init__.py",
         "retina_dist/py.typed",
         "retina_dist/reporting/page.html",
+        "retina_dist/serving/page.html",
     }
     assert any(name.startswith(info) and name.endswith("/LICENSE") for name in names)
 

@@ -63,7 +63,7 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
         else:
             (same,) = predictor_of(config, "cpu").predict(image)
             assert torch.equal(same["scores"], ours["scores"]), "of the width that the checkpoint states"
-    with pytest.raises(ConfigError, match="export knows the graphs of the package's models"):
+    with pytest.raises(ConfigError, match="export traces the package's models only"):
         export(load_config("export", [FOUND, "model=cells", "output=m.onnx", f"checkpoint={trainer.run_folder}"]))
 
 

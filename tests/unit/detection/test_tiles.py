@@ -19,7 +19,8 @@ from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.errors import ConfigError
 from retina_dist.evaluate import EvaluateConfig
-from retina_dist.predictor import refuse_tile
+from retina_dist.predict import PredictConfig
+from retina_dist.predictor import refuse_detection_settings
 from retina_dist.serving.scoring import Scorer
 from tests.commands import run_command
 from tests.unit.serving.server import make_image, small_detector
@@ -139,7 +140,7 @@ def test_a_server_answers_from_windows_and_a_classifier_has_none(detector: Detec
     assert answers[0]["detections"] == detector.answer(expected, 0.0)["detections"] != []
     assert answers[1] == Scorer(detector).predict([small])[0]
     with pytest.raises(ConfigError, match="tile=640 is for detection; leave it out"):
-        refuse_tile(640)
+        refuse_detection_settings(PredictConfig(checkpoint="best.pt", input="a.jpg", tile=640))
 
 
 def metrics_of(checkpoint: Path, **tiles: float) -> dict[str, float]:
