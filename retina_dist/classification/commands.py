@@ -23,7 +23,6 @@ from torchvision import models
 from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.classification.analysis import analyse
-from retina_dist.classification.artifacts import write_result
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.dataset import ClassificationDataModule
 from retina_dist.classification.drawn import CLASSES, draw_shape
@@ -39,7 +38,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, ImageError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
-from retina_dist.files import Url, parse_path, write_atomically
+from retina_dist.files import Url, parse_path, write_atomically, write_json
 from retina_dist.model_card import write_card
 from retina_dist.predictor import predict_files, refuse_detection_settings
 from retina_dist.redaction import redacted
@@ -82,7 +81,7 @@ def evaluate(config: EvaluateConfig) -> str:
     folder = Path(config.output_dir) if config.output_dir else None
     analysis, resampled = analyse(result, val.names, folder)
     if folder:
-        write_result(result, folder)
+        write_json(folder / "metrics.json", result.to_dict())
         write_details(folder, lambda image_id: read_image(val.sources[image_id], None, data.max_pixels))
 
     def line(title: str, value: float | None, name: str) -> str:

@@ -5,7 +5,9 @@ B images, S their side in px, K classes. Randomness depends on a key only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.seeding import derived_seed, torch_seed
 
 AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}  # with torchvision's own settings
+NUM_DRAWN, DRAWN_COLUMNS, DRAWN_SIDE = 24, 6, 192  # of the first batch
 MIXTURES = {"mixup": v2.MixUp, "cutmix": v2.CutMix}
 
 
@@ -180,3 +183,18 @@ class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):
 def _one_bucket(count: int, size: int) -> Buckets:
     """All images on one square canvas."""
     return Buckets(np.zeros(count, np.int64), (size,), np.array([[[size, size]]], np.int64))
+
+
+def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:
+    """The images of the first step after augmentation, with their targets above; no file of no images."""
+    from retina_dist.reporting.pictures import sheet, titled
+
+    path.unlink(missing_ok=True)  # of an earlier part of the run
+    batch = next(iter(data.train_steps(0, 1)))[0]
+    tiles = []
+    for i in batch.real_rows()[:NUM_DRAWN]:
+        share, text = float(batch.share[i]), classes[int(batch.labels[i])]
+        text = text if share == 1 else f"{share:.2f} {text} + {classes[int(batch.other_labels[i])]}"
+        tiles.append(titled(resized(batch.images[i].cpu(), DRAWN_SIDE, DRAWN_SIDE), text))
+    if tiles:
+        sheet(tiles, DRAWN_COLUMNS).save(path, quality=92)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch
+from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch, draw_first_batch
 from retina_dist.classification.drawn import draw_classes, synthetic_batch, synthetic_samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, metric_names
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
@@ -24,7 +24,7 @@ from retina_dist.engine.checkpoint.store import located
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import Url
+from retina_dist.files import Url, write_json
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
@@ -184,18 +184,15 @@ class ClassificationTask(Task):
     def draw_inputs(self, data: ClassificationDataModule, folder: Path) -> None:
         """first_batch.jpg: the images of the first step as the model sees them, with their classes; not of noise."""
         if not self.config.data.synthetic:
-            from retina_dist.classification.artifacts import draw_first_batch
-
             draw_first_batch(data, self.classes, folder / "first_batch.jpg")
 
     def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
         """metrics.json, and details.json and images/ for the report, of the last validation; an analysis of the best one."""
         from retina_dist.classification.analysis import analyse
-        from retina_dist.classification.artifacts import write_result
 
         evaluator, val = self.evaluator, self.val
         if evaluator and evaluator.last_result and val:
-            write_result(evaluator.last_result, folder)
+            write_json(folder / "metrics.json", evaluator.last_result.to_dict())
             analyse(evaluator.best_result or evaluator.last_result, val.names, folder)
             write_details(folder, lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels))
 
