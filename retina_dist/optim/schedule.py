@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so checkpoints need no scheduler state."""
+"""The learning rate: scaled to the batch by the rule of `lr_rule`, then a pure function of the step without state."""
 
 from __future__ import annotations
 

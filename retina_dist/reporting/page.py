@@ -1,7 +1,7 @@
 """One self-contained HTML page: charts by plotly, laid out by page.html; needs `retina-dist[analysis]`.
 
-Charts are plotly figures as plain values. plotly's JavaScript is in the page, compressed; the page loads nothing, and forbids the
-browser to.
+What a report shows is chosen in report.py. Charts are plotly figures as plain values. plotly's JavaScript is in the page,
+compressed; the page loads nothing, and forbids the browser to.
 """
 
 from __future__ import annotations

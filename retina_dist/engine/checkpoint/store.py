@@ -1,6 +1,7 @@
 """Checkpoints: written whole or not at all, off the training thread, and verified when read.
 
-Pure file work without a strategy: the trainer calls it on the main process only. A folder, local or behind a URL,
+Pure file work without a strategy: the trainer calls it on the main process only, after the steps that `Plan.due` (engine/plan.py)
+names and after `checkpoint_minutes` (engine/trainer.py). A folder, local or behind a URL,
 holds `step_N.pt` files, `manifest.json` (step, metric and second names of each) and `owner.json` (who may write). A local one also
 holds `last.pt` and `best.pt`, hard links to two of them; elsewhere these names are looked up in the manifest. Each file ends with
 the SHA-256 of the bytes before it (a comment to zip and torch), so that it can be verified without the manifest.

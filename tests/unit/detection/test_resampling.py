@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from retina_dist.detection.coco_metrics import evaluate_rows, read_results
-from retina_dist.detection.matching import rankings, resample
+from retina_dist.detection.resampling import rankings, resample
 from retina_dist.reporting.intervals import Ranking, average_precision, curves
 
 NUM_CLASSES, NUM_IMAGES = 3, 12
