@@ -1,6 +1,6 @@
 """The model card: what a trained model is, what it was trained on and how well it does, for people.
 
-The page of the service shows it, and every export writes it as `model_card.md`.
+The page of the service shows it, and every export writes it beside its file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from retina_dist.files import write_atomically
 from retina_dist.predictor import Predictor
 from retina_dist.redaction import redacted
 
-CARD = "model_card.md"
 MOST_CLASSES = 100  # named in a card
 USE = (
     "Images like those it was trained on. Evaluate it on images of your own before use, and let a person decide where a mistake "
@@ -45,9 +44,9 @@ def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: st
     card = {"Model": model, "Intended use": {"images and use": intended_use or USE}}
     if data := config.get("data"):
         card["Training data"] = {
-            "root": redacted(str(data.get("root"))),
+            "root": redacted(str(data.get("root") or data.get("train_annotations"))),
             "fingerprint of its images": str(record.get("images")),
-            "length": f"{record['step']} steps of {data.get('batch_size')} images on each of {record.get('world_size')} processes",
+            "length": f"{record['step']} steps of {data.get('batch_size')} images over all of {record.get('world_size')} processes",
         }
     if metrics := record.get("metrics"):
         card["Figures"] = {name: f"{value:.4g}" for name, value in metrics.items()}
@@ -56,11 +55,11 @@ def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: st
 
 
 def write_card(output: Path, predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None) -> Path:
-    """Write `model_card.md` beside an exported file, with the file's SHA-256; return its path."""
+    """Write NAME_card.md beside the exported file NAME.*, with the file's SHA-256; return its path."""
     digest = hashlib.sha256(output.read_bytes()).hexdigest()
     card = model_card(predictor, checkpoint, intended_use)
     card["File"] = {"name": output.name, "bytes": f"{output.stat().st_size:,}", "SHA-256": digest}
-    path = output.with_name(CARD)
+    path = output.with_name(f"{output.stem}_card.md")
     write_atomically(path, lambda temporary: temporary.write_text(as_markdown(card), encoding="utf-8"))
     return path
 

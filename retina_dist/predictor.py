@@ -201,23 +201,24 @@ def predict_files(
         names = (f"predictions-{number}" if number > 1 else "predictions" for number in count(1))
         config.output_dir = next(name for name in names if not Path(name).exists())
     folder = Path(config.output_dir)
-    written = [folder / name for name in (*(f"{file.stem}.jpg" for file in files), *RESULTS)]
+    stems: dict[str, None] = {}
+    for number, file in enumerate(files):
+        name = file.stem
+        while name in stems:
+            name += f"_{number}"
+        stems[name] = None
+    written = [folder / name for name in (*(f"{stem}.jpg" for stem in stems), *RESULTS)]
     if lost := [path for path in written if path.exists()]:
         raise ConfigError(f"{lost[0]} exists and would be overwritten; give another output_dir, or leave it out.")
     predictor = predictor_of(config, config.device)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
-    taken: set[str] = set()
-    for number, file in enumerate(files):
+    for number, (file, name) in enumerate(zip(files, stems, strict=True)):
         try:
             pixels = read_image(file, max_pixels=config.max_pixels)
         except ImageError as error:
             print(f"warning: {escape(str(error).split(';')[0])}; left out", file=sys.stderr)
             continue
-        name = file.stem
-        while name in taken:
-            name += f"_{number}"
-        taken.add(name)
         (output,) = predictor.run_each(pixels)
         picture, words = draw(predictor, pixels, output)
         picture.save(folder / f"{name}.jpg", quality=92)

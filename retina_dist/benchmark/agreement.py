@@ -122,7 +122,7 @@ def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
-            while not server.started:
+            while thread.is_alive() and not server.started:
                 time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/score"
         finally:

@@ -86,7 +86,9 @@ def predict(config: PredictConfig) -> Path:
     if config.format != "coco":
         name, write = TOOLS[config.format]
         files = [file for file, _ in outputs.values()]
-        top = os.path.commonpath([file.parent for file in files])
+        top = config.input if Path(config.input).is_dir() else os.path.commonpath([file.parent for file in files])
+        if config.format == "label_studio":  # which takes no folder as its root that is a storage itself
+            top = os.path.dirname(os.path.abspath(top))
         named_images = [one._replace(name=os.path.relpath(f, top)) for one, f in zip(predicted, files, strict=True)]
         text = write(named_images, list(named.values()))
         (folder / name).write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from retina_dist.detection.detector import Detection
@@ -37,7 +38,10 @@ def fiftyone(images: Sequence[Predicted], classes: Sequence[str]) -> str:
 
 
 def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
-    """Tasks with predictions; boxes in percent. The labelling interface names its image `image` and its labels `label`."""
+    """Tasks with predictions; boxes in percent, names relative to LOCAL_FILES_DOCUMENT_ROOT.
+
+    The labelling interface names its image `image` and its labels `label`.
+    """
     tasks = []
     for image in images:
         result = []
@@ -56,7 +60,7 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
             result.append({**names, **size, "value": value, "score": o["score"]})
         best = max((o["score"] for o in image.objects), default=0.0)
         prediction = {"model_version": "retina_dist", "score": best, "result": result}
-        tasks.append({"data": {"image": f"/data/local-files/?d={image.name}"}, "predictions": [prediction]})
+        tasks.append({"data": {"image": f"/data/local-files/?d={quote(image.name)}"}, "predictions": [prediction]})
     return json.dumps(tasks, indent=1) + "\n"
 
 

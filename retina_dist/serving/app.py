@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from types import GenericAlias
 from typing import Any
 
@@ -169,8 +170,12 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
 
     @app.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:
-        card = json.dumps(model_card(scorer.predictor, config.checkpoint)).replace("<", "\\u003c")
-        page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8").replace("{{ card }}", card)
+        is_public = config.api_key is None
+        card = model_card(scorer.predictor, config.checkpoint if is_public else Path(config.checkpoint).name)
+        if not is_public:
+            card.get("Training data", {}).pop("root", None)
+        page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8")
+        page = page.replace("{{ card }}", json.dumps(card).replace("<", "\\u003c"))
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     @app.post("/score", response_model=create_model("ScoreResponse", **answers))

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from retina_dist.errors import CheckpointError
+
 BGR = (103.530, 116.280, 123.675)  # its default pixel_mean, with a pixel_std of 1
 NAMES = (
     (r"backbone\.bottom_up\.stem\.conv1\.norm\.(.+)", r"backbone.body.bn1.\1"),
@@ -41,11 +43,16 @@ def from_detectron2(state: Mapping[str, Tensor], sizes: int, ratios: int, deviat
     """The tensors under our names, for a model with `sizes` x `ratios` anchors a cell.
 
     Its images are 0..255, mostly BGR and not divided by a deviation, ours RGB divided by 255 and `deviation` [3]: the first
-    convolution takes that over. Its anchors of a cell are ordered by size, then ratio, ours by ratio, then size.
+    convolution takes that over. Its anchors of a cell are ordered by size, then ratio, ours by ratio, then size. Raises
+    CheckpointError for another mean than ImageNet's.
     """
     mean = state.get("pixel_mean", torch.tensor(BGR)).flatten()
     std = state.get("pixel_std", torch.ones(3)).flatten()
-    is_bgr = bool(mean[0] < mean[-1])
+    if not torch.allclose(mean.sort()[0].double(), torch.tensor(BGR, dtype=torch.float64), atol=0.5):
+        raise CheckpointError(
+            f"pixel_mean={mean.tolist()} of Detectron2's tensors is not ImageNet's, which our model subtracts; train with that one."
+        )
+    is_bgr = bool(mean[0] <= mean[-1])
     ours = {}
     for name, value in state.items():
         if name.startswith(("anchor_generator.", "pixel_")):

@@ -63,7 +63,10 @@ def test_fiftyone(photos: Path) -> None:
 
 def test_label_studio(photos: Path) -> None:
     tasks = json.loads((written(photos, "label_studio") / "label_studio.json").read_text())
-    assert [task["data"]["image"] for task in tasks] == ["/data/local-files/?d=a.png", "/data/local-files/?d=b/c.png"]
+    assert [task["data"]["image"] for task in tasks] == [
+        "/data/local-files/?d=photos/a.png",
+        "/data/local-files/?d=photos/b/c.png",
+    ]
     results = tasks[1]["predictions"][0]["result"]
     for one, (category, (x1, y1, x2, y2), score) in zip(results, expected(photos, "b/c.png"), strict=True):
         assert (one["original_width"], one["original_height"], one["score"]) == (40, 80, score)
