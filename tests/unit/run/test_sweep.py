@@ -91,7 +91,7 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
     bars, verdicts = zip(*compare_with_best(rows), strict=True)
     assert verdicts == ("worse", "best", "not distinguishable from the best")
     low, high = map(float, bars[1].split(" to "))
-    assert (low, high) == pytest.approx((0.96, 1.04), abs=0.005)
+    assert (low, high) == pytest.approx((0.96, 1.04), abs=0.01)  # of 1,000 draws
     rows.append(job("d", 2.0, noise, 1.5))  # resumed after its best validation
     rows.append({"status": "failed", "monitor": "coco/AP", "best": None, "folder": str(tmp_path)})
     assert compare_with_best(rows) == [*((text, "") for text in bars), ("", ""), ("", "")]

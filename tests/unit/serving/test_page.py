@@ -95,7 +95,7 @@ def test_the_page_shows_what_the_server_answers(key: str | None, tmp_path: Path)
     assert seen["asks"] is (key is not None)
     assert ("API key is missing" if key else "score at least 0.30") in seen["first"]
     assert (seen["rows"], seen["left"], seen["size"]) == (len(answers[0]["detections"]), 0, [90, 60])
-    assert seen["title"] == "detector runs/<script>/best.pt"
+    assert seen["title"] == f"detector {'best.pt' if key else 'runs/<script>/best.pt'}"
     assert "2: cat, dog" in seen["card"]
     assert seen["wide"] <= 390  # a phone's width
     assert set(seen["outside"]) == {address.removeprefix("http://")}
