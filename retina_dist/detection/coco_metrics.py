@@ -203,10 +203,7 @@ class CocoEvaluator:
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts; the same on every rank."""
-        was_training = model.training
-        model.eval()
-        rows, image_ids, sums, images = self._run(model)
-        model.train(was_training)
+        rows, image_ids, sums, images = self._run_in_eval_mode(model)
         losses = self._mean_losses(sums, images)  # outside inference mode, whose tensors Horovod cannot write to
         rows = self._gathered(rows)
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
@@ -219,6 +216,18 @@ class CocoEvaluator:
             if self.best.evals_since_best == 0:
                 self.best_result = self.last_result
         return metrics
+
+    def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
+        """Rows [n, 7] of the detections, and the ascending ids of the images that were read, those without one too; no metrics."""
+        rows, image_ids, _, _ = self._run_in_eval_mode(model)
+        return self._gathered(rows), sorted(self._of_all_ranks(image_ids))
+
+    def _run_in_eval_mode(self, model: nn.Module) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
+        was_training = model.training
+        model.eval()
+        found = self._run(model)
+        model.train(was_training)
+        return found
 
     @torch.inference_mode()
     def _run(self, model: Any) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
@@ -248,14 +257,17 @@ class CocoEvaluator:
 
     def _read(self, image_ids: list[int]) -> list[int] | None:
         """The images that some rank has read, None for all. Raises DataError on every rank if there is none."""
-        column = torch.tensor(image_ids, dtype=torch.int64, device=self.strategy.device)[:, None]
-        everyone = set(self.strategy.all_gather(column).flatten().tolist())
+        everyone = self._of_all_ranks(image_ids)
         if not everyone:
             raise DataError("no validation image could be read, so there is no metric.", collective=True)
         missing = len(self.coco["images"]) - len(everyone)
         if missing:
             logger.warning(f"{missing} of {len(self.coco['images'])} validation images are left out of the metrics.")
         return sorted(everyone) if missing else None
+
+    def _of_all_ranks(self, image_ids: list[int]) -> set[int]:
+        column = torch.tensor(image_ids, dtype=torch.int64, device=self.strategy.device)[:, None]
+        return set(self.strategy.all_gather(column).flatten().tolist())
 
     def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
         # A rank without images takes part too and knows no names.

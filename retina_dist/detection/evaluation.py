@@ -141,6 +141,16 @@ def evaluate_split(
     detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
 ) -> CocoResult:
     """Metrics of `detector`, on the strategy's device, over images read as `data` says. On every rank."""
+    evaluator = evaluator_of(detector, annotations, data, strategy)
+    evaluator(detector.model)
+    assert evaluator.last_result is not None
+    return evaluator.last_result
+
+
+def evaluator_of(
+    detector: Detector, annotations: Annotations, data: DetectionData, strategy: DistributedStrategy
+) -> CocoEvaluator:
+    """What evaluates `detector`, on the strategy's device, over images read as `data` says."""
     if annotations.held_out:
         logger.info(f"evaluating on {describe_split(annotations)}")
     how: dict[str, Any] = {
@@ -152,20 +162,16 @@ def evaluate_split(
     if isinstance(detector, TiledDetector):
         reading: dict[str, Any] = {"on_bad_image": data.bad_images, "max_pixels": data.max_pixels}
         dataset = DetectionDataset(annotations, EvalTransform(max_size=detector.max_size), **reading)
-        evaluator: CocoEvaluator = TiledEvaluator(detector, dataset, **how)
-    else:
-        module = CocoDataModule(
-            data.with_values(min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
-            train=None,
-            val=annotations,
-            rank=strategy.rank,
-            world_size=strategy.world_size,
-            device=strategy.device,
-        )
-        evaluator = CocoEvaluator(batches=module.val_batches, **how)
-    evaluator(detector.model)
-    assert evaluator.last_result is not None
-    return evaluator.last_result
+        return TiledEvaluator(detector, dataset, **how)
+    module = CocoDataModule(
+        data.with_values(min_sizes=[detector.min_size], val_min_size=None, max_size=detector.max_size, cache=None),
+        train=None,
+        val=annotations,
+        rank=strategy.rank,
+        world_size=strategy.world_size,
+        device=strategy.device,
+    )
+    return CocoEvaluator(batches=module.val_batches, **how)
 
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:

@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.data.images import read_image
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.evaluation import evaluate_split
+from retina_dist.detection.evaluation import evaluator_of
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
@@ -73,7 +73,7 @@ class Suspect:
 def examine_labels(config: DoctorConfig) -> DoctorReport:
     """Rank the labels that the detector of `config.checkpoint` doubts, in both splits of its data; write page and proposals.
 
-    `output_dir` gets SPLIT.html with the images and SPLIT.json, the proposals in COCO's form.
+    `output_dir` gets suspicious_SPLIT.html with the images and suspicious_SPLIT.json, the proposals in COCO's form.
     """
     path, folder = str(config.checkpoint), Path(config.output_dir or "suspicious")
     content = load_checkpoint(path)
@@ -85,23 +85,23 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             annotations = read_split(data, split, detector.categories)
             if annotations is None:
                 continue
-            result = evaluate_split(detector, annotations, data, strategy)
-            suspects = [each for each in suspects_of(annotations.coco, result.rows) if each.suspicion >= WORTH_LOOKING]
-            write_proposals(annotations.coco, suspects, folder / f"{split}.json")
-            write_page(annotations, suspects[:SHOWN], folder / f"{split}.html", data.max_pixels)
+            rows, image_ids = evaluator_of(detector, annotations, data, strategy).detect(detector.model)
+            ranked = suspects_of(annotations.coco, rows, image_ids)
+            suspects = [each for each in ranked if each.suspicion >= WORTH_LOOKING]
+            page = folder / f"suspicious_{split}.html"
+            write_proposals(annotations.coco, suspects, page.with_suffix(".json"))
+            write_page(annotations, suspects, page, data.max_pixels)
             files = {record.image_id: record.file_name for record in annotations.records}
             for kind, title in TITLES.items():
                 own = tuple(files.get(each.image_id, str(each.image_id)) for each in suspects if each.kind == kind)
                 if own:
-                    findings.append(Finding("warning", split, title, f"look at {folder / split}.html", len(own), own))
-            facts.append(
-                f"{len(suspects)} labels of {split} to look at, the most suspicious first: {folder / split}.html"
-            )
+                    findings.append(Finding("warning", split, title, f"look at {page}", len(own), own))
+            facts.append(f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}")
     return DoctorReport(facts, findings)
 
 
-def suspects_of(coco: dict[str, Any], rows: np.ndarray) -> list[Suspect]:
-    """The labels that detection `rows` [n, 7] contradict, the most suspicious first.
+def suspects_of(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]) -> list[Suspect]:
+    """The labels of these images that detection `rows` [n, 7] on them contradict, the most suspicious first.
 
     Agreement with a label is the score of a detection of its class, less below an IoU of .70 and none at .30. What contradicts it
     is the score of a detection of another class at its place (IoU .50), or of one of its class beside it (.10) that overlaps
@@ -112,29 +112,34 @@ def suspects_of(coco: dict[str, Any], rows: np.ndarray) -> list[Suspect]:
     for entry in coco["annotations"]:
         truth[entry["image_id"]].append(entry)
     suspects: list[Suspect] = []
-    for image in np.unique(rows[:, 0]).tolist():
-        own = rows[rows[:, 0] == image]
-        suspects += _of_image(truth[int(image)], own[np.argsort(-own[:, 5], kind="stable")])
+    rows = rows[np.lexsort((-rows[:, 5], rows[:, 0]))]  # by image, then by falling score
+    images, starts = np.unique(rows[:, 0], return_index=True)
+    of_image = dict(zip(images.astype(np.int64).tolist(), np.split(rows, starts)[1:], strict=True))
+    for image_id in image_ids:
+        suspects += _of_image(image_id, truth[image_id], of_image.get(image_id, rows[:0]))
     return sorted(suspects, key=lambda each: -each.suspicion)
 
 
-def _of_image(labels: Sequence[dict[str, Any]], rows: np.ndarray) -> list[Suspect]:
+def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray) -> list[Suspect]:
     """Those of one image, whose `rows` fall in score."""
-    scores, categories, image_id = rows[:, 5:6], rows[:, 6].astype(np.int64), int(rows[0, 0])
+    scores, categories = rows[:, 5:6], rows[:, 6].astype(np.int64)
     boxes = np.array([entry["bbox"] for entry in labels], float).reshape(-1, 4)
     crowd = np.array([bool(entry.get("iscrowd")) for entry in labels], bool)
-    ious = mask.iou(rows[:, 1:5], boxes, crowd.astype(np.uint8)) if len(labels) else np.zeros((len(rows), 0))  # [D, G]
+    ious = np.zeros((len(rows), len(labels)))  # [D, G]
+    if ious.size:
+        ious = mask.iou(rows[:, 1:5], boxes, crowd.astype(np.uint8))
     same = categories[:, None] == np.array([entry["category_id"] for entry in labels], np.int64)
     free = np.asarray((ious < SAME).all(axis=1))
     agreement = (scores * same * np.clip((ious - NONE) / (FULL - NONE), 0, 1)).max(axis=0, initial=0)  # [G]
     other, beside = scores * (~same & (ious >= SAME)), scores * (same & (ious >= NEAR) & free[:, None])
     suspects = []
     for g in np.flatnonzero(~crowd).tolist():
-        kind: Kind = "wrong" if other[:, g].max() > beside[:, g].max() else "moved"
+        kind: Kind = "wrong" if other[:, g].max(initial=0) > beside[:, g].max(initial=0) else "moved"
         against = other[:, g] if kind == "wrong" else beside[:, g]
-        d = int(against.argmax())
-        entry, doubt = labels[g], (1 - agreement[g]) * (1 + against[d]) / 2
-        if against[d] > 0:
+        contradiction = against.max(initial=0)
+        entry, doubt = labels[g], (1 - agreement[g]) * (1 + contradiction) / 2
+        if contradiction > 0:
+            d = int(against.argmax())
             suspects.append(_suspect(doubt, kind, image_id, categories[d], rows[d, 1:5], entry["id"]))
         else:  # nothing is there, as far as the detector sees
             suspects.append(_suspect(doubt, "extra", image_id, entry["category_id"], boxes[g], entry["id"]))
@@ -165,12 +170,12 @@ def write_proposals(coco: dict[str, Any], suspects: Sequence[Suspect], path: Pat
 
 
 def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path, max_pixels: int) -> None:
-    """One self-contained page with an image for each suspect: the label in question, and what is proposed."""
+    """One self-contained page with an image for each of the first 100 suspects: the label in question, and what is proposed."""
     records = {record.image_id: record for record in annotations.records}
     labels = {entry["id"]: entry for entry in annotations.coco["annotations"]}
     names = {each["id"]: each["name"] for each in annotations.coco["categories"]}
     parts = []
-    for each in suspects:
+    for each in suspects[:SHOWN]:
         record, label = records[each.image_id], labels.get(each.replaces)
         try:
             image = read_image(record.path, (record.width, record.height), max_pixels)
@@ -187,10 +192,12 @@ def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path
         parts.append(
             f'<figure><img alt="{words}" src="data:image/jpeg;base64,{source}"><figcaption>{words}</figcaption></figure>'
         )
-    title = f"{len(suspects)} suspicious labels"
+    title = f"{len(suspects):,} suspicious labels"
+    if len(suspects) > SHOWN:
+        title = f"{SHOWN} of {title}"
     text = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><main>{''.join(parts)}</main></html>\n"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="backslashreplace"))
