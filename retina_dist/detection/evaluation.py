@@ -78,12 +78,12 @@ def evaluate_with_table(config: EvaluateConfig) -> tuple[CocoResult, str]:
         raise ConfigError(f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER.")
     folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
     if config.results:
-        result, annotations = _of_results(config)
+        max_pixels, (result, annotations) = MAX_PIXELS, _of_results(config)
     else:
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-            result = evaluate_split(detector, annotations, data, strategy)
+            result, max_pixels = evaluate_split(detector, annotations, data, strategy), data.max_pixels
         if folder:
             write_results(result.rows, folder / "results.json")
     if detect_launch().rank:
@@ -91,7 +91,7 @@ def evaluate_with_table(config: EvaluateConfig) -> tuple[CocoResult, str]:
     analysis, resampled = analyse(result, folder)
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
-        write_report_details(result, annotations, folder, MAX_PIXELS)
+        write_report_details(result, annotations, folder, max_pixels)
     return result, "\n".join([format_table(result, resampled), *lines_of(analysis)])
 
 
