@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from retina_dist.classification.metrics import ClassificationResult
-from retina_dist.reporting.analysis import analysis_of, calibration_of, write_analysis
+from retina_dist.reporting.analysis import analysis_of, calibration_of, confusion_of, write_analysis
 from retina_dist.reporting.intervals import Resampled, digest_of, resampled_weights
 
 
@@ -20,7 +20,7 @@ def analyse(
 
     `names` are the files of all images of the set. The worst image has the highest loss.
     """
-    resampled, classes = resample(result), result.classes
+    resampled, classes = resample(result, names), result.classes
     rows = np.nan_to_num(result.rows)  # JSON has no NaN
     images = [
         {
@@ -42,7 +42,7 @@ def analyse(
         {name: {"objects": int(count)} for name, count in zip(classes, result.confusion.sum(axis=1), strict=True)},
         images,
         threshold=None,
-        confusion={"labels": list(classes), "counts": result.confusion.tolist()},
+        confusion=confusion_of(classes, lambda: result.confusion),
         errors=None,
         calibration=calibration_of(rows[:, 6], rows[:, 3] < 1),
     )
@@ -51,8 +51,11 @@ def analyse(
     return analysis, resampled
 
 
-def resample(result: ClassificationResult) -> Resampled:
-    """`val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`, in resamples of the images."""
+def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
+    """`val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`, in resamples of the images.
+
+    `names` are the files of all images of the set.
+    """
     rows = result.rows
     weights = resampled_weights(len(rows))
     labels = rows[:, 1].astype(np.int64)
@@ -73,4 +76,4 @@ def resample(result: ClassificationResult) -> Resampled:
     values = {name: result.metrics[name] for name in samples}
     for (name, accuracy), of_class in zip(result.per_class.items(), accuracies, strict=True):
         samples[f"val/top1/{name}"], values[f"val/top1/{name}"] = of_class, np.nan if accuracy is None else accuracy
-    return Resampled(digest_of(rows[:, 0].astype(np.int64)), values, samples)
+    return Resampled(digest_of((i, names[i]) for i in rows[:, 0].astype(np.int64).tolist()), values, samples)

@@ -10,7 +10,7 @@ import numpy as np
 
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.resampling import ALL, rankings, resample
-from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, write_analysis
+from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of, write_analysis
 from retina_dist.reporting.intervals import Ranking, Resampled
 
 # TIDE's names, Bolya et al. 2020, https://arxiv.org/abs/2008.08115.
@@ -114,11 +114,13 @@ def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
     if not can_analyse() or not len(result.rows):
         return {"confusion": None, "errors": None}
     evaluation = evaluation_of(result)
-    counts = evaluation.confusion_matrix(iou_thr=0.5, min_score=threshold)["matrix"]
+    labels = [*result.per_class, "background"]
     tide = evaluation.tide_errors()
     types = {ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain} for key, gain in tide["delta_ap"].items()}
     return {
-        "confusion": {"labels": [*result.per_class, "background"], "counts": counts.tolist()},
+        "confusion": confusion_of(
+            labels, lambda: evaluation.confusion_matrix(iou_thr=0.5, min_score=threshold)["matrix"]
+        ),
         "errors": {"AP50": tide["ap_base"], "types": types},
     }
 
@@ -127,10 +129,8 @@ def evaluation_of(result: CocoResult) -> Any:
     """hotcoco's evaluator, with every detection matched."""
     import hotcoco
 
-    images, known = (
-        [image for image in result.coco["images"] if image["id"] in set(result.image_ids)],
-        set(result.image_ids),
-    )
+    known = set(result.image_ids)
+    images = [image for image in result.coco["images"] if image["id"] in known]
     boxes = [e | {"id": i} for i, e in enumerate(result.coco["annotations"], start=1) if e["image_id"] in known]
     truth = hotcoco.COCO({"images": images, "annotations": boxes, "categories": result.coco["categories"]})
     evaluation = hotcoco.COCOeval(

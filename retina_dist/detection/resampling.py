@@ -27,18 +27,23 @@ def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> 
     """
     weights = resampled_weights(len(result.image_ids))
     matched = matched or rankings(result.coco, result.rows, result.image_ids)
-    samples = np.array([[average_precision(each, weights) for each in by_area] for by_area in matched])  # [K, A, T, B]
-    known = np.isfinite(samples)
-    sums, counts = np.where(known, samples, 0).sum(axis=0), known.sum(axis=0)  # [A, T, B]
+    own: list[np.ndarray] = []  # AP [B] of each class
+    sums, counts = np.zeros(()), np.zeros(())  # over the classes, [A, T, B]
+    for by_area in matched:
+        one = np.array([average_precision(each, weights) for each in by_area])
+        known = np.isfinite(one)
+        sums, counts = sums + np.where(known, one, 0), counts + known
+        own.append(one[ALL].mean(axis=0))
     with np.errstate(invalid="ignore"):
         means = sums / counts
     named = {"AP": means[ALL].mean(axis=0), "AP50": means[ALL, 0], "AP75": means[ALL, 5]}
     named |= {name: means[a].mean(axis=0) for name, a in (("APs", SMALL), ("APm", MEDIUM), ("APl", LARGE))}
     values = {name: value if (value := result.stats[name]) >= 0 else np.nan for name in named}
-    for name, ap, of_class in zip(result.per_class, result.per_class.values(), samples[:, ALL], strict=True):
-        named[f"AP/{name}"], values[f"AP/{name}"] = of_class.mean(axis=0), np.nan if ap is None else ap
+    for name, ap, of_class in zip(result.per_class, result.per_class.values(), own, strict=True):
+        named[f"AP/{name}"], values[f"AP/{name}"] = of_class, np.nan if ap is None else ap
+    names = {image["id"]: image["file_name"] for image in result.coco["images"]}
     return Resampled(
-        digest_of(result.image_ids),
+        digest_of((image_id, names[image_id]) for image_id in result.image_ids),
         {f"coco/{name}": value for name, value in values.items()},
         {f"coco/{name}": value for name, value in named.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from retina_dist.reporting.intervals import Resampled
 
 SHOWN = 24  # images of a kind in analysis.json
 BINS = 10
+MOST_IN_MATRIX = 2000  # labels; the file grows with their square
 
 
 def can_analyse() -> bool:
@@ -48,6 +49,11 @@ def analysis_of(
         "best": list(images[: -SHOWN - 1 : -1]),
         "confident": sorted(wrong, key=lambda image: -image["score"])[:SHOWN],
     }
+
+
+def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
+    """`confusion` of analysis.json, of the matrix that `counts` gives; None above MOST_IN_MATRIX labels."""
+    return {"labels": list(labels), "counts": counts().tolist()} if len(labels) <= MOST_IN_MATRIX else None
 
 
 def write_analysis(

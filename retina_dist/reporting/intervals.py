@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
-from retina_dist.errors import DataError
+from retina_dist.errors import DataError, first_line
 from retina_dist.files import write_atomically
 
 RESAMPLES, SEED = 1000, 0
@@ -54,7 +55,8 @@ class Interval:
 class Resampled:
     """Metrics of one result by name, each with its value and its values [B] in the resamples.
 
-    `images` is a digest of the image ids: results with the same one were resampled alike, so they can be compared by pairs.
+    `images` is a digest of the images' ids and file names: results with the same one were resampled alike, so they can be
+    compared by pairs.
     """
 
     images: str
@@ -85,13 +87,16 @@ class Resampled:
 
     @classmethod
     def load(cls, folder: Path) -> Resampled | None:
-        """What `save` wrote into `folder`; None without the file."""
+        """What `save` wrote into `folder`; None without the file. Raises DataError where it cannot be read."""
         if not (folder / FILE).is_file():
             return None
-        with np.load(folder / FILE, allow_pickle=False) as content:
-            names = content["names"].tolist()
-            values = dict(zip(names, content["values"].tolist(), strict=True))
-            return cls(str(content["images"]), values, dict(zip(names, content["samples"], strict=True)))
+        try:
+            with np.load(folder / FILE, allow_pickle=False) as content:
+                names = content["names"].tolist()
+                values = dict(zip(names, content["values"].tolist(), strict=True))
+                return cls(str(content["images"]), values, dict(zip(names, content["samples"], strict=True)))
+        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{folder / FILE} cannot be read ({first_line(error)}); remove or repair it.") from error
 
 
 @dataclass(frozen=True)
@@ -119,9 +124,10 @@ def resampled_weights(num_images: int, resamples: int = RESAMPLES, seed: int = S
     return weights
 
 
-def digest_of(image_ids: Iterable[Any]) -> str:
-    """A digest of the images of a result, in their order."""
-    return hashlib.sha256("\n".join(map(str, image_ids)).encode()).hexdigest()
+def digest_of(images: Iterable[tuple[int, str]]) -> str:
+    """A digest of the (id, file name) of the images of a result, in their order."""
+    text = "\n".join(f"{image_id} {file_name}" for image_id, file_name in images)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
@@ -130,14 +136,14 @@ def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
     With whole numbers as weights it is that of a data set with each image as often as its weight says; float64 weights give
     every digit of pycocotools' precision, float32 ones seven.
     """
-    points = int(ranking.right.sum(axis=1).max(initial=1)) * weights.shape[1]
+    points = (len(ranking.objects) + 1) * weights.shape[1]
     blocks = np.array_split(weights, 1 + points // BLOCK, axis=1)
     result = np.zeros((len(ranking.right), weights.shape[1]))
     for columns, block in zip(np.array_split(np.arange(weights.shape[1]), len(blocks)), blocks, strict=True):
         for t, (precision, reached) in enumerate(curves(ranking, np.ascontiguousarray(block))):
             steps = np.diff(reached, axis=0, prepend=np.int16(0))
             result[t, columns] = np.einsum("pb,pb->b", precision, steps) / len(RECALLS)
-    result[:, ~weights[ranking.objects].any(axis=0)] = np.nan
+    result[:, _drawn_objects(ranking, weights) == 0] = np.nan
     return result
 
 
@@ -147,7 +153,7 @@ def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, 
     The precision falls along a curve, which has a point for each right prediction: only there recall grows. Recalls beyond the
     last point have precision 0.
     """
-    total = weights[ranking.objects].sum(axis=0).astype(np.float64)  # [B]
+    total = _drawn_objects(ranking, weights)
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.arange(total.max(initial=0) + 1) / total[:, None]
     # By the number of right predictions, [B, objects + 1].
@@ -172,6 +178,12 @@ def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, 
         yield precision, np.take(reached.ravel(), hits.astype(np.int64) + first)
 
 
+def _drawn_objects(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
+    """float64 [B]: the objects on the drawn images, each as often as its image was drawn."""
+    images, counts = np.unique(ranking.objects, return_counts=True)
+    return (counts.astype(weights.dtype) @ weights[images]).astype(np.float64)
+
+
 def _running_sums(weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, places: np.ndarray) -> np.ndarray:
     """[P, B]: the weights of the images of the predictions that are `chosen`, up to and with each of P ascending places."""
     picked = np.flatnonzero(chosen)
@@ -190,7 +202,8 @@ def _interval(value: float, samples: np.ndarray) -> Interval:
     if not len(known) or not math.isfinite(value):
         return Interval(value, math.nan, math.nan)
     normal, least = NormalDist(), 0.5 / len(known)
-    below = float((known < value).mean() + (known == value).mean() / 2)  # half of the resamples, without a bias
+    same = np.isclose(known, value, rtol=0, atol=1e-6)  # as far as rounding tells
+    below = float(((known < value) & ~same).mean() + same.mean() / 2)  # half of the resamples, without a bias
     shift = 2 * normal.inv_cdf(min(max(below, least), 1 - least))
     shares = [normal.cdf(shift + normal.inv_cdf(share)) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
     low, high = np.quantile(known, shares)

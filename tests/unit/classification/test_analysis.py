@@ -41,6 +41,8 @@ def test_the_worst_images_and_the_most_confident_errors(tmp_path: Path) -> None:
     assert set(worst) == set(sample["worst"][0])
     assert "most confused   cat taken for fox (1), dog taken for cat (1)" in lines_of(analysis)
     assert len(lines_of(analysis)) <= 10
+    assert analyse(result, names)[1].images == resampled.images
+    assert analyse(result, [f"other/{name}" for name in names])[1].images != resampled.images
 
 
 def test_logits_that_are_not_finite_are_no_error() -> None:

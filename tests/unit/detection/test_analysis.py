@@ -141,6 +141,14 @@ def test_without_hotcoco_the_rest_remains(monkeypatch: pytest.MonkeyPatch) -> No
     assert analysis["threshold"]["f1"] == 1
 
 
+def test_no_matrix_of_very_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retina_dist.reporting.analysis.MOST_IN_MATRIX", 2)
+    analysis, _ = analyse(evaluate_rows(truth_of((1, BOX, 1)), rows_of((1, BOX, 0.9, 1))))
+    assert analysis["confusion"] is None
+    assert analysis["errors"]["AP50"] == pytest.approx(1)
+    assert not any(line.startswith("most confused") for line in lines_of(analysis))
+
+
 def real_result(real_data: Path, name: str, split: str, crowds: bool) -> tuple[CocoResult, dict[str, Any]]:
     """Of the classes that have objects."""
     coco = json.loads((real_data / f"coco-mini/annotations/instances_{split}.json").read_text())

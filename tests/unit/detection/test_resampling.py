@@ -15,6 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from retina_dist.detection.coco_metrics import evaluate_rows, read_results
 from retina_dist.detection.resampling import rankings, resample
+from retina_dist.errors import DataError
 from retina_dist.reporting.intervals import Ranking, average_precision, curves
 
 NUM_CLASSES, NUM_IMAGES = 3, 12
@@ -35,7 +36,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], np.ndarray]:
         box = np.array(like["bbox"]) + rng.choice([0.0, 2.0, 9.0], 4)
         image = 7 if rng.random() < 0.4 else like["image_id"]
         rows.append([image, *box, rng.integers(1, 30) / 30, rng.choice([1, 1, like["category_id"]])])
-    images = [{"id": 7 * (i + 1), "width": 200, "height": 200} for i in range(NUM_IMAGES)]
+    images = [{"id": 7 * (i + 1), "file_name": f"{i}.jpg", "width": 200, "height": 200} for i in range(NUM_IMAGES)]
     categories = [{"id": k + 1, "name": f"class {k}"} for k in range(NUM_CLASSES)]
     return {"images": images, "annotations": boxes, "categories": categories}, np.array(rows)
 
@@ -123,3 +124,6 @@ def test_intervals_hold_the_metrics_and_are_keyed() -> None:
     assert not gain.holds_zero
     assert gain.low > 0
     assert first.difference(first, "coco/AP").holds_zero
+    others = coco | {"images": [image | {"file_name": f"other/{image['file_name']}"} for image in coco["images"]]}
+    with pytest.raises(DataError, match="of different images"):
+        first.difference(resample(evaluate_rows(others, rows)), "coco/AP")

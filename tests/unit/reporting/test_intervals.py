@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from retina_dist.reporting.intervals import Ranking, Resampled, average_precisio
 
 
 def accuracy_of(right: np.ndarray, weights: np.ndarray) -> Resampled:
-    return Resampled(digest_of(range(len(right))), {"top1": right.mean()}, {"top1": right @ weights / len(right)})
+    images = digest_of((i, f"{i}.jpg") for i in range(len(right)))
+    return Resampled(images, {"top1": right.mean()}, {"top1": right @ weights / len(right)})
 
 
 def test_weights_are_a_function_of_the_seed() -> None:
@@ -46,6 +49,39 @@ def test_a_paired_difference_is_surer_than_the_two_intervals(tmp_path: Path) -> 
     with pytest.raises(DataError, match="of different images"):
         accuracy_of(first[:500], resampled_weights(500)).difference(one, "top1")
     assert Resampled.load(tmp_path / "other") is None
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: b"text", lambda content: content[:-40]])
+def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    accuracy_of(np.ones(5), resampled_weights(5)).save(tmp_path)
+    file = tmp_path / "resamples.npz"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match=r"resamples.npz cannot be read .*; remove or repair it"):
+        Resampled.load(tmp_path)
+
+
+def test_rounding_does_not_part_a_value_from_its_resamples() -> None:
+    """Many resamples of few images have the value itself, and half of them count as below it."""
+    samples = np.repeat([0.5, 0.7, 0.9], [100, 700, 200])
+    bars = Resampled("", {"AP": 0.7}, {"AP": samples}).interval("AP")
+    for rounded in (samples - 1e-9, samples + 1e-9, samples.astype(np.float32)):
+        again = Resampled("", {"AP": 0.7}, {"AP": rounded}).interval("AP")
+        assert (again.low, again.high) == pytest.approx((bars.low, bars.high))
+
+
+def test_many_objects_and_one_hit_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed at once is limited by the number of objects; the hit reaches the first of 101 recalls."""
+    monkeypatch.setattr("retina_dist.reporting.intervals.BLOCK", 1 << 20)
+    objects = np.repeat([0, 1, 2], [15_000, 0, 5_000])
+    right = np.array([[True]])
+    ranking = Ranking(np.array([0.9]), np.array([0]), right, ~right, objects)
+    weights = np.tile(np.array([[1, 0, 0, 2], [1, 3, 0, 1], [1, 0, 3, 0]], np.float32), 250)
+    tracemalloc.start()
+    found = average_precision(ranking, weights)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_allclose(found, np.tile([[1 / 101, np.nan, 0, 1 / 101]], 250), rtol=1e-6)
+    assert peak < 100e6
 
 
 def test_what_is_undefined_has_no_interval() -> None:
