@@ -69,7 +69,7 @@ def write_page(out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **c
         install=INSTALL,
         **content,
     )
-    write_atomically(out, lambda temporary: temporary.write_text(html, encoding="utf-8"))
+    write_atomically(out, lambda temporary: temporary.write_text(html, encoding="utf-8", errors="backslashreplace"))
     return out
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from retina_dist.errors import DataError, first_line
 from retina_dist.files import read_bytes
+from retina_dist.reporting.analysis import MOST_IN_MATRIX
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
@@ -138,7 +139,7 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     }
     out = out or folder / ("compared.html" if other else REPORT)
     names = " and ".join(run.name for run in runs)
-    return write_page(out, names, charts, runs=runs, differences=differences(*runs))
+    return write_page(out, names, charts, runs=runs, differences=differences(*runs), most_in_matrix=MOST_IN_MATRIX)
 
 
 def differences(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, ...]]:
@@ -146,11 +147,13 @@ def differences(first: RunFiles, second: RunFiles | None = None) -> list[tuple[s
 
     The interval is of pairs of resamples, where both runs were validated on the same images.
     """
+    if second is None:
+        return []
     rows = []
-    before, after = (Resampled.load(run.folder) if run else None for run in (first, second))
+    before, after = (Resampled.load(run.folder) for run in (first, second))
     keys = {name.split("/", 1)[-1]: name for name in (before.values if before else ())}
-    for name in dict.fromkeys([*first.metrics, *keys]) if second else ():
-        values = [run.metrics.get(name, {}).get("value") for run in (first, second) if run]
+    for name in dict.fromkeys([*first.metrics, *keys]):
+        values = [run.metrics.get(name, {}).get("value") for run in (first, second)]
         apart, verdict = None, ""
         if before and after and before.images == after.images and keys.get(name) in after.values:
             values = [each.values[keys[name]] for each in (before, after)]
@@ -227,7 +230,9 @@ def _bars(
 ) -> Trace:
     """The values of `names` along an axis."""
     known = [entries.get(name) or {"value": None, "low": None, "high": None} for name in names]
-    up, down = ([abs(e[k] - e["value"]) if e[k] is not None else None for e in known] for k in ("high", "low"))
+    # An interval may leave out its value, which is not corrected for bias.
+    up = [None if e["high"] is None else max(0.0, e["high"] - e["value"]) for e in known]
+    down = [None if e["low"] is None else max(0.0, e["value"] - e["low"]) for e in known]
     whiskers = {"symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
     places = {"x": "y", "y": "x"}[axis]
     values = {axis: [e["value"] for e in known], places: list(names), f"error_{axis}": whiskers}

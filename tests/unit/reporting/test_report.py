@@ -127,6 +127,39 @@ def test_every_chart_is_one_of_plotly(task: str, tmp_path: Path, monkeypatch: py
         assert (ap["error_y"]["array"][0], ap["error_y"]["arrayminus"][0]) == pytest.approx((0.022, 0.023))
 
 
+def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
+    """The bias correction moves both ends."""
+    folder = write_run(tmp_path / "run")
+    path = folder / "analysis.json"
+    analysis = json.loads(path.read_text())
+    analysis["metrics"] = {
+        "AP": {"value": 0.5, "low": 0.52, "high": 0.6},
+        "AP50": {"value": 0.5, "low": 0.3, "high": 0.4},
+    }
+    path.write_text(json.dumps(analysis))
+    whiskers = next(results([read_run(folder)])).data[0]["error_y"]
+    assert whiskers["array"] == pytest.approx([0.1, 0])
+    assert whiskers["arrayminus"] == pytest.approx([0, 0.2])
+
+
+def test_a_page_of_odd_names_and_without_a_matrix(tmp_path: Path) -> None:
+    """A file's name may hold bytes that are no text, and a matrix of very many classes is not written."""
+    folder = write_run(tmp_path / "run")
+    path = folder / "analysis.json"
+    analysis = json.loads(path.read_text())
+    analysis["best"][0] |= {"file_name": "odd\udcff.jpg", "false_alarms": 0, "score": 0.37}
+    path.write_text(json.dumps(analysis | {"confusion": None}))
+    html = write_report(folder).read_text()
+    assert "odd\\udcff.jpg" in html
+    assert "most confident error 0.91" in html
+    assert "most confident error 0.37" not in html, "it is below the threshold, and no error is counted"
+    assert "a matrix of more than 2,000 labels is not written" in html
+    path.write_text(json.dumps(analysis | {"confusion": None, "errors": None}))
+    assert write_report(folder).read_text().count("nothing was detected") == 2
+    path.write_text(json.dumps(analysis | {"confusion": None, "errors": None, "calibration": None}))
+    assert write_report(folder).read_text().count("it needs <code>pip install") == 3
+
+
 def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", lr=0.02)
     path = second / "analysis.json"
@@ -155,6 +188,10 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     assert "not distinguishable" in write_report(first, second).read_text()
     Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
     assert {row[4] for row in differences(read_run(first), read_run(second))} == {""}
+    (first / "resamples.npz").write_text("damaged")
+    assert write_report(first).is_file(), "a report of one run does not need it"
+    with pytest.raises(DataError, match="resamples.npz cannot be read"):
+        write_report(first, second)
 
 
 def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
