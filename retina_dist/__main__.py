@@ -62,10 +62,13 @@ def main() -> None:
         raise SystemExit(2)
     arguments = sys.argv[2:]
     if command == "compare":
-        names = zip(("run", "other"), (a for a in arguments if "=" not in a and not a.startswith("-")))
-        arguments = [f"{name}={folder}" for name, folder in names] + [
-            a for a in arguments if "=" in a or a.startswith("-")
-        ]
+        folders = [a for a in arguments if "=" not in a and not a.startswith("-")]
+        others = [a for a in arguments if "=" in a or a.startswith("-")]
+        named = [a for a in others if a.startswith(("run=", "other="))]
+        if len(folders) + len(named) != 2 and not any(a.startswith("-") for a in others):
+            print("error: compare takes two run folders.", file=sys.stderr)
+            raise SystemExit(2)
+        arguments = [f"{name}={folder}" for name, folder in zip(("run", "other"), folders)] + others
     sys.argv = [f"retina-dist {command}", *arguments]
     importlib.import_module(MODULES.get(command, f"retina_dist.{command}")).main()
 

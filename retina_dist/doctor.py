@@ -20,6 +20,7 @@ from pathlib import Path
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.errors import ConfigError
 from retina_dist.files import write_json
 from retina_dist.preflight import check_cluster
 from retina_dist.redaction import redacted_tree
@@ -52,6 +53,19 @@ class DoctorConfig(DetectionRunConfig):
     sheets: str | None = setting(
         None, "detection: a folder for pictures of the boxes, train.jpg and val.jpg", writes="folder"
     )
+
+    def check(self) -> None:
+        """Raise ConfigError for what `checkpoint` would leave unread."""
+        super().check()
+        if self.checkpoint is None:
+            return
+        if self.cluster or self.sheets or self.images != "decode":
+            raise ConfigError(f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out.")
+        root = getattr(self.data, "root", None)
+        if root and not getattr(self.data, "shapes", None):
+            raise ConfigError(
+                f"data.root={root} is not read with checkpoint={self.checkpoint}, which names its data; write root={root}."
+            )
 
 
 @entry_point("doctor", DoctorConfig)

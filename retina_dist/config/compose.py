@@ -184,15 +184,14 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
         return composed
     try:
         run: Any = OmegaConf.to_container(OmegaConf.load(file))
-        task = run.get("task", {}).get("name")
+        task = (run.get("task") or {}).get("name")
         for key in (*OF_ONE_START, *sorted(k for k in given if not k.startswith("hydra"))):
             _copy(key, composed, run)
     except (OSError, OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} does not hold the settings of a run ({first_line(error)}); remove it.") from error
-    if task not in (None, run["task"].get("name")):
-        raise ConfigError(
-            f"{resume} is a run of task={task}; leave task={run['task']['name']} out, or start a new run."
-        )
+    now = (run.get("task") or {}).get("name")
+    if task not in (None, now):
+        raise ConfigError(f"{resume} is a run of task={task}; leave task={now} out, or start a new run.")
     for group, section in run.items():
         if names_class(section) and group not in given:
             raise ConfigError(f"{file} has {group} from outside the package, which no file imports; give {group}=NAME.")

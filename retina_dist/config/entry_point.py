@@ -98,7 +98,8 @@ def entry_point(
                     return
                 check_overrides(name, values)
                 if not (options.config_path or options.config_name) and (entry := data_entry(name, values)):
-                    values, sys.argv = [*values, *entry], [*sys.argv, *entry]
+                    at = sys.argv.index(values[0], 1)  # beside the others: Hydra takes one run of overrides
+                    values, sys.argv = [*values, *entry], [*sys.argv[:at], *entry, *sys.argv[at:]]
                     if options.cfg is None and detect_launch().rank == 0:
                         print_redacted(f"{entry[0]}, because nothing was drawn into data.root")
                 prepare(name, values, options)

@@ -14,6 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.unknown_keys import no_format
 
+OF_CHECKPOINTS = ("doctor", "evaluate", "predict", "export", "serve", "agreement")  # the commands with checkpoint=
+
 
 @contextmanager
 def translate_hydra_errors(command: str) -> Iterator[None]:
@@ -48,7 +50,7 @@ def _missing_entry(command: str, error: MissingConfigException) -> str:
         return place
     value, options = value.removesuffix(".yaml"), error.options or []
     if group == "model" and ("/" in value or value.endswith(".pt")):
-        key = "model.weights" if "train" in command else "checkpoint"
+        key = "checkpoint" if command.endswith(OF_CHECKPOINTS) else "model.weights"
         return f"model={value}: model is the kind of network, not a file or a run; write {key}={value}."
     near = get_close_matches(value, options, 1, 0.75)
     hint = f"did you mean {near[0]}? There" if near else "there"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.sources import ArchiveMember, RemoteFile, Source
+from retina_dist.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,18 @@ class DecodedCache:
     """Reads images as `read_image` does, from `folder` if it holds them; otherwise it decodes and stores them.
 
     A damaged file is decoded and written again, with a warning. When the disk cannot be written, or has less than a gigabyte left,
-    images are decoded as without a cache, after one warning.
+    images are decoded as without a cache, after one warning. Raises ConfigError for a folder that cannot be made.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
         self._writes = True
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"data.cache={folder} cannot be made ({error.strerror}); give another folder, or data.cache=null."
+            ) from error
 
     def holds(self, path: Source, annotated_size: tuple[int, int] | None, max_pixels: int = MAX_PIXELS) -> bool:
         """Whether the cache has an image, so that its file need not be read."""

@@ -38,11 +38,13 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
     [
         ("trian", "there is no command trian; did you mean train?"),
         ("zzz", "there is no command zzz; the commands are train, evaluate,"),
+        ("compare a", "error: compare takes two run folders."),
+        ("compare a b c", "error: compare takes two run folders."),
     ],
 )
-def test_an_unknown_command_names_the_nearest(
+def test_a_wrong_command_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, given: str, message: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, given)
+        run(monkeypatch, *given.split())
     assert message in capsys.readouterr().err

@@ -189,6 +189,7 @@ def test_settings_that_exclude_each_other() -> None:
     [
         ("predict", ["input=a"], "checkpoint is not set"),
         ("predict", ["model=runs/x"], "model is the kind of network, not a file or a run; write checkpoint=runs/x."),
+        ("shards", ["model=runs/x"], "model is the kind of network, not a file or a run; write model.weights=runs/x."),
         ("train", ["data.root", "=", "ok"], "data.root has no value; write data.root=ok, without spaces."),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),
@@ -225,8 +226,13 @@ def test_a_root_alone_is_read_in_its_own_format(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "data=auto, because nothing was drawn into data.root"
     assert any(line.endswith("COCO json, as recognised") for line in lines)
-    result = run_command("retina_dist.train", "-m", "data.root=mine", "seed=1,2", "dry_run=true", cwd=tmp_path)
+    result = run_command("retina_dist.train", "data.root=mine", "seed=1,2", "dry_run=true", "-m", cwd=tmp_path)
     assert result.stdout.count("data: mine") == 2
+    assert main(monkeypatch, "train", "--cfg", "job", "data.root=mine") == 0
+    shown = capsys.readouterr().out
+    assert main(monkeypatch, "train", "data.root=mine", "--cfg", "job") == 0
+    assert capsys.readouterr().out == shown
+    assert "format: auto" in shown
 
 
 def test_a_run_resumes_with_data_of_its_own_task(tmp_path: Path) -> None:

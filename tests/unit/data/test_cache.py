@@ -16,6 +16,7 @@ from PIL import Image
 from retina_dist.data import cache as module
 from retina_dist.data.cache import DecodedCache
 from retina_dist.data.images import read_image
+from retina_dist.errors import ConfigError
 from tests.unit.detection.test_module import make_annotations, make_module, same_steps
 
 Usage = namedtuple("Usage", "free")
@@ -27,6 +28,11 @@ def photo(tmp_path: Path) -> str:
     pixels = np.random.default_rng(0).integers(0, 256, (21, 37, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.jpg")
     return str(tmp_path / "a.jpg")
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(photo: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.cache=.*/a.jpg/x cannot be made \(Not a directory\); give another"):
+        DecodedCache(f"{photo}/x")
 
 
 def files(folder: Path) -> list[Path]:

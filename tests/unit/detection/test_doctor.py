@@ -166,6 +166,15 @@ def test_it_takes_what_a_training_takes() -> None:
     assert load_config("doctor", []).model == load_config("train", []).model
 
 
+@pytest.mark.parametrize("left_out", ["cluster=true", "images=none", "sheets=sheets"])
+def test_a_checkpoint_leaves_nothing_else_to_examine(left_out: str) -> None:
+    with pytest.raises(ConfigError, match="checkpoint=run ranks labels alone; leave cluster, images and sheets out."):
+        load_config("doctor", ["checkpoint=run", left_out])
+    with pytest.raises(ConfigError, match="data.root=/data is not read with checkpoint=run.*; write root=/data."):
+        load_config("doctor", ["checkpoint=run", "data.root=/data"])
+    assert load_config("doctor", ["checkpoint=run", "root=/data"]).root == "/data"
+
+
 def test_what_the_settings_leave_out_is_no_error(tmp_path: Path) -> None:
     defective(tmp_path)
     report = examine(settings(tmp_path, "data.missing_images=skip", "data.bad_images=skip"))
