@@ -118,7 +118,7 @@ class Task(ABC):
         """Draw the first training batch into the run folder; on the main rank."""
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
-        """Write what the report shows of the last validation, see docs/extending.md; on the main rank."""
+        """Write what the report shows of the best validation, see docs/extending.md; on the main rank."""
 
     def describe_results(self, folder: Path) -> list[str]:
         """The last validation in detail, as lines of the log."""

@@ -143,8 +143,9 @@ class ClassificationEvaluator:
             logger.warning(f"{unread} of {self.num_images} validation images cannot be read; no metric counts them")
         self.last_result = evaluate_rows(self.last_rows, self.classes)
         if self.best:
+            before = self.best.value
             self.best.update(self.last_result.metrics)
-            if self.best.evals_since_best == 0:
+            if self.best.value != before:
                 self.best_result = self.last_result
         return dict(self.last_result.metrics)
 

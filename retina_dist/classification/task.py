@@ -187,12 +187,17 @@ class ClassificationTask(Task):
             draw_first_batch(data, self.classes, folder / "first_batch.jpg")
 
     def draw_results(self, model: nn.Module, data: ClassificationDataModule, folder: Path) -> None:
-        """metrics.json, and details.json and images/ for the report, of the last validation; an analysis of the best one."""
+        """metrics.json of the last validation; an analysis, and details.json and images/ for the report, of the best one.
+
+        Those of an earlier start of the run stay where no validation since was better.
+        """
         from retina_dist.classification.analysis import analyse
 
         evaluator, val = self.evaluator, self.val
         if evaluator and evaluator.last_result and val:
             write_json(folder / "metrics.json", evaluator.last_result.to_dict())
+            if evaluator.best_result is None and (folder / "analysis.json").is_file():
+                return
             analyse(evaluator.best_result or evaluator.last_result, val.names, folder)
             write_details(folder, lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels))
 

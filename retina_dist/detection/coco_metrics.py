@@ -212,8 +212,9 @@ class CocoEvaluator:
         stats = self.last_result.stats.items()
         metrics = {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
         if self.best:
+            before = self.best.value
             self.best.update(metrics)
-            if self.best.evals_since_best == 0:
+            if self.best.value != before:
                 self.best_result = self.last_result
         return metrics
 

@@ -283,11 +283,16 @@ class DetectionTask(Task):
         return [f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}" for name, ap in classes.items()]
 
     def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
-        """An analysis, and details.json and images/ for the report, of the best validation."""
+        """An analysis, and details.json and images/ for the report, of the best validation.
+
+        Those of an earlier start of the run stay where no validation since was better.
+        """
         from retina_dist.detection.analysis import analyse
         from retina_dist.detection.pictures import write_report_details
 
         if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
+            return
+        if self.evaluator.best_result is None and (folder / "analysis.json").is_file():
             return
         result = self.evaluator.best_result or self.evaluator.last_result
         analyse(result, folder)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, roc_auc, rows_of
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -135,6 +136,24 @@ def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pyt
     both = evaluator(second, [5, 3, 1, 0])
     assert both(Echo()) == expected
     assert both.last_rows[:, 0].tolist() == list(range(7))
+
+
+def test_the_best_result_is_that_of_the_best_validation() -> None:
+    class Ruined(Echo):
+        def losses(self, logits: Tensor, batch: ImageBatch) -> Tensor:
+            return batch.indices.double() * math.nan
+
+    best = BestMetric("val/loss")
+    strategy = SingleDeviceStrategy("cpu")
+    evaluator = ClassificationEvaluator(("a", "b", "c"), lambda: [batch([0, 1, 2])], 3, strategy, best=best)
+    best.load_state_dict(best.state_dict() | {"value": 0.5})
+    evaluator(Echo())
+    assert evaluator.best_result is None, "it was better before a resume"
+    best.load_state_dict(best.state_dict() | {"value": 2.0})
+    evaluator(Echo())
+    of_the_best = evaluator.last_result
+    evaluator(Ruined())
+    assert evaluator.best_result is of_the_best
 
 
 def test_ruined_weights_have_no_metric_to_be_best_by() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from retina_dist.classification import metrics
 from retina_dist.classification.drawn import CLASSES
+from retina_dist.classification.metrics import ClassificationResult, evaluate_rows
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import load_checkpoint
@@ -66,6 +70,39 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     result = json.loads((tmp_path / "whole" / "metrics.json").read_text())
     assert result["top1"] == metrics["val/top1"]
     assert np.array(result["confusion"]).sum() == 7
+
+
+def test_the_analysis_is_that_of_the_best_validation_before_a_resume(
+    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling = iter([0.9, 0.8])
+
+    def evaluate(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
+        found = evaluate_rows(rows, classes)
+        return replace(found, metrics=found.metrics | {"val/top1": next(falling)})
+
+    monkeypatch.setattr(metrics, "evaluate_rows", evaluate)
+    overrides = [*SMALL, f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=2epochs"]
+    train(load_config("train", [*overrides, "logging.plots=true", "trainer.stop_after=1epoch"]))
+    before = (tmp_path / "analysis.json").read_text() + " "
+    (tmp_path / "analysis.json").write_text(before)
+    train(load_config("train", [*overrides, "logging.plots=true", "resume=auto"]))
+    assert next(falling, None) is None
+    assert (tmp_path / "analysis.json").read_text() == before
+    assert json.loads((tmp_path / "metrics.json").read_text())["top1"] == 0.8
+
+
+def test_a_training_outlives_its_report(
+    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    def draw(*_: object) -> None:
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(ClassificationTask, "draw_results", draw)
+    overrides = [f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=1step", "logging.plots=true"]
+    assert "val/top1" in train(load_config("train", [*SMALL, *overrides]))
+    assert f"no report: no font; python -m retina_dist.report run={tmp_path} writes it again" in said
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -277,11 +278,21 @@ def test_a_repeated_image_counts_once(shares: list[list[Batch]]) -> None:
     assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
 
 
-def evaluator_of(batches: Any) -> CocoEvaluator:
-    categories = Categories.from_coco(TRUTH["categories"])
-    return CocoEvaluator(
-        annotations_coco=TRUTH, categories=categories, batches=batches, strategy=SingleDeviceStrategy("cpu")
-    )
+def evaluator_of(batches: Any, best: BestMetric | None = None) -> CocoEvaluator:
+    categories, strategy = Categories.from_coco(TRUTH["categories"]), SingleDeviceStrategy("cpu")
+    return CocoEvaluator(annotations_coco=TRUTH, categories=categories, batches=batches, strategy=strategy, best=best)
+
+
+def test_the_best_result_is_that_of_the_best_validation() -> None:
+    best = BestMetric("val/loss")
+    evaluator = evaluator_of(lambda: [batch_of(1)], best)
+    best.load_state_dict(best.state_dict() | {"value": 2.0})
+    evaluator(Sees(loss=1.0))
+    assert evaluator.best_result is None, "it was better before a resume"
+    evaluator(Sees(loss=0.5))
+    of_the_best = evaluator.last_result
+    evaluator(Sees(loss=math.nan))
+    assert evaluator.best_result is of_the_best
 
 
 def test_the_model_is_put_back_in_its_mode() -> None:

@@ -322,4 +322,4 @@ def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -
 def test_images_that_were_removed_are_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     shutil.rmtree(folder / "images")
-    assert "Left out: the folder has no images of the last validation." in write_report(folder).read_text()
+    assert "Left out: the folder has no images of the best validation." in write_report(folder).read_text()
