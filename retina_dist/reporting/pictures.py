@@ -63,9 +63,13 @@ def write_details(
     """Write details.json, what a report shows beside analysis.json: `more`, and the images that analysis.json lists first.
 
     `read` gives an image uint8 [3, h, w] by its id, `marks` what is on it: `kind` ("object" or
-    "prediction"), `text`, and `place`, x, y, width and height in its pixels. An image that cannot be read is left out.
+    "prediction"), `text`, and `place`, x, y, width and height in its pixels. An image that cannot be read is left out, and so are
+    those of the details before.
     """
-    file, images = folder / "analysis.json", {}
+    file, details, images = folder / "analysis.json", folder / "details.json", {}
+    before = json.loads(details.read_text(encoding="utf-8")) if details.is_file() else {}
+    for old in before.get("images", {}).values():  # by its list, since images/ may have other files
+        (folder / "images" / Path(old["file"]).name).unlink(missing_ok=True)
     analysis = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     listed = [entry["image_id"] for kind in LISTS for entry in analysis.get(kind, ())[:MOST_LISTED]]
     for image_id in dict.fromkeys(listed):
@@ -83,7 +87,7 @@ def write_details(
         F.to_pil_image(pixels).save(folder / name, quality=85)
         images[image_id] = {"file": name, "width": width, "height": height, "marks": marks(image_id, analysis)}
     text = json.dumps({**more, "images": images})
-    write_atomically(folder / "details.json", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(details, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 @cache

@@ -150,6 +150,8 @@ class MlflowRun(NullLogger):
     def _work(self) -> None:
         if not self._send(self._begin):
             self._ending.wait()
+        elif self.data_digest:
+            self._send(self._log_data)
         while self.id and not self._given_up.is_set() and (self._values or not self._ending.wait(LINGER_S)):
             batch = self._values[:1000]  # as many as a request may have
             self._num_refused += 0 if self._send(self._log_metrics, batch) else len(batch)
@@ -204,8 +206,6 @@ class MlflowRun(NullLogger):
         if (self.folder / COMMAND).is_file() and NOTE not in run.data.tags:
             tags.append(entities.RunTag(NOTE, self._description()[:LONGEST_NOTE]))
         self.client.log_batch(run.info.run_id, params=new, tags=tags)
-        if self.data_digest:
-            self._log_data(run.info.run_id)
         self.id = run.info.run_id
         which = "existing" if known else "new"
         logger.info(f"MLflow: {which} run {run.info.run_name} ({self.id}) at {redacted(self.uri)}")
@@ -216,16 +216,17 @@ class MlflowRun(NullLogger):
         rows = "".join(f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"])
         return f"    {start['command']}\n\n| setting | value | default |\n|---|---|---|\n{rows}"
 
-    def _log_data(self, run_id: str) -> None:
+    def _log_data(self) -> None:
         data, entities = self.config.data, self.mlflow.entities
         source = json.dumps({"uri": redacted(str(getattr(data, "root", None) or data.name))})
         dataset = entities.Dataset(data.name[:LONGEST], self.data_digest[:36], "local", source)
         try:
             self.client.log_inputs(
-                run_id, [entities.DatasetInput(dataset, [entities.InputTag("mlflow.data.context", "train")])]
+                self.id, [entities.DatasetInput(dataset, [entities.InputTag("mlflow.data.context", "train")])]
             )
         except self.mlflow.MlflowException as error:
-            if error.get_http_status_code() != 404:  # servers before 2.4, and Azure's
+            # servers before 2.4, and Azure's, have no data sets
+            if self._is_away(error) and error.get_http_status_code() != 501:
                 raise
 
     def _previous(self) -> Any:

@@ -174,7 +174,8 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     name, best = _monitor(rows), best_of(rows)
     known = [Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None for row in rows]
     known = [
-        each if each and each.values.get(name) == row["best"] else None for each, row in zip(known, rows, strict=True)
+        each if each and name in each.values and each.values[name] == row["best"] else None
+        for each, row in zip(known, rows, strict=True)
     ]
     top = known[rows.index(best[0])] if best else None
     cells = []

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
+from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
 from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.plan import Plan
@@ -30,7 +31,7 @@ from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
-from retina_dist.run.records import describe_job, versions, write_result
+from retina_dist.run.records import describe_job, sentence, versions, write_result
 from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
@@ -101,11 +102,15 @@ class Training:
             folder=self.run.folder,
             inspect=task.inspect,
         )
+        evaluator = task.build_evaluator(self.data)
+        best = getattr(evaluator, "best", None)
+        if isinstance(best, BestMetric):
+            best.load_state_dict(state.best.state_dict())  # a worse validation after a resume is not the best one
         return Trainer(
             build_train_step(self.config, state, self.plan, strategy, guard),
             self.data,
             self.metric_logger,
-            validate=task.build_evaluator(self.data),
+            validate=evaluator,
             store=self.checkpoints,
             metadata=task.metadata(state.model) | facts,
             checkpoint_minutes=config.checkpoint_minutes,
@@ -148,9 +153,7 @@ class Training:
         if self.strategy.is_main:
             write_json(self.run.folder / "timings.json", times)
             self._write_result(time.perf_counter() - started, metrics=metrics)
-            self._draw_results()
-            if self.config.logging.tensorboard:
-                self._log_to_tensorboard(metrics)
+            self._write_report(metrics)
             self._log_results(times)
         return metrics
 
@@ -180,6 +183,16 @@ class Training:
             backend=self.strategy.backend,
             **outcome,
         )
+
+    def _write_report(self, metrics: dict[str, float]) -> None:
+        try:
+            self._draw_results()
+            if self.config.logging.tensorboard:
+                self._log_to_tensorboard(metrics)
+        # Anything may fail in drawing, a plugin's code included; the weights are written and result.json says that all is well.
+        except Exception as error:
+            folder = self.run.folder
+            logger.warning(f"no report: {sentence(error)}; python -m retina_dist.report run={folder} writes it again")
 
     def _draw_results(self) -> None:
         if self.config.logging.plots:

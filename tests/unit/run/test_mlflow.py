@@ -49,6 +49,9 @@ def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: p
         server(mlflow="true")
 
 
+ENTITIES = ("Param", "RunTag", "Metric", "Dataset", "DatasetInput", "InputTag")
+
+
 class Server:
     """An MLflow server and its client, which can be away."""
 
@@ -62,7 +65,7 @@ class Server:
         self.away = False
         self.runs: dict[str, Any] = {}
         self.values: list[tuple[Any, ...]] = []
-        self.entities = SimpleNamespace(**{name: lambda *values: values for name in ("Param", "RunTag", "Metric")})
+        self.entities = SimpleNamespace(**{name: lambda *values: values for name in ENTITIES})
 
     def MlflowClient(self, tracking_uri: str) -> Any:  # noqa: N802
         return self
@@ -110,8 +113,8 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def make(folder: Path, resumes: bool = False) -> MlflowRun:
-    return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes)
+def make(folder: Path, resumes: bool = False, data_digest: str = "") -> MlflowRun:
+    return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes, data_digest)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -156,6 +159,23 @@ def test_a_run_to_join_that_is_not_there(
     first, last = caplog.messages
     assert "Run with id=7 not found; the training continues, metrics.csv has everything." in first
     assert last.startswith("1 values did not reach MLflow at http://127.0.0.1:9; the files in")
+
+
+@pytest.mark.parametrize("status", [400, 404, 501])
+def test_a_server_that_refuses_the_data_gets_the_rest(
+    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    def log_inputs(*_: Any) -> None:
+        raise mlflow.MlflowException("no data")
+
+    monkeypatch.setattr(mlflow.MlflowException, "status", status)
+    monkeypatch.setattr(mlflow, "_log_inputs", log_inputs, raising=False)
+    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 5.0)
+    with make(tmp_path, data_digest="0" * 64) as run:
+        run.log({"a": 1.0}, 1)
+    assert mlflow.values == [("a", 1.0, 1)]
+    assert mlflow.runs["0"].info.status == "FINISHED"
+    assert [text for text in caplog.messages if "new run" not in text] == []
 
 
 def test_a_server_that_dies_and_comes_back_gets_all(

@@ -95,6 +95,8 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
     rows.append(job("d", 2.0, noise, 1.5))  # resumed after its best validation
     rows.append({"status": "failed", "monitor": "coco/AP", "best": None, "folder": str(tmp_path)})
     assert compare_with_best(rows) == [*((text, "") for text in bars), ("", ""), ("", "")]
+    Resampled("images", {}, {}).save(tmp_path / "a")  # every value was NaN
+    assert compare_with_best([rows[0] | {"best": None}, rows[1]]) == [("", ""), (bars[1], "best")]
 
 
 def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
