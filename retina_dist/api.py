@@ -84,7 +84,7 @@ class _Run(TrainerConfig):
     def fit(self) -> dict[str, float]:
         """Train, and return the metrics of the last validation, such as "val/loss", equal on all ranks.
 
-        The run folder, `run_folder`, is that of the command line: checkpoints, metrics.csv, curves and images. With
+        The run folder, `run_folder`, is that of the command line: checkpoints, metrics.csv, report.html and images. With
         `dry_run=True` the plan is logged, nothing is trained and the result is empty. Raises UserError for what you can correct,
         and Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by `resume="auto"`.
         """

@@ -111,7 +111,10 @@ def _evaluated(
 ) -> ClassificationResult:
     if val.held_out:
         logger.info(f"evaluating on {val.describe()}")
-    module = ClassificationDataModule(data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size)
+    pin = strategy.device.type == "cuda"
+    module = ClassificationDataModule(
+        data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size, pin_memory=pin
+    )
     arithmetic = autocast(strategy.device, classifier.precision)
     evaluator = ClassificationEvaluator(classifier.classes, module.val_batches, len(val), strategy, arithmetic)
     evaluator(classifier.model)
