@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError, doing
+from retina_dist.reporting.analysis import MOST_IN_MATRIX
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -46,9 +47,10 @@ class ClassificationResult:
         return {name: float(right / count) if count else None for name, right, count in rows}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN: null instead."""
+        """For JSON, which has no NaN: null instead, and in place of a confusion matrix of more than 2,000 classes."""
         metrics = {k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()}
-        return metrics | {"per_class_accuracy": self.per_class, "confusion": self.confusion.tolist()}
+        confusion = self.confusion.tolist() if len(self.classes) <= MOST_IN_MATRIX else None
+        return metrics | {"per_class_accuracy": self.per_class, "confusion": confusion}
 
 
 def metric_names(num_classes: int) -> tuple[str, ...]:

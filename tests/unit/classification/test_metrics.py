@@ -31,7 +31,9 @@ def test_two_classes_by_hand() -> None:
         rows((1, 1, 0, 0.1, 0.9), (1, 0, 1, 0.9, 0.4), (0, 1, 1, 0.9, 0.6), (0, 0, 0, 0.2, 0.2), (0, 0, 0, 0.1, 0.1)),
         ("healthy", "ill"),
     )
-    assert found.confusion.tolist() == [[2, 1], [1, 1]]
+    assert found.confusion.tolist() == found.to_dict()["confusion"] == [[2, 1], [1, 1]]
+    many = evaluate_rows(found.rows, [str(label) for label in range(2001)])
+    assert many.to_dict()["confusion"] is None
     expected = {
         "val/top1": 3 / 5,
         "val/top5": 1.0,
