@@ -10,12 +10,11 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # NVIDIA's image lists the drivers that it starts on. Without that list the container starts, and torch checks the driver.
 ENV NVIDIA_DISABLE_REQUIRE=1
 # A compiler and Python's headers for Triton and torch.compile; Open MPI and sshd; the drivers of InfiniBand cards, which NCCL loads.
-# DejaVu has the letters of class names in drawn images. Their versions are those of the distribution. libjpeg and NCCL come with the wheels of pillow, torchvision and torch.
+# DejaVu draws class names. The versions are the distribution's. libjpeg and NCCL come with the wheels of pillow, torchvision and torch.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates fonts-dejavu-core g++ ibverbs-providers libibverbs1 openmpi-bin openssh-client openssh-server python3-dev \
-        python3-venv wget \
+        ca-certificates fonts-dejavu-core g++ ibverbs-providers libibverbs1 openmpi-bin openssh-client openssh-server python3-dev python3-venv wget \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 # Ubuntu's image has a user of this number. A password of "*" matches none, but unlike "!" does not lock the account for sshd.
 RUN (! id -u 1000 > /dev/null 2>&1 || userdel -r "$(id -nu 1000)") \
