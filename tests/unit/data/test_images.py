@@ -284,7 +284,7 @@ def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys
         return predict_files(SimpleNamespace(**settings, device="cpu", max_pixels=100), *how)[1]  # type: ignore[arg-type]
 
     assert predict("*/*.png", "out") == {number: (files[number], (3, 3, 4)) for number in (0, 1, 3, 4)}
-    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == ["a", "a_3", "a_3_3", "bad"]
+    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == ["a", "a_3", "a_3_3", "bad_4"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ")
     assert line.endswith("; left out")
