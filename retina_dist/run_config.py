@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -30,6 +31,8 @@ from retina_dist.settings import (
     validate,
 )
 from retina_dist.strategies.settings import StrategyConfig
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TASKS = ("detection", "classification")  # of the package, each in the folder of its name
@@ -203,9 +206,9 @@ def task_of_checkpoint(content: Mapping[str, Any]) -> str:
 def settings_of(content: Any, schema: type[T], remedy: str = "use another checkpoint") -> T:
     """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
 
-    They are data: nothing in them is looked up or imported. Of a section of a class from outside the package, the settings are
-    taken that the built-in classes have too. Raises ConfigError for settings that do not fit, with `remedy`, and where the task or
-    the model is from outside.
+    Those that this version no longer has are left out with a warning. They are data: nothing in them is looked up or imported. Of
+    a section of a class from outside the package, the settings are taken that the built-in classes have too. Raises ConfigError for
+    settings that do not fit, with `remedy`, and where the task or the model is from outside.
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"the checkpoint's settings are of type {type(content).__name__}; {remedy}.")
@@ -221,8 +224,11 @@ def settings_of(content: Any, schema: type[T], remedy: str = "use another checkp
         for key, part in content.items()
         if names_class(part) and key in hints
     }
+    known = {key: part for key, part in content.items() if key in hints}
+    if not names_class(content) and (gone := sorted(map(str, content.keys() - known.keys()))):
+        logger.warning(f"the checkpoint's {', '.join(gone)} is left out: this version has no such setting.")
     try:
-        settings = make(schema, _shared(schema, content) if names_class(content) else {**content, **shared})
+        settings = make(schema, _shared(schema, content) if names_class(content) else {**known, **shared})
         for key, value in leaves(asdict(settings)):  # type: ignore[call-overload]
             if value == MISSING:
                 raise ConfigError(f"{key} is not set")

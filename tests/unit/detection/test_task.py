@@ -19,7 +19,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import data_of_checkpoint
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.store import sealed
+from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
 from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.files import Url
@@ -114,6 +114,18 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
     with pytest.raises(ConfigError, match="at a URL"):
         data_of_checkpoint(DetectionData(name="coco", **there), None, path)
+
+
+def test_a_setting_that_was_removed_since_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for split in ("train", "val"):
+        write_split(tmp_path / "data", split, FIRST)
+    path = checkpoint_of(tmp_path, root=str(tmp_path / "data"))
+    expected = evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
+    content = load_checkpoint(path)
+    content["config"]["data"]["label_mapping"] = "contiguous"
+    path.write_bytes(sealed({k: v for k, v in content.items() if k != "format"}))
+    assert evaluate(EvaluateConfig(checkpoint=str(path), **SMALL)).to_dict() == expected.to_dict()
+    assert "the checkpoint's label_mapping is left out" in caplog.text
 
 
 def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
+from retina_dist.detection.settings import DetectionRunConfig, ModelConfig
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run_config import settings_of
@@ -119,7 +119,6 @@ def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch:
         (DetectionRunConfig, None),
         (DetectionRunConfig, "text"),
         (DetectionRunConfig, {"data": {"num_workers": "many"}}),
-        (DetectionData, {"name": "a", "made_up": 1}),
         (ModelConfig, {"anchor_sizes": [["a"]]}),
     ],
 )
