@@ -38,7 +38,7 @@ MOST_GROWTH = 64e6  # bytes of memory from the first tenth of the requests to th
 class Server:
     """`retina_dist.serve` of a checkpoint as a process."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
         self.process, self.address = process, address
 
     def ask(self, kind: str, body: bytes) -> tuple[int, Any]:
@@ -58,18 +58,19 @@ class Server:
 def serving(checkpoint: Path, *settings: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "retina_dist.serve", f"checkpoint={checkpoint}", "port=0", "device=cpu", *settings]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (checkpoint.parent / "log").open("w") as log:
+    written = checkpoint.parent / "log"
+    with written.open("w") as log:  # a pipe that nobody reads would stop the server
         process = subprocess.Popen(
-            command, cwd=checkpoint.parent, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+            command, cwd=checkpoint.parent, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         try:
-            assert process.stdout
-            address = re.search(r"http://127\.0\.0\.1:\d+/score", process.stdout.readline())
-            assert address
+            while not (address := re.search(r"http://127\.0\.0\.1:\d+/score", written.read_text())):
+                assert process.poll() is None, written.read_text()
+                time.sleep(0.1)
             yield Server(process, address[0])
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
