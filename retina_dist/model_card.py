@@ -6,6 +6,7 @@ The page of the service shows it, and every export writes it beside its file.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,22 @@ Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
 
 def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None) -> Card:
-    """The sections Model, Intended use, Training data, Figures and Versions.
+    """The sections Model, Intended use, Model settings, Training data, Figures and Versions.
 
     Sections of the training are left out for a model that no run of ours trained, such as torchvision's weights.
     """
-    about, record = predictor.about(), predictor.record
-    names = about.pop("classes", None) or [category["name"] for category in about.pop("categories", {}).values()]
+    record, names = predictor.record, predictor.class_names
     more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
     model = {
         "name": f"{predictor.kind} {redacted(checkpoint)}",
         "classes": f"{len(names)}: {', '.join(names[:MOST_CLASSES])}{more}",
         "parameters": f"{sum(p.numel() for p in predictor.model.parameters()):,}",
-        **{name.replace("_", " "): str(value) for name, value in about.items()},
+        **_rows(predictor.about()),
     }
     config = record.get("config") or {}
-    for name in ("backbone", "architecture", "variant"):
-        if value := config.get("model", {}).get(name):
-            model[name] = str(value)
     card = {"Model": model, "Intended use": {"images and use": intended_use or USE}}
+    if settings := config.get("model"):
+        card["Model settings"] = _rows(settings)
     if data := config.get("data"):
         card["Training data"] = {
             "root": redacted(str(data.get("root") or data.get("train_annotations"))),
@@ -71,6 +70,11 @@ def as_markdown(card: Card) -> str:
         lines += ["", f"## {title}", "", "| | |", "|---|---|"]
         lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
     return "\n".join(lines) + "\n"
+
+
+def _rows(values: Mapping[str, Any]) -> dict[str, str]:
+    """The plain values, without lists and sections."""
+    return {k.replace("_", " "): redacted(str(v)) for k, v in values.items() if isinstance(v, str | int | float)}
 
 
 def _cell(text: str) -> str:

@@ -91,6 +91,10 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return {"classes": [{"name": self.classes[i], "score": p} for i, p in rows if p >= score_threshold]}
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes
+
     def about(self) -> dict[str, Any]:
         return {
             "classes": list(self.classes),

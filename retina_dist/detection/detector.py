@@ -183,6 +183,10 @@ class Detector(Predictor[Batch, Detections]):
             ]
         }
 
+    @property
+    def class_names(self) -> list[str]:
+        return [name for i, name in zip(self.categories.ids, self.categories.names, strict=True) if i >= 0]
+
     def about(self) -> dict[str, Any]:
         labelled = enumerate(zip(self.categories.ids, self.categories.names, strict=True))
         about = {

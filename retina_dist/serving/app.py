@@ -174,6 +174,7 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
         card = model_card(scorer.predictor, config.checkpoint if is_public else Path(config.checkpoint).name)
         if not is_public:
             card.get("Training data", {}).pop("root", None)
+            card.pop("Model settings", None)  # the path of its weights
         page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8")
         page = page.replace("{{ card }}", json.dumps(card).replace("<", "\\u003c"))
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
