@@ -55,6 +55,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def describe_error(error: BaseException) -> str:
+    """The type of an error and the first line of its text, at most 160 characters."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
+
+
 class ConfigError(UserError):
     """A setting is unknown, of the wrong type, or impossible together with the others."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import ConfigError, UserError, describe_error
 from retina_dist.text import pluralize
 
 T = TypeVar("T")
@@ -224,7 +224,7 @@ class Url:
         except Exception as error:
             protocol = self.text.partition("://")[0]
             remedy = REMEDIES.get(protocol, "give a path or a URL of fsspec's")
-            raise UserError(f"{self} cannot be opened ({first_line(error)}); {remedy}.") from error
+            raise UserError(f"{self} cannot be opened ({describe_error(error)}); {remedy}.") from error
         start = time.monotonic()
         for attempt, wait in enumerate((*WAITS, math.inf), 1):
             try:
@@ -237,7 +237,7 @@ class Url:
                 if refused or took_s + wait > ENOUGH_S:
                     tries = "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
                     raise UserError(
-                        f"{self} could not be {what} ({first_line(error)}{tries}); look at the network, the credentials and "
+                        f"{self} could not be {what} ({describe_error(error)}{tries}); look at the network, the credentials and "
                         "the place."
                     ) from error
                 time.sleep(wait)
@@ -299,8 +299,3 @@ def write_bytes(target: PathOrUrl, data: bytes) -> None:
 def write_json(path: Path, content: Any, indent: int = 1) -> None:
     """Write `content` as JSON that ends with a newline, durably, whole or not at all. Raises UserError."""
     write_bytes(path, (json.dumps(content, indent=indent) + "\n").encode())
-
-
-def first_line(error: BaseException) -> str:
-    """The type of an error and the first line of its text, at most 160 characters."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"

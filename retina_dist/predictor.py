@@ -21,8 +21,7 @@ from typing_extensions import Self
 from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read_image
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
-from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError, UserError
-from retina_dist.files import first_line
+from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError, UserError, describe_error
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.run_config import ModelSettings, task_of_checkpoint
 from retina_dist.settings import make, validate
@@ -32,7 +31,6 @@ from retina_dist.torch_files import remedy_of
 
 if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
-    from retina_dist.serving.server import ServeConfig
 
 # Files that predict writes beside the images.
 RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "label_studio.json", "annotations.xml")
@@ -115,7 +113,7 @@ class Predictor(ABC, Generic[Input, Output]):
             network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
             predictor = cls(network, **arguments, device=device, precision=precision)
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
-            reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else first_line(error)
+            reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else describe_error(error)
             if "model_arguments" not in content and not hasattr(model, "implementation"):
                 reason = "its model is from outside the package, which a checkpoint does not name"
             raise CheckpointError(
@@ -140,6 +138,11 @@ class Predictor(ABC, Generic[Input, Output]):
     @abstractmethod
     def answer(self, output: Output, score_threshold: float) -> dict[str, Any]:
         """The output as plain values, an `Answer`, without what scores below `score_threshold`."""
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The names of the classes that an answer can have."""
+        return ()
 
     def about(self) -> dict[str, Any]:
         """The model's input and classes as JSON values, for an exported file and the model card."""
@@ -175,13 +178,6 @@ def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
     if isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
         return list(images)
     raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
-
-
-def refuse_detection_settings(config: PredictConfig | ServeConfig) -> None:
-    """Raise ConfigError for a setting that a classifier is given though only a detector has it."""
-    for key, default in (("tile", None), ("format", "coco")):
-        if (value := getattr(config, key, default)) != default:
-            raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
 
 
 P = TypeVar("P", bound=Predictor[Any, Any])

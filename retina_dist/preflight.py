@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torchvision.models import resnet18
 
-from retina_dist.errors import doing
-from retina_dist.files import Url, first_line, nearest_existing, parse_path
+from retina_dist.errors import describe_error, doing
+from retina_dist.files import Url, nearest_existing, parse_path
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy, build_task, task_class
 from retina_dist.run.records import versions
@@ -72,7 +72,7 @@ class Facts:
         try:
             return read()
         except Exception as error:  # whatever a broken machine answers
-            self.unread[fact] = first_line(error)
+            self.unread[fact] = describe_error(error)
             return None
 
 

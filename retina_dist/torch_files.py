@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from retina_dist import __version__
-from retina_dist.errors import CheckpointError
-from retina_dist.files import PathOrUrl, first_line, read_bytes
+from retina_dist.errors import CheckpointError, describe_error
+from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import escape
 
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
@@ -44,7 +44,7 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise nearly anything
-        reason = first_line(error)
+        reason = describe_error(error)
         if "Weights only load failed" in str(error):
             reason = "damaged, or with objects in it that could run code, which are refused"
         raise CheckpointError(
@@ -69,7 +69,7 @@ def _from_safetensors(data: bytes, source: PathOrUrl) -> dict[str, torch.Tensor]
         return tensors_of(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
-            f"{source} is not a readable safetensors file ({first_line(error)}); use another file."
+            f"{source} is not a readable safetensors file ({describe_error(error)}); use another file."
         ) from error
 
 
@@ -84,7 +84,7 @@ def _check_zip(data: bytes, source: PathOrUrl) -> None:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
     except Exception as error:  # a damaged directory can raise nearly anything
-        raise CheckpointError(f"{source} is a damaged zip file ({first_line(error)}); use another file.") from error
+        raise CheckpointError(f"{source} is a damaged zip file ({describe_error(error)}); use another file.") from error
     if unpacked > len(data):
         raise CheckpointError(
             f"{source} is compressed, {unpacked} bytes in {len(data)}, which torch.save never writes; use another file."

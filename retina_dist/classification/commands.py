@@ -40,7 +40,7 @@ from retina_dist.errors import ConfigError, ImageError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.files import Url, parse_path, write_atomically, write_json
 from retina_dist.model_card import write_card
-from retina_dist.predictor import predict_files, refuse_detection_settings
+from retina_dist.predictor import predict_files
 from retina_dist.redaction import redacted
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.console import configure_logging, heartbeat, print_redacted
@@ -149,6 +149,13 @@ def _validation_set(data: ClassificationData, classifier: TrainedClassifier, key
     if val is None:
         raise ConfigError(absent(key, root, "val"))
     return val
+
+
+def refuse_detection_settings(config: PredictConfig | ServeConfig) -> None:
+    """Raise ConfigError for a setting that a classifier is given though only a detector has it."""
+    for key, default in (("tile", None), ("format", "coco")):
+        if (value := getattr(config, key, default)) != default:
+            raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
 
 
 def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:

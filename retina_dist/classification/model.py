@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from torchvision import models
 
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.errors import ConfigError
-from retina_dist.files import first_line
+from retina_dist.errors import ConfigError, describe_error
 from retina_dist.model.layers import Norm, replace_batch_norms, replace_strided_convs
 from retina_dist.model.sync_batch_norm import count_only
 from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
@@ -130,7 +129,7 @@ def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
     except (RuntimeError, ValueError, AssertionError) as error:
         raise ConfigError(
             f"model.architecture={architecture} does not take images of data.image_size={image_size} and "
-            f"data.val_image_size={val_size} px ({first_line(error)}); give other sizes, such as 224 for both."
+            f"data.val_image_size={val_size} px ({describe_error(error)}); give other sizes, such as 224 for both."
         ) from error
 
 

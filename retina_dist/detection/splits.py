@@ -70,7 +70,7 @@ def read_split(
 
 
 def _has_val(data: DetectionData) -> bool:
-    """Whether there is a validation split beside the training split. Raises DataError for one that is damaged."""
+    """Whether the data has a validation split. Raises DataError if that split is damaged."""
     if isinstance(data, TorchDatasetConfig):
         return "val" in data.datasets
     if data.val_annotations or data.shapes:

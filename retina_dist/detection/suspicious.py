@@ -143,7 +143,7 @@ def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray)
             suspects.append(_suspect(doubt, kind, image_id, categories[d], rows[d, 1:5], entry["id"]))
         else:  # nothing is there, as far as the detector sees
             suspects.append(_suspect(doubt, "extra", image_id, entry["category_id"], boxes[g], entry["id"]))
-    kept: list[int] = []  # places of detections, each of which stands for all at its place
+    kept: list[int] = []  # one detection for each place, the best
     for d in np.flatnonzero(free).tolist():
         if kept and mask.iou(rows[d : d + 1, 1:5], rows[kept, 1:5], [0] * len(kept)).max() >= SAME:
             continue

@@ -24,8 +24,8 @@ from retina_dist.errors import ConfigError, doing
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
 EDGE = 2.0  # px from a window's edge, up to which a box counts as cut
-COVERED = 0.5  # a cut box is left out if more than this share of it lies in a larger box of its class ...
-AS_SURE = 0.5  # ... whose score is at least this share of its own
+COVERED = 0.5  # a cut box is dropped if more than this share of its area lies in a larger box of its class ...
+AS_SURE = 0.5  # ... and the larger box has at least this share of the cut box's score
 
 
 @dataclass(frozen=True)

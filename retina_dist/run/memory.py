@@ -30,8 +30,7 @@ from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.errors import ConfigError, UserError
-from retina_dist.files import first_line
+from retina_dist.errors import ConfigError, UserError, describe_error
 from retina_dist.run.build import build_state, build_train_step
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
@@ -159,7 +158,7 @@ def _attempt(problem: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise NotEstimated(f"{problem} ({first_line(error)})") from error
+        raise NotEstimated(f"{problem} ({describe_error(error)})") from error
 
 
 class _Applied(NonFiniteGuard):

@@ -26,8 +26,8 @@ from typing_extensions import Self
 
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST
-from retina_dist.errors import ConfigError, Preempted
-from retina_dist.files import first_line, read_bytes, write_bytes
+from retina_dist.errors import ConfigError, Preempted, describe_error
+from retina_dist.files import read_bytes, write_bytes
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
@@ -67,7 +67,7 @@ def tracking_server(settings: LoggingConfig) -> str | None:
         importlib.import_module("mlflow")
         return uri
     except Exception as error:  # a package that does not fit the others raises all kinds
-        reason = f'mlflow cannot be imported ({first_line(error)}); pip install "retina-dist[mlflow]"'
+        reason = f'mlflow cannot be imported ({describe_error(error)}); pip install "retina-dist[mlflow]"'
         if settings.mlflow == "true":
             raise ConfigError(f"logging.mlflow=true, but {reason}.") from error
     logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
@@ -262,4 +262,4 @@ def root_of(error: BaseException) -> str:
     """The root cause of an error in one line, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
     while inner := error.__cause__ or error.__context__:
         error = inner
-    return first_line(error)
+    return describe_error(error)

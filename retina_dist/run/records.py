@@ -25,8 +25,8 @@ from omegaconf import OmegaConf
 
 import retina_dist
 from retina_dist.config.compose import config_dir
-from retina_dist.errors import Preempted, UserError
-from retina_dist.files import first_line, read_bytes, write_atomically, write_json
+from retina_dist.errors import Preempted, UserError, describe_error
+from retina_dist.files import read_bytes, write_atomically, write_json
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy
@@ -156,7 +156,7 @@ def sentence(error: BaseException) -> str:
     """A UserError's text; of another exception its name and first line."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return str(error) if isinstance(error, UserError) else redacted(first_line(error))
+    return str(error) if isinstance(error, UserError) else redacted(describe_error(error))
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The server under load, left to make long: each answer of its own image, only 4xx for bad input, flat memory, SIGTERM in order."""
+"""Load test of the server (make long): answers match their images, bad input gets 4xx, memory stays flat, SIGTERM drains."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def real_result(real_data: Path, name: str, split: str, crowds: bool) -> tuple[C
 
 @pytest.mark.long
 def test_gains_are_those_of_tidecv(real_data: Path, tmp_path: Path) -> None:
-    """TIDE's own implementation, in an environment of its own; docs/evaluation.md states where the two differ."""
+    """Compared with tidecv, installed into a separate environment; docs/evaluation.md lists the differences."""
     python = tmp_path / "tide" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "tide")], check=True)
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "tidecv==1.0.1"], check=True)

@@ -48,7 +48,7 @@ def test_each_kind_of_doubt() -> None:
     assert moved == ("moved", 10, CAT, (1 - agreement) * 0.9)
     assert missing == ("missing", None, CAT, 0.8 * agreement)
     assert found(one, (AWAY, 0.1, CAT))[0] == ("extra", 10, CAT, 0.5), "nothing detected there"
-    # An object beside one that is well labelled has no label itself.
+    # The detector sees a second object next to a correctly labelled one: its label is missing.
     assert found(one, (BOX, 1.0, CAT), (BESIDE, 0.8, CAT))[0] == ("missing", None, CAT, 0.8)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from retina_dist.classification.commands import refuse_detection_settings
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.detector import Detector
@@ -20,7 +21,6 @@ from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.errors import ConfigError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.predict import PredictConfig
-from retina_dist.predictor import refuse_detection_settings
 from retina_dist.serving.scoring import Scorer
 from tests.commands import run_command
 from tests.unit.serving.server import make_image, small_detector
