@@ -25,7 +25,7 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import UserError, doing, is_collective
+from retina_dist.errors import Preempted, UserError, doing, is_collective
 from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
@@ -164,7 +164,10 @@ class Training:
                 self._write_result(seconds, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
             print_redacted(f"warning: {other}", sys.stderr)
-        if is_collective(error):
+        together = is_collective(error)
+        if self.strategy.is_main and (together or self.strategy.world_size == 1) and not isinstance(error, Preempted):
+            self._write_report()  # the others wait below; a preempted process has no time for it
+        if together:
             if self.job.mlflow:
                 self.job.mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
             self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
@@ -184,23 +187,22 @@ class Training:
             **outcome,
         )
 
-    def _write_report(self, metrics: dict[str, float]) -> None:
+    def _write_report(self, metrics: dict[str, float] | None = None) -> None:
+        """The report and images for TensorBoard; without `metrics`, of a run that failed, a report of the files that it has."""
+        folder = self.run.folder
         try:
-            self._draw_results()
-            if self.config.logging.tensorboard:
+            if self.config.logging.plots:
+                from retina_dist.reporting.page import page_if_possible
+                from retina_dist.reporting.report import write_report
+
+                if metrics is not None:
+                    self.task.draw_results(self.state.evaluated_model, self.data, folder)
+                logger.info(page_if_possible(lambda: write_report(folder), folder))
+            if self.config.logging.tensorboard and metrics is not None:
                 self._log_to_tensorboard(metrics)
-        # Anything may fail in drawing, a plugin's code included; the weights are written and result.json says that all is well.
+        # Anything may fail in drawing, a plugin's code included; the weights and result.json are written.
         except Exception as error:
-            folder = self.run.folder
             logger.warning(f"no report: {sentence(error)}; python -m retina_dist.report run={folder} writes it again")
-
-    def _draw_results(self) -> None:
-        if self.config.logging.plots:
-            from retina_dist.reporting.page import page_if_possible
-            from retina_dist.reporting.report import write_report
-
-            self.task.draw_results(self.state.evaluated_model, self.data, self.run.folder)
-            logger.info(page_if_possible(lambda: write_report(self.run.folder), self.run.folder))
 
     def _log_to_tensorboard(self, metrics: dict[str, float]) -> None:
         folder, step = self.run.folder, self.state.step

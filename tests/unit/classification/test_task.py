@@ -16,7 +16,8 @@ from retina_dist.classification.metrics import ClassificationResult, evaluate_ro
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import CheckpointError, ConfigError, DataError, Preempted
+from retina_dist.reporting import report
 from retina_dist.run.assemble import train
 from retina_dist.run_config import task_of_checkpoint
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -104,6 +105,31 @@ def test_a_training_outlives_its_report(
     text = f"no report: RuntimeError: no font; python -m retina_dist.report run={tmp_path} writes it again"
     assert text in "".join(capsys.readouterr())
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "fails"), [(DataError("<one>.jpg is damaged."), False), (DataError("x."), True), (Preempted("y."), False)]
+)
+def test_a_run_that_fails_writes_its_report(
+    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: bool
+) -> None:
+    """It says at its top why; a preempted one has no time for it, and no failure of the report hides the error."""
+
+    def evaluate(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(metrics, "evaluate_rows", evaluate)
+    if fails:
+        monkeypatch.setattr(report, "read_run", lambda folder: 1 / 0)
+    overrides = [f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=1epoch", "logging.plots=true"]
+    with pytest.raises(type(error), match=str(error)):
+        train(load_config("train", [*SMALL, *overrides]))
+    page = tmp_path / "report.html"
+    assert page.exists() == (type(error) is DataError and not fails)
+    if page.exists():
+        header, main = page.read_text().split("<main", 1)
+        assert "<strong>The run failed:</strong> &lt;one&gt;.jpg is damaged." in header
+        assert "<figcaption>Loss</figcaption>" in main
 
 
 @pytest.mark.parametrize(
