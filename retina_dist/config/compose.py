@@ -130,7 +130,7 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
 
     `also` are overrides of Hydra itself, such as where to search.
     """
-    register(name, overrides, asdict(_typed(_composed(name, [*overrides, *also]), name, overrides)))
+    register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
 def schema_for(name: str, overrides: Sequence[str]) -> type:
@@ -141,7 +141,7 @@ def schema_for(name: str, overrides: Sequence[str]) -> type:
 
 def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:
     """The dataclass instance of a composed config, validated; `overrides` are what the command line added. Raises ConfigError."""
-    config = _typed(composed, name, overrides)
+    config = typed(composed, name, overrides)
     for key in sorted(key for key, value in leaves(asdict(config)) if value == MISSING):
         raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
     validate(config)
@@ -150,7 +150,7 @@ def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) ->
     return config
 
 
-def _typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
+def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     """The composed values as the command's dataclass, each key and type checked."""
     with translate_hydra_errors(command_of(name)):
         content: Any = OmegaConf.to_container(composed, resolve=True)

@@ -19,11 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from retina_dist.config.compose import command_of, typed
 from retina_dist.config.entry_point import reported_errors
+from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.engine.checkpoint.resume import CHECKPOINTS
 from retina_dist.engine.early_stopping import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
@@ -94,7 +99,9 @@ class SweepTable(Callback):
     """Before a sweep, refuse a folder with another; after it, print the table and write the report."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with 2 where the folder holds trained jobs that nothing asks to continue."""
+        """Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that nothing asks to continue."""
+        with reported_errors(collective=True):
+            _check_settings(config)
         if detect_launch().rank:
             return
         folder = Path(str(config.hydra.sweep.dir))
@@ -122,6 +129,26 @@ class SweepTable(Callback):
             print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
         if not any(row["status"] == "ok" for row in rows):
             raise SystemExit(2)
+
+
+def _check_settings(config: DictConfig) -> None:
+    """Raise what a job would for its keys and types; each value is tried beside the first ones of the other settings."""
+    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    values: dict[str, list[str]] = {}
+    for override in parser.parse_overrides([*given, *config.hydra.overrides.task]):
+        if not override.is_interval_sweep():
+            swept = override.is_sweep_override()
+            each = list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()]
+            values[override.get_key_element()] = each
+    first = {key: each[0] for key, each in values.items()}
+    jobs = dict.fromkeys(tuple((first | {key: value}).items()) for key, each in values.items() for value in each)
+    name = config.hydra.job.config_name
+    for job in jobs:
+        overrides = [f"{key}={value}" for key, value in job]
+        with translate_hydra_errors(command_of(name)):
+            composed = compose(name, overrides)
+        typed(composed, name, overrides)
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> Path:

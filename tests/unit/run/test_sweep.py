@@ -126,11 +126,24 @@ def test_in_one_process_any_failure_is_a_row(sweep: Sweep) -> None:
 def test_a_combination_that_cannot_be_is_a_failed_job(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("data.batch_size=0,4", "output_dir=s") == 0
     assert [row["error"] for row in table("s")] == ["data.batch_size=0 is too small; it must be at least 1.", ""]
-    assert sweep("optimizer.lrr=1,2", "output_dir=t") == 2, "no job was trained"
-    assert "the job failed: optimizer.lrr is not a setting; did you mean optimizer.lr?" in capsys.readouterr().err
-    assert sweep("optimizer.lrs=1,2", "output_dir=t") == 2
-    assert {row["error"] for row in table("t")} == {"optimizer.lrs is not a setting; did you mean optimizer.lr?"}
+    assert sweep("data.batch_size=0,-1", "output_dir=t") == 2, "no job was trained"
     assert sweep("optimizer.lr=1,2", "output_dir=t") == 0, "a folder without a trained job is free"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["optimizer.lrr=1,2"], "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
+        (["optimizer.lr=1", "seedd=1", "data.batch_size=4,8"], "seedd is not a setting; did you mean seed?"),
+        (["seed=0,1", "optimizer.lr=1e-3,fast"], "optimizer.lr=fast is not a number; write one"),
+    ],
+)
+def test_what_is_wrong_in_a_job_is_refused_before_the_first(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert sweep(*arguments, "output_dir=s", train=lambda config: pytest.fail("a job began")) == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+    assert not Path("s").exists()
 
 
 def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
