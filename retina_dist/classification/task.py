@@ -25,6 +25,7 @@ from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import Url, write_json
+from retina_dist.model.weights import find_weights
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task import Task
@@ -47,6 +48,9 @@ class ClassificationTask(Task):
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         data: ClassificationData = config.data
+        weights = config.model.weights
+        if weights and "://" not in weights and strategy.is_main and not config.resume:
+            find_weights(str(located(weights)))  # a missing file is an error before the data is read
         self.val: Samples | None = None
         if data.synthetic:
             self.train = synthetic_samples(data.synthetic, config.seed)

@@ -22,7 +22,7 @@ from retina_dist.detection.coco_metrics import CocoEvaluator
 from retina_dist.detection.data.dataset import CocoDataModule, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.body import children_of
-from retina_dist.detection.model.build import DetectionModel, build_model, count_classes
+from retina_dist.detection.model.build import DetectionModel, build_model, count_classes, weights_of
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings
@@ -63,6 +63,8 @@ class DetectionTask(Task):
             self.metric_names = [name for name in self.metric_names if not name.startswith("val/loss_")]
         if not self.outside_model:
             children_of(config.model.backbone)  # a wrong name is an error before the data is read
+            if strategy.is_main and not config.resume:
+                weights_of(config.model)
         synthetic = config.data.synthetic
         train = synthetic_annotations(synthetic, config.seed) if synthetic else read_split(config.data, "train")
         assert train is not None, "a missing train split is an error"

@@ -32,22 +32,29 @@ class State(NamedTuple):
     sha256: str = ""
 
 
-def read_state(source: str) -> State:
-    """The tensors of a file, of a URL, or of a name such as `ResNet50_Weights.IMAGENET1K_V1`. Raises CheckpointError.
-
-    Of a checkpoint of ours, the averaged weights if it has any.
-    """
+def find_weights(source: str) -> PathOrUrl | WeightsEnum:
+    """The existing file, the URL or torchvision's weights that `source` names; nothing is read. Raises CheckpointError."""
     where = parse_path(source)
     if isinstance(where, Path):
         where = where.expanduser()
     if isinstance(where, Url) or where.is_file():
-        return _from_file(where)
+        return where
     if not is_torchvision_name(source):
         raise CheckpointError(
             f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
             "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
         )
-    weights = published(source)
+    return published(source)
+
+
+def read_state(source: str) -> State:
+    """The tensors of a file, of a URL, or of a name such as `ResNet50_Weights.IMAGENET1K_V1`. Raises CheckpointError.
+
+    Of a checkpoint of ours, the averaged weights if it has any.
+    """
+    weights = find_weights(source)
+    if not isinstance(weights, WeightsEnum):
+        return _from_file(weights)
     try:
         return State(weights.get_state_dict(progress=True, check_hash=True))
     except (URLError, OSError, RuntimeError) as error:

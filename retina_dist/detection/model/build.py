@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
+from torchvision.models import get_model_weights
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
@@ -17,6 +18,7 @@ from retina_dist.detection.model.weights import load_backbone_weights, load_weig
 from retina_dist.detection.settings import DetectorSettings, ModelConfig
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.errors import ConfigError
+from retina_dist.model.weights import find_weights, is_torchvision_name
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +26,38 @@ logger = logging.getLogger(__name__)
 def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None) -> RetinaNet:
     """The detector with its weights, if any are named; it logs what was left out. `categories` are its labels' names."""
     model = build_retinanet(**asdict(settings) | {"num_classes": count_classes(settings, num_classes)})
-    if weights := settings.weights:
-        if re.fullmatch("[A-Z0-9_]+", weights):  # COCO_V1 or DEFAULT, of torchvision's detector of this variant
-            weights = f"RetinaNet_ResNet50_FPN{'_V2' * (settings.variant == 'v2')}_Weights.{weights}"
-        logger.info(load_weights(model, str(located(weights)), categories))
-    elif source := settings.backbone_weights:
+    source = weights_of(settings)
+    if source and settings.weights:
+        logger.info(load_weights(model, str(located(source)), categories))
+    elif source:
         logger.info(load_backbone_weights(model, str(located(source)), settings.backbone))
     if settings.norm_eps is not None:
         set_batch_norm_eps(model, settings.norm_eps)
     return model
+
+
+def weights_of(settings: ModelConfig) -> str | None:
+    """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means; nothing is read.
+
+    Raises ConfigError for a name that torchvision lacks or of another network, CheckpointError for a file that does not exist.
+    """
+    source = settings.weights or settings.backbone_weights
+    if source is None:
+        return None
+    short = re.fullmatch("[A-Z0-9_]+", source)  # such as COCO_V1 or DEFAULT
+    if settings.weights:
+        source = f"RetinaNet_ResNet50_FPN{'_V2' * (settings.variant == 'v2')}_Weights.{source}" if short else source
+    else:
+        known = get_model_weights(settings.backbone)
+        source = f"{known.__name__}.{source}" if short else source
+        if is_torchvision_name(source) and source not in (f"{known.__name__}.{name}" for name in known.__members__):
+            raise ConfigError(
+                f"model.backbone_weights={source} is not a name of weights for model.backbone={settings.backbone}; use one of "
+                f"{', '.join(known.__members__)}."
+            )
+    if "://" not in source:
+        find_weights(str(located(source)))
+    return source
 
 
 def count_classes(settings: DetectorSettings, num_classes: int) -> int:

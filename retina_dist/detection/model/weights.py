@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
-from retina_dist.errors import ConfigError
-from retina_dist.model.weights import WeightsReport, is_torchvision_name, load_fitting, published, read_state
+from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
 
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
@@ -58,17 +56,8 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     """Load a classifier's or a detector's `backbone` into the detector's body, and the epsilon of its batch norms if known.
 
     `source` is a file or a URL (a checkpoint of ours, or a state_dict with torchvision's names after any prefix), or
-    torchvision's name, in full or as `DEFAULT` or `IMAGENET1K_V2`. Raises CheckpointError when it cannot be had or holds no more
-    than half of the body, ConfigError for a name of another network's weights.
+    torchvision's full name. Raises CheckpointError when it cannot be had or holds no more than half of the body.
     """
-    known = get_model_weights(backbone)
-    if re.fullmatch("[A-Z0-9_]+", source):
-        source = f"{known.__name__}.{source}"
-    if is_torchvision_name(source) and source not in (f"{known.__name__}.{name}" for name in known.__members__):
-        raise ConfigError(
-            f"model.backbone_weights={source} is not a name of weights for model.backbone={backbone}; use one of "
-            f"{', '.join(known.__members__)}."
-        )
     state, eps, _ = _weights_of(source)
     own = [name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)]
     prefixes = {theirs.removesuffix(name) for theirs in state for name in own[:1] if f".{theirs}".endswith(f".{name}")}

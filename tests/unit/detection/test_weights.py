@@ -22,7 +22,8 @@ from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import sealed
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.run.assemble import train
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 
@@ -202,6 +203,21 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
         detector.model.state_dict()["head.classification_head.cls_logits.bias"],
         published["head.classification_head.cls_logits.bias"],
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("weights=nowhere.pt", "nowhere.pt is neither a file nor"),
+        ("weights=COCO_V9", "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V9 is not known to torchvision"),
+        ("backbone_weights=nowhere.pt", "nowhere.pt is neither a file nor"),
+        ("backbone_weights=IMAGENET1K_V9", "is not a name of weights for model.backbone=resnet18; use one of IMAGE"),
+        ("weights=nowhere.pt task=classification data=folders", "nowhere.pt is neither a file nor"),
+    ],
+)
+def test_a_dry_run_looks_for_the_weights_before_the_data(overrides: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        train(load_config("train", ["data=coco", "data.root=absent", "dry_run=true", *f"model.{overrides}".split()]))
 
 
 def test_wrong_sources_are_named(tmp_path: Path) -> None:
