@@ -190,6 +190,8 @@ def data_of_checkpoint(data: DetectionData, root: str | None, source: object) ->
     data = replace(data, shapes=None, cache=None)
     places = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
     if root is not None:
+        if not parse_path(root).is_dir():
+            raise ConfigError(f"root={root} is not a folder; give the one that holds the annotations.")
         nowhere: dict[str, Any] = dict.fromkeys(places)
         return replace(data, **{**nowhere, "root": root})
     for key in places:

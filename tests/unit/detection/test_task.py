@@ -112,6 +112,8 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
         ConfigError, match=f"theirs.pt has its data at a URL, data.{key}=http.* only where you give it: {again}"
     ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
+    with pytest.raises(ConfigError, match="^root=absent is not a folder; give the one that holds the annotations"):
+        evaluate(EvaluateConfig(checkpoint=str(path), root="absent", **SMALL))
     with pytest.raises(ConfigError, match="at a URL"):
         data_of_checkpoint(DetectionData(name="coco", **there), None, path)
 
