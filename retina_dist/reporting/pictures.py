@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def write_details(
         except ImageError:
             continue
         height, width = pixels.shape[-2:]
-        name, scale = f"images/{image_id}.jpg", LARGEST_SIDE / max(height, width)
+        names = (f"images/{image_id}{'_' * n}.jpg" for n in count())
+        name = next(name for name in names if not (folder / name).exists())  # another file is not ours
+        scale = LARGEST_SIDE / max(height, width)
         if scale < 1:
             pixels = F.resize_image(
                 pixels, [max(1, round(height * scale)), max(1, round(width * scale))], antialias=True

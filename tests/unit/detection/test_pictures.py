@@ -70,11 +70,11 @@ def test_a_report_gets_images_with_objects_and_predictions(tmp_path: Path) -> No
     lists = {"worst": [{"image_id": 7}, {"image_id": 8}], "confident": [{"image_id": 7}], "best": []}
     (tmp_path / "analysis.json").write_text(json.dumps({"threshold": {"threshold": 0.5}, **lists}))
     (tmp_path / "images").mkdir()
-    for name in ("4.jpg", "mine.jpg"):
+    for name in ("4.jpg", "7.jpg", "mine.jpg"):
         (tmp_path / "images" / name).write_bytes(b"")
     (tmp_path / "details.json").write_text('{"images": {"4": {"file": "images/4.jpg"}}}')
     write_report_details(result, annotations, tmp_path, MAX_PIXELS)
-    assert {path.name for path in (tmp_path / "images").iterdir()} == {"7.jpg", "mine.jpg"}, "those before went"
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {"7.jpg", "7_.jpg", "mine.jpg"}, "4.jpg was ours"
     details = json.loads((tmp_path / "details.json").read_text())
     (image,) = details["images"].values()
     with Image.open(tmp_path / image["file"]) as kept:
