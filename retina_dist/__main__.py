@@ -19,7 +19,7 @@ COMMANDS = {
     "export": "write a checkpoint as ONNX, torch.export or torchvision state_dict",
     "serve": "serve a checkpoint over HTTP",
     "doctor": "check a data set; for detection, how well the anchors fit it too",
-    "convert": "convert keras-retinanet CSV or Pascal VOC to COCO json",
+    "convert": "convert a data set of any format to COCO json",
     "shards": "pack the images of a data set into tar shards",
     "report": "write the report of a run, or of two side by side, as one HTML file",
     "compare": "the report of two runs: compare RUN RUN",
