@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 
 from retina_dist.engine.checkpoint.store import load_checkpoint
+from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.start_processes import command, environment, why_missing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,10 +59,11 @@ JOB = (
     "trainer.num_threads=1",
     "trainer.ema_decay=0.9",
     f"strategy.timeout_s={TIMEOUT_S}",
-    "logging.per_rank_logs=true",
     "logging.plots=false",
     "logging.tensorboard=false",
 )
+# the command of a rank, not of its launcher
+TRAINS = re.compile(r"[^\0]*python[\d.]*\0(-u\0)?-m\0retina_dist\.train\0")
 FAULTS = ("kill one", "kill all", "ask one to end", "stop one", "fill the disk", "truncate", "flip a bit")
 
 
@@ -149,7 +151,6 @@ class Chain:
 @contextmanager
 def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The job under its launcher, in its own process group; none of its processes is left afterwards."""
-    shutil.rmtree(folder / "logs", ignore_errors=True)
     arguments = [*JOB, f"data.root={data}", f"output_dir={folder}", "resume=auto"]
     launcher = LAUNCHER[kind]
     line = [sys.executable, "-m", "retina_dist.train", *arguments]
@@ -223,12 +224,17 @@ def steps_done(folder: Path) -> int:
 
 
 def rank_processes(folder: Path) -> list[int]:
-    """The ranks' process numbers, in rank order, as their logs say."""
-    found = []
-    for log in sorted((folder / "logs").glob("rank_*.log")):
-        match = re.search(r"process (\d+)", log.read_text(errors="replace"))
-        found += [int(match[1])] if match else []
-    return found
+    """The ranks' process numbers, in rank order: what trains into `folder`, without its data workers."""
+    ranks: dict[int, int] = {}
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):  # parents first
+        with suppress(OSError):  # gone meanwhile
+            line = (process / "cmdline").read_text(errors="replace")
+            places = re.findall(r"\0output_dir=([^\0]*)", line)
+            if TRAINS.match(line) and (process / "cwd").resolve() / places[-1] == folder.resolve():
+                variables = (process / "environ").read_text(errors="replace").split("\0")
+                launch = detect_launch(dict(v.split("=", 1) for v in variables if "=" in v))
+                ranks.setdefault(launch.rank, int(process.name))
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def alive(process: int) -> bool:

@@ -1,6 +1,6 @@
-"""The logging handler of the logger "retina_dist": console and log file of a rank, and signs of life during long work.
+"""The logging handler of the logger "retina_dist": what a rank prints, and signs of life during long work.
 
-A module logs with `logger = logging.getLogger(__name__)`. INFO and WARNING are printed, DEBUG goes to the log file only.
+A module logs with `logger = logging.getLogger(__name__)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TextIO
 
 from retina_dist.errors import activity
 from retina_dist.redaction import redacted
-from retina_dist.reporting.loggers import RankLog
 from retina_dist.text import format_duration
 
 LOGGER = logging.getLogger("retina_dist")
@@ -45,7 +44,7 @@ def note_output() -> None:
 
 
 class Console(logging.Handler):
-    """Prints INFO of rank 0 and WARNING of every rank; writes these and DEBUG to `log_file`, if there is one.
+    """Prints INFO of rank 0 and WARNING of every rank.
 
     A warning with `extra={"rank_zero_only": True}`, which every rank logs, is printed by rank 0 only.
 
@@ -58,10 +57,9 @@ class Console(logging.Handler):
         self.reset(rank)
 
     def reset(self, rank: int) -> None:
-        """Restart as another rank: no log file, output to stdout."""
+        """Restart as another rank: output to stdout."""
         self.rank = rank
         self.write: Callable[[str], None] = print_redacted
-        self.log_file: RankLog | None = None
         self.beat: Callable[[str, float, bool], None] = self._beat
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -69,9 +67,7 @@ class Console(logging.Handler):
         warns = record.levelno >= logging.WARNING
         if warns:
             text = f"{record.levelname.lower()}: {text}"
-        if self.log_file:
-            self.log_file.write(text)
-        if self.rank == 0 and record.levelno >= logging.INFO:
+        if self.rank == 0:
             self.write(text)
         elif warns and not getattr(record, "rank_zero_only", False):
             self.write(f"[rank {self.rank}] {text}")
@@ -83,14 +79,11 @@ class Console(logging.Handler):
 
 @contextmanager
 def configure_logging(rank: int) -> Iterator[Console]:
-    """Make a `Console` the only handler of the logger "retina_dist" until the context ends.
-
-    Errors of the console, such as an OSError of the log file, are raised by the logging call.
-    """
+    """Make a `Console` the only handler of the logger "retina_dist" until the context ends."""
     console = Console(rank)
     before = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
     LOGGER.handlers[:], LOGGER.propagate = [console], False
-    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.setLevel(logging.INFO)
     try:
         yield console
     finally:

@@ -9,7 +9,6 @@ import contextlib
 import csv
 import math
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol, TextIO, runtime_checkable
 
@@ -25,7 +24,7 @@ STEP = "step"
 
 @runtime_checkable
 class MetricLogger(Protocol):
-    """Logs metrics; ranks other than the main one log to a rank's log file at most.
+    """Logs metrics, on the main rank.
 
     An entry of the group `logging` may name a class of this kind, which is called as CLASS(settings, folder, resume_step): its
     `settings` are below `LoggingConfig`, `folder` is the run's, `resume_step` is None in a fresh run.
@@ -146,23 +145,6 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         self._writer.close()
-
-
-class RankLog(NullLogger):
-    """The log file of one rank: messages and metrics, one per line with its time; appends to an existing file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(self, text: str) -> None:
-        """Add `text`."""
-        with self.path.open("a", encoding="utf-8") as file:
-            now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-            file.writelines(f"{now} {line}\n" for line in text.splitlines())
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.write(f"step {step} " + " ".join(f"{name}={value:.6g}" for name, value in metrics.items()))
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:

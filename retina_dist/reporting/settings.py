@@ -17,7 +17,6 @@ class LoggingConfig(KnownArguments):
 
     tensorboard: bool = True
     plots: bool = setting(True, "first_batch.jpg and report.html")
-    per_rank_logs: bool = setting(False, "each rank's log and metrics in logs/rank_N.log")
     mlflow: str = setting(
         "auto", "auto: where a server is named and mlflow can be imported", choices=("auto", "true", "false")
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,10 +26,10 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import Preempted, UserError, doing, is_collective
 from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, RankLog, TensorBoardLogger
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
-from retina_dist.run.records import describe_job, sentence, versions, write_result
+from retina_dist.run.records import sentence, versions, write_result
 from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
@@ -62,7 +60,7 @@ class Training:
         self.trainer = self._trainer()
 
     def _loggers(self) -> MetricLogger:
-        """Progress, metrics.csv, MLflow, TensorBoard and an outside logger on the main rank; each rank's log file."""
+        """Progress, metrics.csv, MLflow, TensorBoard and an outside logger, on the main rank."""
         plan, settings, folder, step = self.plan, self.config.logging, self.run.folder, self.run.resume_step
         loggers: list[MetricLogger] = []
         progress = None
@@ -83,12 +81,6 @@ class Training:
                 loggers.append(TensorBoardLogger(folder / "tensorboard", step))
             if outside := getattr(settings, "implementation", None):
                 loggers.append(outside(settings, folder, step))
-        if settings.per_rank_logs:
-            rank = self.strategy.rank
-            self.job.console.log_file = log = RankLog(folder / "logs" / f"rank_{rank}.log")
-            where = f"{platform.node()}, process {os.getpid()}, {describe_job(self.strategy)}"
-            log.write(f"rank {rank} of {self.strategy.world_size}, {where}")
-            loggers.append(log)
         return LoggerCollection(loggers, console=progress)
 
     def _trainer(self) -> Trainer:
@@ -159,7 +151,6 @@ class Training:
 
     def _write_failure(self, error: Exception, seconds: float) -> None:
         try:
-            logger.debug(f"stopped: {type(error).__name__}: {error}")
             if self.strategy.is_main:
                 self._write_result(seconds, error=error)
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts

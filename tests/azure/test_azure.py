@@ -100,7 +100,6 @@ JOB = (
     "trainer.num_threads=1",
     "schedule.warmup=2steps",
     "logging=quiet",
-    "logging.per_rank_logs=true",
     "strategy.timeout_s=60",
 )
 

@@ -92,7 +92,4 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(cluster:
     assert not differences(run, alone)
     found, expected = checkpoint(run)["model"], checkpoint(alone)["model"]
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    for rank, node in enumerate(NODES):
-        begins = (run / "logs" / f"rank_{rank}.log").read_text()
-        assert begins.count(f"rank {rank} of 2") == 2, node
     assert os.EX_TEMPFAIL == 75  # what the script waits for

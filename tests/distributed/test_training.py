@@ -69,7 +69,7 @@ def alone(place: Path, task: str = "detection") -> Path:
 @cache
 def together(place: Path, launcher: str) -> str:
     """What two processes print, whose run is `place / launcher`."""
-    settings = (f"output_dir={launcher}", "logging.per_rank_logs=true", "data.num_workers=1")
+    settings = (f"output_dir={launcher}", "data.num_workers=1")
     return train(launcher, 2, place, *settings, task="golden")
 
 
@@ -103,10 +103,6 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     assert result["backend"].startswith(
         {"torchrun": "DDP", "horovodrun": "Horovod over Gloo", "mpirun": "Horovod over MPI"}[launcher]
     )
-    for rank in range(2):
-        log = (run / "logs" / f"rank_{rank}.log").read_text()
-        assert f"rank {rank} of 2" in log
-        assert log.count("train/loss=") == 6
 
 
 def test_a_run_goes_on_under_another_backend_and_size(place: Path) -> None:

@@ -58,7 +58,6 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
         "2",
         "--",
         *settings,
-        "logging.per_rank_logs=true",
         "output_dir=ray",
     ]
     with open(tmp_path / "words", "w") as words:
@@ -70,9 +69,7 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
     finally:
         job.kill()
 
-    log = (tmp_path / "ray" / "logs" / "rank_1.log").read_text()
-    assert log.count("rank 1 of 2") == 2, "Ray started it again"
-    assert log.count(" step 1 ") == 1, "and it went on where it had been"
+    assert "resumed from ray/checkpoints/step_" in (tmp_path / "words").read_text(), "Ray started the workers again"
     ours, theirs = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("ray", "torchrun"))
     assert ours["step"] == theirs["step"] == 12
     assert ours["model"].keys() == theirs["model"].keys()
@@ -80,12 +77,11 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
 
 
 def wait_for_checkpoint(folder: Path, job: subprocess.Popen[bytes]) -> int:
-    """The process of rank 1, once there is a checkpoint to resume from."""
+    """A worker's process, once there is a checkpoint to resume from."""
     until = time.monotonic() + 300
     while not (folder / "checkpoints" / "last.pt").exists():
         assert job.poll() is None, (folder.parent / "words").read_text()
         assert time.monotonic() < until
         time.sleep(0.05)
-    found = re.search(r"process (\d+)", (folder / "logs" / "rank_1.log").read_text())
-    assert found
-    return int(found[1])
+    lines = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+    return next(int(process) for process, line in lines.items() if re.match(rb"ray::_?RayTrainWorker", line))

@@ -133,7 +133,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
         mlflow_uri=f"https://me:SECRET@host {next(texts)}",
         experiment=KINDS[-1],
         run_name=KINDS[12],
-        per_rank_logs=True,
     )
     model = ModelConfig(backbone="resnet18", fpn_channels=16, norm="frozen_bn")
     schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
@@ -180,7 +179,6 @@ def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.Capt
     assert {
         "run/config.yaml",
         "run/result.json",
-        "run/logs/rank_0.log",
         "step_00000003.pt, step_00000003/data.pkl",
     } <= {*found, *(name.replace("archive", "step_00000003") for name in found)}
     assert leaks(iter([*found.items(), *screen])) == []
