@@ -9,7 +9,6 @@ Training reads all of them directly (`data.root=FOLDER`); this is for other tool
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import FORMATS, DetectionData
 from retina_dist.detection.splits import describe_split, read_split, sized_coco
 from retina_dist.errors import ConfigError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
 from retina_dist.settings import MISSING, setting
 
@@ -49,7 +48,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
         raise ConfigError(f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE.")
     coco = sized_coco(part, data.max_pixels)
     output = Path(config.output)
-    write_atomically(output, lambda temporary: temporary.write_text(json.dumps(coco)))
+    write_json(output, coco, indent=None)
     unsized = sum("width" not in image for image in coco["images"])
     missing = f"; {unsized} without a size, whose files are not there" if unsized else ""
     print_redacted(f"{output}: {describe_split(part)}{missing}")

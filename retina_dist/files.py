@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import io
 import json
 import math
 import os
@@ -296,6 +298,18 @@ def write_bytes(target: PathOrUrl, data: bytes) -> None:
         write_atomically(target, lambda temporary: temporary.write_bytes(data))
 
 
-def write_json(path: Path, content: Any, indent: int = 1) -> None:
-    """Write `content` as JSON that ends with a newline, durably, whole or not at all. Raises UserError."""
-    write_bytes(path, (json.dumps(content, indent=indent) + "\n").encode())
+def write_text(target: PathOrUrl, text: str, errors: str = "strict") -> None:
+    """As `write_bytes`, in UTF-8; `errors` as in `str.encode`."""
+    write_bytes(target, text.encode(errors=errors))
+
+
+def write_json(target: PathOrUrl, content: Any, indent: int | None = 1) -> None:
+    """As `write_bytes`, `content` as JSON that ends with a newline."""
+    write_text(target, json.dumps(content, indent=indent) + "\n")
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """As `write_bytes`, a row per line; names of files that are no text keep their bytes."""
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(rows)
+    write_text(path, table.getvalue(), errors="surrogateescape")

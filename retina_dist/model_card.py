@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist import __version__
-from retina_dist.files import write_atomically
+from retina_dist.files import write_text
 from retina_dist.predictor import Predictor
 from retina_dist.redaction import redacted
 
@@ -59,7 +59,7 @@ def write_card(output: Path, predictor: Predictor[Any, Any], checkpoint: str, in
     card = model_card(predictor, checkpoint, intended_use)
     card["File"] = {"name": output.name, "bytes": f"{output.stat().st_size:,}", "SHA-256": digest}
     path = output.with_name(f"{output.stem}_card.md")
-    write_atomically(path, lambda temporary: temporary.write_text(as_markdown(card), encoding="utf-8"))
+    write_text(path, as_markdown(card))
     return path
 
 

@@ -17,7 +17,6 @@ output of the jobs goes to stderr.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.files import write_atomically, write_json
+from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, task_class
 from retina_dist.seeding import seed_everything
@@ -255,7 +254,7 @@ def main(config: ParityConfig) -> Any:
     if config.worker:
         differences = compare(config)
         if differences:
-            write_atomically(Path(config.worker), lambda temporary: temporary.write_text(json.dumps(differences)))
+            write_json(Path(config.worker), differences)
     elif not parity(config):
         sys.exit(1)
 

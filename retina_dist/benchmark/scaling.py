@@ -13,7 +13,6 @@ as many processes. output=NAME.json also draws NAME.png, the length of an epoch 
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 from retina_dist.reporting.page import INSTALL, Chart, missing_packages, write_page
 from retina_dist.run.build import task_class
 from retina_dist.settings import setting
@@ -149,8 +148,7 @@ def main(config: ScalingConfig) -> Any:
     if config.worker:
         figures = measure(config, warmup=config.warmup, steps=config.steps)
         if figures["is_main"]:
-            text = json.dumps(figures)
-            write_atomically(Path(config.worker), lambda temporary: temporary.write_text(text))
+            write_json(Path(config.worker), figures)
     else:
         benchmark(config)
 

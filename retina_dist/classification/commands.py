@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import logging
 import math
@@ -38,7 +36,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, ImageError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
-from retina_dist.files import Url, parse_path, write_atomically, write_json
+from retina_dist.files import Url, parse_path, write_csv, write_json
 from retina_dist.model_card import write_card
 from retina_dist.predictor import predict_files
 from retina_dist.redaction import redacted
@@ -182,10 +180,7 @@ def predict(config: PredictConfig) -> Path:
     for file, output in outputs.values():
         shares, best = output.tolist(), int(output.argmax())
         rows.append([str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))])
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows(rows)
-    content = table.getvalue().encode(errors="surrogateescape")
-    write_atomically(folder / "predictions.csv", lambda temporary: temporary.write_bytes(content))
+    write_csv(folder / "predictions.csv", rows)
     print(f"{pluralize(len(rows) - 1, 'image')} and predictions.csv in {folder}")
     return folder
 

@@ -28,7 +28,7 @@ from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError, doing
-from retina_dist.files import read_bytes, write_atomically
+from retina_dist.files import read_bytes, write_json
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def write_results(rows: np.ndarray, path: Path) -> None:
         }
         for row in rows.tolist()
     ]
-    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(results)))
+    write_json(path, results, indent=None)
 
 
 def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:

@@ -30,7 +30,7 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import data_of_checkpoint, read_split
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ImageError
-from retina_dist.files import write_atomically, write_json
+from retina_dist.files import write_json, write_text
 from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.select import make_strategy
@@ -199,5 +199,4 @@ def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><main>{''.join(parts)}</main></html>\n"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="backslashreplace"))
+    write_text(path, text, errors="backslashreplace")

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.train_step import TrainBatch
-from retina_dist.files import write_atomically
+from retina_dist.files import write_text
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,9 @@ def profiled(
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
 
     def write(profiler: profile) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank_{rank}.json.gz"
         table = profiler.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=ROWS)
-        write_atomically(folder / f"rank_{rank}.txt", lambda temporary: temporary.write_text(table))
+        write_text(folder / f"rank_{rank}.txt", table)
         profiler.export_chrome_trace(str(path))
         logger.info(f"profile: {path}, for https://ui.perfetto.dev, and rank_{rank}.txt beside it")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from retina_dist.files import write_atomically
+from retina_dist.files import write_csv, write_json
 from retina_dist.reporting.intervals import Resampled
 
 SHOWN = 24  # images of a kind in analysis.json
@@ -60,14 +57,8 @@ def write_analysis(
     analysis: Mapping[str, Any], images: Sequence[Mapping[str, Any]], resampled: Resampled, folder: Path
 ) -> None:
     """`folder`/analysis.json, images.csv with a row for each image, the worst first, and resamples.npz."""
-    text, table = json.dumps(analysis, indent=1) + "\n", io.StringIO()
-    writer = csv.DictWriter(table, list(images[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(images)
-    content = table.getvalue().encode(errors="surrogateescape")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "analysis.json", lambda temporary: temporary.write_text(text))
-    write_atomically(folder / "images.csv", lambda temporary: temporary.write_bytes(content))
+    write_json(folder / "analysis.json", analysis)
+    write_csv(folder / "images.csv", [images[0], *(image.values() for image in images)])
     resampled.save(folder)
 
 

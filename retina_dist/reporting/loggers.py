@@ -10,13 +10,13 @@ import csv
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_csv
 from retina_dist.text import NUMBER
 
 STEP = "step"
@@ -81,7 +81,6 @@ class CsvLogger(NullLogger):
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         columns: list[str] = [STEP]
         rows: list[dict[str, str]] = []
         if resume_step is not None and self.path.exists():
@@ -97,18 +96,11 @@ class CsvLogger(NullLogger):
         # repr gives every digit: the values read back are exact
         values = {name: repr(float(value)) for name, value in metrics.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            _writer(file, self._columns).writerow({STEP: step, **values})
+            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow({STEP: step, **values})
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         """Replace the file atomically: a reader, or a run killed here, sees the old file or the new one."""
-
-        def write(path: Path) -> None:
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = _writer(file, columns)
-                writer.writeheader()
-                writer.writerows(rows)
-
-        write_atomically(self.path, write)
+        write_csv(self.path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
         self._columns = columns
 
 
@@ -162,10 +154,6 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
                 steps.append(step)
                 values.append(float(text))
     return series
-
-
-def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
-    return csv.DictWriter(file, columns, restval="", lineterminator="\n")
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.errors import ConfigError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_text
 from retina_dist.text import format_duration
 
 # Distinct with any colour vision, on white and on black; after Okabe and Ito.
@@ -69,7 +69,7 @@ def write_page(out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **c
         install=INSTALL,
         **content,
     )
-    write_atomically(out, lambda temporary: temporary.write_text(html, encoding="utf-8", errors="backslashreplace"))
+    write_text(out, html, errors="backslashreplace")
     return out
 
 

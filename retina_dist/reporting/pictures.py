@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid
 
 from retina_dist.errors import ImageError
-from retina_dist.files import write_atomically
+from retina_dist.files import write_json
 
 LISTS, MOST_LISTED = ("worst", "confident", "best"), 6  # lists of analysis.json, and how many images of each are kept
 LARGEST_SIDE = 960  # px of an image that is kept
@@ -89,8 +89,7 @@ def write_details(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         F.to_pil_image(pixels).save(folder / name, quality=85)
         images[image_id] = {"file": name, "width": width, "height": height, "marks": marks(image_id, analysis)}
-    text = json.dumps({**more, "images": images})
-    write_atomically(details, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_json(details, {**more, "images": images}, indent=None)
 
 
 @cache

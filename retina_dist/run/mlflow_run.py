@@ -27,7 +27,7 @@ from typing_extensions import Self
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST
 from retina_dist.errors import ConfigError, Preempted, describe_error
-from retina_dist.files import read_bytes, write_bytes
+from retina_dist.files import read_bytes, write_json
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.reporting.loggers import NullLogger
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
@@ -195,7 +195,7 @@ class MlflowRun(NullLogger):
         self.client = self.mlflow.MlflowClient(tracking_uri=self.uri)
         known = self.client.get_run(self.joined) if self.joined else self._previous()
         self._run = run = known or self._run or self._create()  # kept, as a later request may fail
-        write_bytes(self.id_file, json.dumps({"run_id": run.info.run_id}).encode())
+        write_json(self.id_file, {"run_id": run.info.run_id})
         if run.info.status != "RUNNING":
             self.client.update_run(run.info.run_id, status="RUNNING")
         entities, params = self.mlflow.entities, flattened(redacted_tree(asdict(self.config)))

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 import retina_dist
 from retina_dist.config.compose import config_dir
 from retina_dist.errors import Preempted, UserError, describe_error
-from retina_dist.files import read_bytes, write_atomically, write_json
+from retina_dist.files import read_bytes, write_json, write_text
 from retina_dist.redaction import redacted, redacted_tree
 from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy
@@ -63,8 +63,7 @@ def describe_job(strategy: DistributedStrategy) -> str:
 
 def write_config(config: RunConfig, folder: Path) -> None:
     """Every setting of the run as config.yaml, without secrets: MLflow gets the file."""
-    text = OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
-    write_atomically(folder / "config.yaml", lambda temporary: temporary.write_text(text))
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config)))))
 
 
 def write_command(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
@@ -143,7 +142,7 @@ def write_result(
         LOSS: _finite(loss),
         "images_per_s": fmean(speeds[1:] or speeds) if speeds else None,
     }
-    write_json(folder / RESULT, content, indent=2)
+    write_json(folder / RESULT, content)
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -6,9 +6,7 @@ processes, which all run the same jobs in the same order, rank 0 writes.
 
 from __future__ import annotations
 
-import csv
 import gc
-import io
 import math
 import os
 import sys
@@ -32,7 +30,7 @@ from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.engine.checkpoint.resume import CHECKPOINTS
 from retina_dist.engine.early_stopping import default_mode
 from retina_dist.errors import ConfigError, Preempted, UserError
-from retina_dist.files import write_atomically, write_json
+from retina_dist.files import write_csv, write_json
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
@@ -91,8 +89,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     content = {"status": "ok", "error": None} | read_result(folder) | {"overrides": overrides, "seconds": seconds}
     if failure is not None:
         content |= {"status": "failed", "error": sentence(failure)}  # not that of an older sweep here
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RESULT, content, indent=2)
+    write_json(folder / RESULT, content)
 
 
 class SweepTable(Callback):
@@ -233,9 +230,7 @@ def _monitor(rows: list[dict[str, Any]]) -> str:
 def _write_table(folder: Path) -> None:
     """sweep.csv with every digit."""
     columns, lines = _cells(rows_of(folder), lambda value: "" if value is None else repr(value))
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
-    write_atomically(folder / TABLE, lambda temporary: temporary.write_text(text.getvalue(), encoding="utf-8"))
+    write_csv(folder / TABLE, [columns, *lines])
 
 
 def aligned(columns: list[str], rows: list[list[str]]) -> str:
