@@ -56,8 +56,11 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The type of an error and the first line of its text, at most 160 characters."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
+    """A UserError's text; of another exception its type and the first line of its text, at most 160 characters of it."""
+    if isinstance(error, UserError):
+        return str(error)
+    first = redacted("".join(str(error).strip().splitlines()[:1]))[:160]
+    return f"{type(error).__name__}{': ' * bool(first)}{first}"
 
 
 class ConfigError(UserError):

@@ -35,7 +35,7 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, task_class
+from retina_dist.run.build import build_plan, build_state, build_strategy, task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.base import DistributedStrategy
@@ -105,7 +105,7 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
     """Train `config.steps` steps of `case` with `strategy`; gradients, momentum and weights are recorded on the main rank only."""
     config = _settings(case, config)
     seed_everything(config.seed)
-    task = build_task(config, strategy)
+    task = task_class(config)(config, strategy)
     data = task.build_data()
     plan = build_plan(config, task.num_images, strategy.world_size)
     state = build_state(config, task.build_model().double(), strategy)

@@ -24,7 +24,7 @@ from torchvision.models import resnet18
 from retina_dist.errors import describe_error, doing
 from retina_dist.files import Url, nearest_existing, parse_path
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
-from retina_dist.run.build import build_strategy, build_task, task_class
+from retina_dist.run.build import build_strategy, task_class
 from retina_dist.run.records import versions
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import driver_version
@@ -397,5 +397,5 @@ def _written_folder(config: DoctorConfig) -> Path:
 
 def _describe_data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
     """The fingerprint of the training data, and what the task says of it."""
-    task = build_task(config, strategy)
+    task = task_class(config)(config, strategy)
     return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"

@@ -25,7 +25,7 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_plan, build_state, build_strategy, build_task, build_train_step, configure_torch
+from retina_dist.run.build import build_plan, build_state, build_strategy, build_train_step, configure_torch, task_class
 from retina_dist.run.records import describe_job
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
@@ -56,7 +56,7 @@ def measure(
         total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
         config = _endless(config, total, warmup + rounds * steps)
         seed_everything(config.seed)
-        task = strategy.run_collectively(lambda: build_task(config, strategy))
+        task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
         plan = build_plan(config, task.num_images, strategy.world_size)
         data = strategy.run_collectively(task.build_data)
         batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]

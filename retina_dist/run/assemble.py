@@ -25,7 +25,6 @@ from retina_dist.run.build import (
     build_plan,
     build_state,
     build_strategy,
-    build_task,
     configure_torch,
     task_class,
 )
@@ -90,10 +89,13 @@ def assemble(
     Each step raises its errors on all ranks, and nothing is written before all settings have been checked.
     """
     is_restart = job.opener.folder is not None
-    _log_environment(config, strategy)
+    logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
+    logger.info(describe_precision(strategy.device, config.trainer.precision))
+    if note := why_alone(config.strategy.name, detect_launch()):
+        logger.info(note)
     doing("reading the data")
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
-    task = strategy.run_collectively(lambda: build_task(config, strategy))
+    task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
     doing("estimating the memory")
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
@@ -144,13 +146,6 @@ def assemble(
     return Training(config, strategy, task, plan, data, run, state, checkpoints, job)
 
 
-def _log_environment(config: RunConfig, strategy: DistributedStrategy) -> None:
-    logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
-    logger.info(describe_precision(strategy.device, config.trainer.precision))
-    if note := why_alone(config.strategy.name, detect_launch()):
-        logger.info(note)
-
-
 def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
@@ -163,8 +158,7 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     elif fresh and not (config.resume or config.dry_run):
         open_run(config)
     task = task_class(config)
-    num_images = task.planned_images(config)
-    if num_images is not None:
+    if (num_images := task.planned_images(config)) is not None:
         build_plan(config, num_images, world_size)
     task.prepare(config)
 

@@ -93,11 +93,6 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
     raise ConfigError(f"{task.__name__} has no {name}; write a function {name}(config) in {task.__module__}.")
 
 
-def build_task(config: RunConfig, strategy: DistributedStrategy) -> Task:
-    """The task of the settings, with its annotations read. It does not communicate."""
-    return task_class(config)(config, strategy)
-
-
 def monitor_of(config: RunConfig) -> str:
     """The metric that decides which checkpoint is best: `trainer.monitor`, or the task's own."""
     return config.trainer.monitor or task_class(config).default_monitor

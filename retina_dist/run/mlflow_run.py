@@ -106,7 +106,7 @@ class MlflowRun(NullLogger):
         self._values: list[tuple[str, float, int, int]] = []
         self._num_refused = 0  # values
         self._status = ""  # once the run has ended
-        self._problem = ""  # the first
+        self._has_warned = False
         self._ending, self._done, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._succeeded_at = 0.0
         threading.Thread(target=self._work, name="mlflow", daemon=True).start()
@@ -174,9 +174,12 @@ class MlflowRun(NullLogger):
                 self._succeeded_at = time.monotonic()
                 return True
             except Exception as error:
-                if not self._problem:
-                    self._problem = f"MLflow at {redacted(self.uri)}: {root_of(error)}"
-                    logger.warning(f"{self._problem}; the training continues, metrics.csv has everything.")
+                if not self._has_warned:
+                    self._has_warned, root = True, error
+                    while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
+                        root = inner
+                    problem = f"MLflow at {redacted(self.uri)}: {describe_error(root)}"
+                    logger.warning(f"{problem}; the training continues, metrics.csv has everything.")
                 if not self._is_away(error):
                     return False
                 self._given_up.wait(AGAIN_S)
@@ -256,10 +259,3 @@ class MlflowRun(NullLogger):
         name = "/".join(self.folder.parts[-2:]) if self.folder.name.isdecimal() else self.folder.name  # a sweep's job
         tags = resolve_tags({"mlflow.parentRunId": parent} if parent else {})
         return client.create_run(experiment_id, run_name=settings.run_name or name, tags=tags)
-
-
-def root_of(error: BaseException) -> str:
-    """The root cause of an error in one line, such as "ConnectionRefusedError: [Errno 111] Connection refused"."""
-    while inner := error.__cause__ or error.__context__:
-        error = inner
-    return describe_error(error)

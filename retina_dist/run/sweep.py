@@ -29,13 +29,13 @@ from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.engine.checkpoint.resume import CHECKPOINTS
 from retina_dist.engine.early_stopping import default_mode
-from retina_dist.errors import ConfigError, Preempted, UserError
+from retina_dist.errors import ConfigError, Preempted, UserError, describe_error
 from retina_dist.files import write_csv, write_json
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
 from retina_dist.reporting.settings import MLFLOW_PARENT
-from retina_dist.run.records import LOSS, RESULT, read_result, sentence
+from retina_dist.run.records import LOSS, RESULT, read_result
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.launch_environment import detect_launch
 
@@ -71,7 +71,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
             if not isinstance(error, UserError):
                 print_redacted(traceback.format_exc(), sys.stderr)
             if launch.rank == 0:
-                print_redacted(f"the job failed: {sentence(error)}", sys.stderr)
+                print_redacted(f"the job failed: {describe_error(error)}", sys.stderr)
         finally:
             if launch.rank == 0 and not skipped:
                 _record(folder, failure, time.perf_counter() - started)
@@ -88,7 +88,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
     content = {"status": "ok", "error": None} | read_result(folder) | {"overrides": overrides, "seconds": seconds}
     if failure is not None:
-        content |= {"status": "failed", "error": sentence(failure)}  # not that of an older sweep here
+        content |= {"status": "failed", "error": describe_error(failure)}  # not that of an older sweep here
     write_json(folder / RESULT, content)
 
 

@@ -6,9 +6,10 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -23,13 +24,13 @@ from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import Preempted, UserError, doing, is_collective
+from retina_dist.errors import Preempted, UserError, describe_error, doing, is_collective
 from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
-from retina_dist.run.records import sentence, versions, write_result
+from retina_dist.run.records import LOSS, RESULT, versions
 from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.task import Task, TaskData
@@ -163,45 +164,49 @@ class Training:
                 self.job.mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
             self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
 
-    def _write_result(self, seconds: float, **outcome: Any) -> None:
-        write_result(
-            self.run.folder,
-            step=self.state.step,
-            loss=self.trainer.train_logger.last_loss,
-            speeds=self.trainer.train_logger.speeds,
-            monitor=monitor_of(self.config),
-            monitor_mode=self.state.best.mode,
-            best=self.state.best.value,
-            seconds=seconds,
-            world_size=self.strategy.world_size,
-            backend=self.strategy.backend,
-            **outcome,
-        )
+    def _write_result(self, seconds: float, error: Exception | None = None, metrics: Mapping[str, float] = {}) -> None:
+        """Write result.json; what is not finite is null."""
+        train, best = self.trainer.train_logger, self.state.best
+        content = {
+            "status": "ok" if error is None else "preempted" if isinstance(error, Preempted) else "failed",
+            "error": error and describe_error(error),
+            "step": self.state.step,
+            "monitor": monitor_of(self.config),
+            "monitor_mode": best.mode,
+            "best": best.value,
+            "seconds": seconds,
+            "world_size": self.strategy.world_size,
+            "backend": self.strategy.backend,
+            "metrics": {name: _finite(value) for name, value in metrics.items()},
+            LOSS: _finite(train.last_loss),
+            "images_per_s": fmean(train.speeds[1:] or train.speeds)
+            if train.speeds
+            else None,  # the first has the start in it
+        }
+        write_json(self.run.folder / RESULT, content)
 
     def _write_report(self, metrics: dict[str, float] | None = None) -> None:
         """The report and images for TensorBoard; without `metrics`, of a run that failed, a report of the files that it has."""
-        folder = self.run.folder
+        folder, step, settings = self.run.folder, self.state.step, self.config.logging
         try:
-            if self.config.logging.plots:
+            if settings.plots:
                 from retina_dist.reporting.page import page_if_possible
                 from retina_dist.reporting.report import write_report
 
                 if metrics is not None:
                     self.task.draw_results(self.state.evaluated_model, self.data, folder)
                 logger.info(page_if_possible(lambda: write_report(folder), folder))
-            if self.config.logging.tensorboard and metrics is not None:
-                self._log_to_tensorboard(metrics)
+            if settings.tensorboard and metrics is not None:
+                changed = {key: value for key, value, _ in changed_settings(self.config)}
+                finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+                images = sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")])
+                tensorboard = TensorBoardLogger(folder / "tensorboard", step)
+                tensorboard.log_results(changed, finite, images, step)
+                tensorboard.close()
         # Anything may fail in drawing, a plugin's code included; the weights and result.json are written.
         except Exception as error:
-            logger.warning(f"no report: {sentence(error)}; python -m retina_dist.report run={folder} writes it again")
-
-    def _log_to_tensorboard(self, metrics: dict[str, float]) -> None:
-        folder, step = self.run.folder, self.state.step
-        changed = {key: value for key, value, _ in changed_settings(self.config)}
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        tensorboard = TensorBoardLogger(folder / "tensorboard", step)
-        tensorboard.log_results(changed, finite, sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")]), step)
-        tensorboard.close()
+            reason = describe_error(error)
+            logger.warning(f"no report: {reason}; python -m retina_dist.report run={folder} writes it again")
 
     def _log_results(self, timings: dict[str, Any]) -> None:
         folder, state, trainer = self.run.folder, self.state, self.config.trainer
@@ -216,3 +221,7 @@ class Training:
                 f"stopped after step {state.step} of {self.plan.total_steps}, as trainer.stop_after={trainer.stop_after} "
                 f"asks; to continue, give the same command with resume=auto output_dir={folder} and without trainer.stop_after."
             )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -41,6 +41,9 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
     assert {row["step"] for row in rows} == {str(i) for i in range(1, 13)}
     assert sum(bool(row["coco/AP"]) for row in rows) == 2
     assert list((trained / RUN / "tensorboard").iterdir())
+    speeds = [float(row["time/images_per_s"]) for row in rows if row["time/images_per_s"]]
+    result = json.loads((trained / RUN / "result.json").read_text())
+    assert result["images_per_s"] == pytest.approx(sum(speeds[1:]) / len(speeds[1:])), "the first has the start in it"
 
 
 def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path, inside: Callable) -> None:

@@ -17,7 +17,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
-from retina_dist.errors import CheckpointError, ConfigError, UserError
+from retina_dist.errors import CheckpointError, ConfigError, UserError, describe_error
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.torch_files import remedy_of
@@ -254,9 +254,8 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0][:160]}"
         raise CheckpointError(
-            f"{run.resumed_from} does not hold what a run of these settings needs ({reason}); "
+            f"{run.resumed_from} does not hold what a run of these settings needs ({describe_error(error)}); "
             f"{remedy_of(content, 'resume from another checkpoint')}."
         ) from error
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")

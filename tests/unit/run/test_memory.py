@@ -18,7 +18,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.run import assemble, memory
-from retina_dist.run.build import build_plan, build_state, build_task, build_train_step
+from retina_dist.run.build import build_plan, build_state, build_train_step, task_class
 from retina_dist.run.memory import (
     GPUS,
     MemoryEstimate,
@@ -64,7 +64,7 @@ REAL = {  # the sizes of trainings
 
 def made(settings: list[str], *more: str) -> tuple[RunConfig, Task]:
     config = load_config("train", [*settings, *more])
-    return config, build_task(config, SingleDeviceStrategy("cpu"))
+    return config, task_class(config)(config, SingleDeviceStrategy("cpu"))
 
 
 @cache
@@ -160,7 +160,7 @@ def config_of(*more: str) -> RunConfig:
 
 
 def planned(config: RunConfig, strategy: SingleDeviceStrategy) -> MemoryPlan:
-    task = build_task(config, strategy)
+    task = task_class(config)(config, strategy)
 
     def plan_of(number: int) -> Plan:
         trainer = replace(config.trainer, accumulate=number)

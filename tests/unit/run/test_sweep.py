@@ -14,8 +14,9 @@ import pytest
 import retina_dist.train
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.errors import DataError
+from retina_dist.files import write_json
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.run.records import LOSS, write_result
+from retina_dist.run.records import LOSS, RESULT
 from retina_dist.run.sweep import compare_with_best
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -27,16 +28,9 @@ def trained(config: Any) -> dict[str, float]:
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     value = config.optimizer.lr * 10
-    write_result(
-        folder,
-        step=3,
-        loss=1.0,
-        speeds=[1.0, 30.0, 50.0],
-        best=value,
-        monitor="coco/AP",
-        monitor_mode=config.trainer.monitor_mode,
-        metrics={"coco/AP": 0.0},
-    )
+    mode = config.trainer.monitor_mode
+    result = {"status": "ok", "error": None, LOSS: 1.0, "images_per_s": 40.0, "best": value}
+    write_json(folder / RESULT, {**result, "monitor": "coco/AP", "monitor_mode": mode})
     (folder / "checkpoints").mkdir(exist_ok=True)
     return {"coco/AP": config.optimizer.lr * 10}
 
@@ -157,7 +151,7 @@ def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixtur
         return trained(config)
 
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 130
-    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("failed", "interrupted")]
+    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("failed", "KeyboardInterrupt")]
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
     assert "error: s already holds a sweep; give resume=auto to continue it" in capsys.readouterr().err
     assert sweep("seed=0,1,2", "output_dir=s", "resume=auto", train=train) == 0
@@ -189,15 +183,8 @@ def test_among_processes_only_a_common_error_lets_the_sweep_go_on(
 
 def test_without_validation_the_lowest_loss_is_named(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     def train(config: Any) -> dict[str, float]:
-        folder = Path(str(config.output_dir))
-        write_result(folder, step=1, loss=3.0 - config.seed, best=None)
+        write_json(Path(config.output_dir) / RESULT, {"status": "ok", LOSS: 3.0 - config.seed, "best": None})
         return {}
 
     sweep("seed=0,1", "output_dir=s", train=train)
     assert capsys.readouterr().out.splitlines()[-1] == "lowest train/loss 2.000: seed=1, s/1"
-
-
-# result.json
-
-
-# the plot
