@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+from itertools import takewhile
 
 import retina_dist
 
@@ -62,13 +63,11 @@ def main() -> None:
         raise SystemExit(2)
     arguments = sys.argv[2:]
     if command == "compare":
-        folders = [a for a in arguments if "=" not in a and not a.startswith("-")]
-        others = [a for a in arguments if "=" in a or a.startswith("-")]
-        named = [a for a in others if a.startswith(("run=", "other="))]
-        if len(folders) + len(named) != 2 and not any(a.startswith("-") for a in others):
+        folders = list(takewhile(lambda word: "=" not in word and not word.startswith("-"), arguments))
+        if len(folders) not in (0, 2):
             print("error: compare takes two run folders.", file=sys.stderr)
             raise SystemExit(2)
-        arguments = [f"{name}={folder}" for name, folder in zip(("run", "other"), folders)] + others
+        arguments = [f"{name}={folder}" for name, folder in zip(("run", "other"), folders)] + arguments[len(folders) :]
     sys.argv = [f"retina-dist {command}", *arguments]
     importlib.import_module(MODULES.get(command, f"retina_dist.{command}")).main()
 

@@ -39,7 +39,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     The folder is made if need be. When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the
     old file is then as it was, and the temporary one is gone.
     """
-    temporary = _temporary(path)
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
@@ -66,12 +66,9 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
         raise ConfigError(f"{given} is a URL; give a local {what}.")
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.stat(path)  # raises for NUL, and for a name that is too long
-        if path.is_symlink() and not path.exists():
-            raise ConfigError(f"{given} is a link to {os.readlink(path)}, which does not exist; give another {what}.")
-        if path.exists() and not (path.is_dir() if folder else path.is_file()):
-            kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device, pipe or socket"
-            raise ConfigError(f"{given} is {kind}; give another {what}.")
+            os.lstat(path)  # raises for NUL, and for a name that is too long
+            if not (path.is_dir() if folder else path.is_file()):
+                raise ConfigError(f"{given} exists and is not a {what}; give another {what}.")
         tempfile.TemporaryFile(dir=nearest_existing(path if folder else path.absolute().parent)).close()
     except ConfigError:
         raise
@@ -84,10 +81,6 @@ def nearest_existing(path: Path) -> Path:
     """The path itself, or the nearest folder above it that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.exists())
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp{os.getpid()}") if path.name else path / f"tmp{os.getpid()}"
 
 
 def open_regular(path: str | Path) -> BinaryIO:

@@ -13,7 +13,6 @@ import math
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
-from pathlib import PurePath
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from retina_dist.errors import ConfigError
@@ -145,33 +144,23 @@ def _coerced(value: Any, hint: Any, limits: Limits) -> Any:
     return value
 
 
-# A list of two numbers for which one may be given, and what to write.
-PAIRS = {"size": "[640,640]", "canvas": "[640,640]", "crop_scale": "[0.5,1.0]"}
-PAIRS |= {"scale_jitter": "[0.8,1.25]", "betas": "[0.9,0.999]"}
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "switch"}
+_REMEDIES = {int: "one in digits", float: "one in digits", str: "it in quotes", bool: "true or false"}
 
 
 def wrong_type(key: str, value: Any, hint: Any) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     given = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    given = given.replace("'", "").replace(", ", ",")
+    given = given.replace("'", "").replace(", ", ",")[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
     if (key, given) == ("data.batch_size", "auto"):
         return f"{sentence}; give one, and trainer.accumulate=auto to fit it into the memory."
-    if (last := key.rpartition(".")[2]) in PAIRS and not given.startswith("["):
-        return f"{sentence}; write two, such as {key}={PAIRS[last]}."
     depth = str(hint).count("list[") - (len(given) - len(given.lstrip("[")))
     if depth > 0 and value is not None:
         return f"{sentence}; write {key}={'[' * depth}{given}{']' * depth}."
     if depth < 0:
         return f"{sentence}; write one, or several without brackets with --multirun."
-    if isinstance(value, bool):
-        optional = ", or null" if type(None) in _kinds(hint) else ""
-        wanted = (
-            "a name or a path" if str in _kinds(hint) else f"one, such as {key}={0.1 if float in _kinds(hint) else 2}"
-        )
-        return f"{sentence}; give {wanted}{optional}."
-    remedy = "true or false" if bool in _kinds(hint) else "one in digits" if {int, float} & {*_kinds(hint)} else ""
+    remedy = next((_REMEDIES[kind] for kind in _kinds(hint) if kind in _REMEDIES), "")
     return f"{sentence}; write {remedy}." if remedy else f"{sentence}."
 
 
@@ -198,24 +187,14 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
         if isinstance(value, str) and value == MISSING:
             raise ConfigError(f"{key} is not set; give {schema.__name__}({field.name}=…).")
         if not _is_of(value, hint):
-            wanted = " or ".join(_name_of(kind) for kind in _kinds(hint))
-            shown = f"={value!r}" if isinstance(value, _PLAIN) else ""  # not the pages of a module
-            such = ' such as "12epochs"' if key.endswith("max_duration") else ""
-            raise ConfigError(f"{key}{shown} is of type {type(value).__name__}; give {wanted}{such}.")
+            raise ConfigError(wrong_type(key, value, hint))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
-
-
-_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, PurePath, type(None))
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     """The members of a union, else the type itself."""
     return get_args(hint) if get_args(hint) and get_origin(hint) is not list else (hint,)
-
-
-def _name_of(kind: Any) -> str:
-    return str(kind) if get_args(kind) else "None" if kind is type(None) else kind.__name__
 
 
 def _is_of(value: Any, hint: Any) -> bool:

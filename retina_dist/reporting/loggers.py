@@ -51,9 +51,8 @@ class LoggerCollection:
     All are closed even if closing one fails.
     """
 
-    def __init__(self, loggers: Iterable[MetricLogger], console: MetricLogger | None = None) -> None:
-        self.console = console or NullLogger()
-        self.loggers = (self.console, *loggers)
+    def __init__(self, loggers: Iterable[MetricLogger], console: MetricLogger) -> None:
+        self.console, self.loggers = console, (console, *loggers)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.errors import DataError
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, NullLogger, TensorBoardLogger, read_metrics
 
 
 class Recorder:
@@ -85,7 +85,7 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
 
 
 def test_read_metrics_gives_back_every_digit(path):
-    logger = LoggerCollection([CsvLogger(path)])
+    logger = LoggerCollection([CsvLogger(path)], NullLogger())
     for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
         logger.log({"a": value}, step)
     logger.log({"b": 5}, 4)

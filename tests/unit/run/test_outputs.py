@@ -34,9 +34,9 @@ def a_link_to_nothing(folder: Path, name: str) -> str:
 
 WRONG: dict[str, tuple[Callable[[Path, str], str], str]] = {
     "below a file": (a_file, "Not a directory"),
-    "of the other kind": (the_other_kind, "is a (folder|file); give another"),
-    "a link to nothing": (a_link_to_nothing, "is a link to .*nothing, which does not exist"),
-    "a device": (lambda folder, name: "/dev/null", "is a device"),
+    "of the other kind": (the_other_kind, "exists and is not a (folder|file); give another"),
+    "a link to nothing": (a_link_to_nothing, "exists and is not a"),
+    "a device": (lambda folder, name: "/dev/null", "exists and is not a"),
     "too long": (lambda folder, name: str(folder / ("n" * 300 + name)), "(?i)too long"),
     "nobody's": (lambda folder, name: f"/proc/{name}", "cannot be written"),
     "a URL": (lambda folder, name: f"nonsense://box/{name}", "is a URL; give a local|cannot be"),
