@@ -58,7 +58,9 @@ class _Run(TrainerConfig):
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
             self.data = self.data.with_values(name=name_of_root(self.data.root))
-        to_steps(str(self.max_duration), key="max_duration", num_images=1, batch_size=1)  # raises for what is not a duration
+        to_steps(
+            str(self.max_duration), key="max_duration", num_images=1, batch_size=1
+        )  # raises for what is not a duration
         check_types(self, type(self))
         validate(self.config)
 

@@ -22,7 +22,7 @@ import torch
 from torchvision.models import resnet18
 
 from retina_dist.errors import describe_error, doing
-from retina_dist.files import Url, nearest_existing, parse_path
+from retina_dist.files import nearest_existing
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy, task_class
 from retina_dist.run.records import versions
@@ -83,7 +83,8 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     facts.versions = {name: version for name, version in versions().items() if name != "platform"}
     facts.versions["CUDA of torch"] = str(torch.version.cuda)
     if strategy.device.type == "cuda":
-        facts.attempt("GPU", lambda: _read_gpu(facts, strategy.device))
+        if gpu := facts.attempt("GPU", lambda: torch.cuda.get_device_properties(strategy.device)):
+            facts.gpu, facts.memory_gib = gpu.name, round(gpu.total_memory / 2**30, 1)
         nccl = facts.attempt("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
         read = {"driver": facts.attempt("driver", driver_version), "NCCL": nccl}
         facts.versions |= {name: version for name, version in read.items() if version is not None}
@@ -104,11 +105,6 @@ def gather_facts(strategy: DistributedStrategy, facts: Facts) -> list[Facts]:
     lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
     everyone = strategy.all_gather(own)
     return [Facts(**json.loads(bytes(part.tolist()))) for part in everyone.split(lengths)]
-
-
-def _read_gpu(facts: Facts, device: torch.device) -> None:
-    properties = torch.cuda.get_device_properties(device)
-    facts.gpu, facts.memory_gib = properties.name, round(properties.total_memory / 2**30, 1)
 
 
 def time_step(device: torch.device) -> float:
@@ -179,14 +175,21 @@ SAME_DATA = "Copy the data again, or mount the same storage on every host."
 def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str) -> list[Finding]:
     """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
     workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
-    return [
-        *version_findings(ranks),
-        *limit_findings(ranks, workers, folder),
-        *name_findings(ranks),
-        *step_findings(ranks),
-        *link_findings(links, len(ranks), config.expect_gb_s),
-        *unread_findings(ranks),
-    ]
+    found = [*version_findings(ranks), *limit_findings(ranks, workers), *name_findings(ranks), *step_findings(ranks)]
+    if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
+        text = f"{ranks[0].host} has {format_bytes(free)} free for {folder}, where checkpoints go"
+        remedy = (
+            "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k)."
+        )
+        found.append(Finding("error", "disk", text, remedy))
+    if links and config.expect_gb_s and (reached := links[-1].gb_s(len(ranks))) < config.expect_gb_s:
+        text = f"an all-reduce of {links[-1].size_mb} MB reaches {reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
+        remedy = (
+            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), set NCCL's variables for this kind of machine "
+            "(docs/clusters.md), and run nccl-tests between pairs of hosts."
+        )
+        found.append(Finding("error", "network", text, remedy))
+    return [*found, *unread_findings(ranks)]
 
 
 def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
@@ -210,32 +213,21 @@ def version_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
         yield Finding("error", "data", text, SAME_DATA)
 
 
-def limit_findings(ranks: Sequence[Facts], workers: int, folder: str) -> Iterator[Finding]:
-    """/dev/shm, open files and disk: less than a training with so many data workers a rank usually needs."""
+def limit_findings(ranks: Sequence[Facts], workers: int) -> Iterator[Finding]:
+    """/dev/shm and open files: less than a training with so many data workers a rank usually needs."""
     count = Counter(facts.machine for facts in ranks)
     files = 256 + 40 * workers + 4 * (len(ranks) - 1)  # libraries and logs; pipes and tensors of a worker; sockets
     for facts in first_of_hosts(ranks):
         shm = SHM_OF_WORKER * workers * count[facts.machine]
         if facts.shm_bytes is not None and facts.shm_bytes < shm:
-            text = (
-                f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data workers of its "
-                f"{pluralize(count[facts.machine], 'rank')} may need {format_bytes(shm)}"
-            )
-            remedy = (
-                "Give the container more (docker run --shm-size=16g; on Kubernetes a memory-backed emptyDir), or lower "
-                "data.num_workers."
-            )
+            need = f"the data workers of its {pluralize(count[facts.machine], 'rank')} may need {format_bytes(shm)}"
+            text = f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and {need}"
+            remedy = "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), or lower data.num_workers."
             yield Finding("warning", "/dev/shm", text, remedy)
         if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
             text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
             remedy = "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536)."
             yield Finding("warning", "open files", text, remedy)
-    if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
-        text = f"{ranks[0].host} has {format_bytes(free)} free for {folder}, where checkpoints go"
-        remedy = (
-            "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k)."
-        )
-        yield Finding("error", "disk", text, remedy)
 
 
 def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
@@ -255,32 +247,15 @@ def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
 
 def step_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """The slowest rank, where it is much slower than the median; of two ranks, the faster one is the median."""
-    timed = {facts.rank: facts.step_ms for facts in ranks if facts.step_ms}
-    if not timed:
+    times = [(facts.step_ms, facts.rank) for facts in ranks if facts.step_ms]
+    if not times:
         return
-    worst = max((facts for facts in ranks if facts.step_ms), key=lambda facts: facts.step_ms or 0.0)
-    ratio = timed[worst.rank] / statistics.median_low(timed.values())
-    if ratio > SLOW_STEP[worst.gpu is not None]:
-        text = (
-            f"rank {worst.rank} on {worst.host} takes {worst.step_ms:.1f} ms for a step, {ratio:.2f} times the median: every "
-            "step waits for it"
-        )
-        remedy = (
-            "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave the "
-            "host out."
-        )
-        yield Finding("warning", "step", text, remedy)
-
-
-def link_findings(links: Sequence[Link], ranks: int, expect_gb_s: float | None) -> Iterator[Finding]:
-    """The largest all-reduce, where it is slower than `expect_gb_s` asks."""
-    if links and expect_gb_s and links[-1].gb_s(ranks) < expect_gb_s:
-        reached = f"an all-reduce of {links[-1].size_mb} MB reaches {links[-1].gb_s(ranks):.2f} GB/s"
-        remedy = (
-            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), set NCCL's variables for this kind of machine "
-            "(docs/clusters.md), and run nccl-tests between pairs of hosts."
-        )
-        yield Finding("error", "network", f"{reached}, below expect_gb_s={expect_gb_s:g}", remedy)
+    slowest_ms, rank = max(times)
+    ratio = slowest_ms / statistics.median_low(time for time, _ in times)
+    if ratio > SLOW_STEP[ranks[rank].gpu is not None]:
+        who = f"rank {rank} on {ranks[rank].host} takes {slowest_ms:.1f} ms for a step, {ratio:.2f} times the median"
+        remedy = "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave it out."
+        yield Finding("warning", "step", f"{who}: every step waits for it", remedy)
 
 
 def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
@@ -326,16 +301,22 @@ def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) ->
 
 
 def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]) -> int:
+    def describe_data() -> str:
+        task = task_class(config)(config, strategy)
+        return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
+
     def on_each(phase: str, work: Callable[[], T]) -> T:
         """What `work`, which does not communicate, returns once every rank has done it; a UserError on one ends all."""
         doing(phase)
         return strategy.run_collectively(work, CPU)
 
-    folder = _written_folder(config)
+    place = config.trainer.checkpoint_dir  # where checkpoints go, or the run folder where they go to a URL
+    folder = Path(place if place and "://" not in place else config.output_dir or "runs")
     facts = on_each("reading the machine", lambda: read_machine(strategy, folder))
     on_each("drawing the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
-    if_first = (lambda: None) if strategy.local_rank else (lambda: _describe_data(config, strategy))
-    facts.data = on_each("reading the data", lambda: facts.attempt(DATA, if_first))
+    facts.data = on_each(
+        "reading the data", lambda: None if strategy.local_rank else facts.attempt(DATA, describe_data)
+    )
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
     doing("gathering the facts")
@@ -385,17 +366,3 @@ def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[str]:
             f"  {facts.host:<{width}}  {numbers:<15}{device:<34}{shm:>10}{disk:>11}{facts.open_files or '?':>9}"
             f"{f'{max(steps):.1f} ms' if steps else '?':>10}"
         )
-
-
-def _written_folder(config: DoctorConfig) -> Path:
-    """Where checkpoints go, on a local disk; the run folder where they go to a URL."""
-    checkpoints = parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
-    if checkpoints is None or isinstance(checkpoints, Url):
-        return Path(config.output_dir or "runs")
-    return checkpoints
-
-
-def _describe_data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
-    """The fingerprint of the training data, and what the task says of it."""
-    task = task_class(config)(config, strategy)
-    return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"

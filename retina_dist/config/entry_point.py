@@ -35,7 +35,7 @@ from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, print_redacted
 from retina_dist.settings import limits_of, settings_by_key
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.unknown_keys import habit, no_format
+from retina_dist.unknown_keys import habit
 
 # Hydra's options, as its --hydra-help lists them; the second ones take a value.
 FLAGS = ["--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc"]
@@ -128,17 +128,11 @@ def _no_option(name: str, argument: str, following: str) -> str:
     value = value or ("" if following.startswith("-") or "=" in following else following)
     known = settings_by_key(SCHEMAS[name])
     meant = habit(key, known, value) or key
-    if key == "data" and key in known and (place := no_format(value)):
-        return f"{flag} is not an option; {place}"
     if " " in meant:
         return f"{flag} is not an option; {meant}."
     if "=" not in meant and meant not in known:
         return f"{flag} is not an option; settings are written KEY=VALUE, and {command_of(name)} --help lists them."
-    if "=" not in meant:
-        value = value or (
-            "true" if known[meant] is bool else "auto, or resume=RUN_FOLDER" if meant == "resume" else "…"
-        )
-        meant = f"{meant}={value}"
+    meant = meant if "=" in meant else f"{meant}={value or 'VALUE'}"
     return f"{flag} is not an option; settings are written KEY=VALUE: {meant}."
 
 

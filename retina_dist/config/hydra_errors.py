@@ -64,12 +64,9 @@ def _sentence(command: str, error: Exception) -> str:
     text = str(error)
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = several.groups()
-        if re.fullmatch(r"\d+,\d+", value) and not re.search("size|scale", key):
-            point = f"{key}={value.replace(',', '.')}"
-            return f"{key}={value} is more than one value; write {point}, or add --multirun for a run with each."
         return (
-            f'{key}={value} is more than one value; write "{key}=[{value}]" for a list, "{key}=\'{value}\'" for a text, or add '
-            "--multirun for a run with each."
+            f'{key}={value} is more than one value; write "{key}=[{value}]" for a list, "{key}=\'{value}\'" for a text, a point in '
+            "a number, or add --multirun for a run with each."
         )
     if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text):
         return f"{command} has no choice of {absent[1]}; leave {absent[1]}=… out."

@@ -278,7 +278,7 @@ LINES = {
     "--data coco": "--data is not an option; settings are written KEY=VALUE: data=coco.",
     "--config-dir nowhere": "--config-dir nowhere is not a folder.",
     "-m output_dir=a,b": "output_dir cannot be swept; give one folder, and each job gets its own in it.",
-    "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=auto, or resume=RUN_FOLDER.",
+    "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=VALUE.",
 }
 
 
