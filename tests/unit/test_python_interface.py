@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import os
 import pickle
@@ -370,15 +369,3 @@ def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_editors_see_the_public_names() -> None:
-    """The imports for type checkers are those that happen at run time."""
-    source = ROOT / "retina_dist" / "__init__.py"
-    tree = ast.parse(source.read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert seen == rd._PUBLIC
-    assert source.with_name("py.typed").is_file()
