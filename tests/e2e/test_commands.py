@@ -115,26 +115,6 @@ def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path
     assert sorted(set(steps), key=int) == ["1", "2", "3", "4", "5", "6"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["data=coco", "data.shapes=null", "data.root=nowhere"], "data.root=nowhere is not a folder"),
-        (["resume=nowhere.pt"], "there is no checkpoint nowhere.pt"),
-        (["schedule=multistep", "schedule.warmup=0steps", "schedule.milestones=[99epochs]"], "past the end"),
-    ],
-)
-def test_a_wrong_setting_is_one_line_and_exit_code_2(
-    trained: Path, inside: Callable, arguments: list, message: str
-) -> None:
-    small = [s for s in SMALL if not s.startswith("data.shapes") or "data.shapes=null" not in arguments]
-    result = inside("retina_dist.train", *small, "output_dir=wrong", *arguments, cwd=trained, check=False)
-    assert result.returncode == 2
-    (line,) = [line for line in result.stderr.splitlines() if line.strip()]
-    assert line.startswith("error: ")
-    assert message in line
-    assert not (trained / "wrong").exists()
-
-
 def test_fine_tuning_takes_what_fits(trained: Path, inside: Callable, tmp_path: Path) -> None:
     weights = f"model.weights={trained}/{RUN}/checkpoints/best.pt"
     small = [s for s in SMALL if not s.startswith("data.shapes")]

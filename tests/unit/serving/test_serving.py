@@ -1,17 +1,13 @@
-"""The REST endpoint in process: limits, batches, metrics; and as a process: its end, and what its log must not hold."""
+"""The REST endpoint in process: limits, batches, metrics and the end."""
 
 from __future__ import annotations
 
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,13 +32,13 @@ from tests.unit.serving.server import (
 pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 pytest.importorskip("httpx2", reason="FastAPI's test client needs httpx2")
 
+import httpx2
 import uvicorn
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
 from retina_dist.serving.app import create_app
 
-ROOT = Path(__file__).resolve().parents[3]
 PNG = {"Content-Type": "image/png"}
 JSON = {"Content-Type": "application/json"}
 
@@ -237,84 +233,20 @@ def test_an_address_that_cannot_be_listened_on(host: str) -> None:
         listen("127.0.0.1", busy.getsockname()[1])
 
 
-# The process
-
-PROCESS = """
-import time
-from retina_dist.serving import server
-from retina_dist.serving.server import ServeConfig
-
-class Slow:
-    Answer = dict
-    def prepare(self, data, i):
-        return data
-    def predict(self, images):
-        print("predicting", flush=True)
-        time.sleep(float(images[0]))
-        return [{"width": len(data)} for data in images]
-
-class Predictor:
-    run_each = print
-
-from retina_dist.serving import scoring
-scoring.Scorer = lambda *_, **__: Slow()
-server.serve(ServeConfig(checkpoint="none", port=0, shutdown_s=30), lambda device: Predictor())
-"""
-
-
-def opened(port: int, said: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-    connection.sendall(said)
-    return connection
-
-
-def received(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
-    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
-
-
-REQUEST = b"POST /score HTTP/1.1\r\nHost: a\r\nContent-Type: image/png\r\nContent-Length: 1\r\n\r\n1"
+# The end of the process
 
 
 def test_a_request_that_takes_longer_than_the_shutdown_gets_503() -> None:
     fake = Fake(goes=False)
-    server = uvicorn.Server(
-        uvicorn.Config(app_of(fake), http="httptools", ws="none", log_level="error", timeout_graceful_shutdown=1)
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        with opened(listener.getsockname()[1], REQUEST) as connection:
-            assert fake.begun.wait(30)
-            server.should_exit = True
-            answer = received(connection)
+    config = uvicorn.Config(app_of(fake), http="httptools", ws="none", log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as pool:
+        serving = pool.submit(server.run, [listener])
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/score"
+        answer = pool.submit(httpx2.post, address, content=b"1", headers=PNG, timeout=60)
+        assert fake.begun.wait(30)
+        server.should_exit = True
+        assert answer.result().status_code == 503
+        assert "the server is shutting down" in answer.result().text
         fake.go.set()
-        thread.join(30)
-    assert answer.startswith(b"HTTP/1.1 503")
-    assert b"the server is shutting down" in answer
-    assert not thread.is_alive()
-
-
-def test_sigterm_answers_accepted_requests_and_the_log_has_no_traceback() -> None:
-    server = subprocess.Popen(
-        [sys.executable, "-c", PROCESS], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout
-        while not (address := re.search(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())):
-            assert server.poll() is None
-        port = int(address[1])
-        bad = b"HEAD /score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxx\r\nabc\r\n"
-        with opened(port, bad) as connection:
-            assert received(connection).startswith(b"HTTP/1.1 4")
-        with opened(port, REQUEST) as connection:
-            while server.stdout.readline() != "predicting\n":
-                assert server.poll() is None
-            server.send_signal(signal.SIGTERM)
-            assert received(connection).startswith(b"HTTP/1.1 200")
-        errors = server.communicate(timeout=60)[1]
-        assert server.returncode == 0, errors
-        assert "Traceback" not in errors
-    finally:
-        server.kill()
-        server.communicate()
+        serving.result(30)
