@@ -80,6 +80,14 @@ def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | No
     return {"ece": ece, "mce": mce, "bins": bins}
 
 
+def confusions_of(analysis: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """True label, predicted label and number of each confusion, the most frequent first."""
+    labels, counts = analysis["confusion"]["labels"], np.array(analysis["confusion"]["counts"])
+    np.fill_diagonal(counts, 0)
+    order = [divmod(int(place), len(labels)) for place in np.argsort(-counts, axis=None, kind="stable")]
+    return [(labels[i], labels[j], int(counts[i, j])) for i, j in order if counts[i, j]]
+
+
 def lines_of(analysis: Mapping[str, Any]) -> list[str]:
     """At most ten lines for a terminal: threshold, kinds of errors, confusions, calibration, worst images."""
     lines = [""]
@@ -91,16 +99,13 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
         kinds = sorted(errors["types"].items(), key=lambda item: -item[1]["gain"])
         words = [f"{name.replace('_', ' ')} +{kind['gain']:.3f}" for name, kind in kinds]
         lines += [f"AP50 by correcting   {', '.join(words[:4])}", f"{'':<21}{', '.join(words[4:])}"]
-    if confusion := analysis["confusion"]:
-        counts, labels = np.array(confusion["counts"]), confusion["labels"]
-        counts = counts[: len(analysis["classes"]), : len(analysis["classes"])] * (
-            1 - np.eye(len(analysis["classes"]), dtype=int)
-        )
-        order = np.argsort(-counts, axis=None, kind="stable")[:3]
+    if analysis["confusion"]:
         pairs = [
-            (counts[i, j], labels[i], labels[j]) for i, j in zip(*np.unravel_index(order, counts.shape), strict=True)
+            pair
+            for pair in confusions_of(analysis)
+            if pair[0] in analysis["classes"] and pair[1] in analysis["classes"]
         ]
-        words = [f"{right} taken for {other} ({count})" for count, right, other in pairs if count]
+        words = [f"{right} taken for {other} ({count})" for right, other, count in pairs[:3]]
         lines.append(f"most confused   {', '.join(words) or 'none'}")
     if calibration := analysis["calibration"]:
         lines.append(

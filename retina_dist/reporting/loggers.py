@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.errors import DataError
 from retina_dist.files import write_csv
 from retina_dist.text import NUMBER
 
@@ -56,13 +56,8 @@ class LoggerCollection:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
-        try:
-            for logger in self.loggers:
-                logger.log(metrics if logger is self.console else defined, step)
-        except OSError as error:
-            raise DataError(
-                f"the metrics of step {step} cannot be written ({error}); correct the cause and resume with resume=auto."
-            ) from error
+        for logger in self.loggers:
+            logger.log(metrics if logger is self.console else defined, step)
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -104,19 +99,11 @@ class CsvLogger(NullLogger):
 
 
 class TensorBoardLogger:
-    """Scalars for TensorBoard; with `resume_step`, the later steps of the earlier run are purged.
-
-    Raises ConfigError if TensorBoard is not installed.
-    """
+    """Scalars for TensorBoard; with `resume_step`, the later steps of the earlier run are purged."""
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "logging.tensorboard=true needs the package 'tensorboard', which cannot be imported; "
-                "run `pip install tensorboard`, or set logging.tensorboard=false."
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 

@@ -19,7 +19,7 @@ import yaml
 
 from retina_dist.errors import DataError, first_line
 from retina_dist.files import read_bytes
-from retina_dist.reporting.analysis import MOST_IN_MATRIX
+from retina_dist.reporting.analysis import MOST_IN_MATRIX, confusions_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
@@ -70,10 +70,7 @@ class RunFiles:
     @property
     def confusions(self) -> list[tuple[str, str, int]]:
         """True class, predicted class and number of the 30 most frequent confusions."""
-        labels, counts = self.analysis["confusion"]["labels"], np.array(self.analysis["confusion"]["counts"])
-        np.fill_diagonal(counts, 0)
-        order = [divmod(int(place), len(labels)) for place in np.argsort(-counts, axis=None, kind="stable")[:30]]
-        return [(labels[i], labels[j], int(counts[i, j])) for i, j in order if counts[i, j]]
+        return confusions_of(self.analysis)[:30]
 
     @property
     def pictures(self) -> dict[str, list[dict[str, Any]]]:

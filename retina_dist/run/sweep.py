@@ -75,7 +75,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
         finally:
             if launch.rank == 0 and not skipped:
                 _record(folder, failure, time.perf_counter() - started)
-                _write_table(folder.parent)
+                write_csv(folder.parent / TABLE, _cells(rows_of(folder.parent)))
             gc.collect()  # the next job needs this one's memory
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
@@ -116,8 +116,7 @@ class SweepTable(Callback):
         rows = rows_of(folder)
         if detect_launch().rank or config.dry_run or not rows:
             return
-        columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
-        print("\n" + aligned(columns, lines))
+        print("\n" + aligned(_cells(rows)))
         best = best_of(rows)
         print(f"\n{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
         if best:
@@ -152,7 +151,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     """Write the table of the jobs, and a bar for each job and measure, to `out`, by default `folder`/report.html."""
     rows = rows_of(folder)
     best = best_of(rows)
-    columns, lines = _cells(rows, lambda value: "-" if value is None else f"{value:.4g}")
+    columns, *lines = _cells(rows)
     swept = [" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in row["swept"].items()) for row in rows]
     labels = [f"{Path(row['folder']).name}  {text}" for row, text in zip(rows, swept, strict=True)]
     colors = [COLORS[1 if best and row["folder"] == best[0]["folder"] else 0] for row in rows]
@@ -196,11 +195,10 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     from retina_dist.reporting.intervals import Resampled
 
     name, best = _monitor(rows), best_of(rows)
-    known = [Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None for row in rows]
-    known = [
-        each if each and name in each.values and each.values[name] == row["best"] else None
-        for each, row in zip(known, rows, strict=True)
-    ]
+    known = []
+    for row in rows:
+        each = Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None
+        known.append(each if each and name in each.values and each.values[name] == row["best"] else None)
     top = known[rows.index(best[0])] if best else None
     cells = []
     for each in known:
@@ -212,31 +210,25 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return cells
 
 
-def _cells(rows: list[dict[str, Any]], form: Callable[[float | None], str]) -> tuple[list[str], list[list[str]]]:
+def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The table of the jobs; its first line has the names of the columns."""
     columns = ["job", *rows[0]["swept"], "status", _monitor(rows), "95 % interval", "comparison"]
     columns += [LOSS, "images_per_s", "seconds", "folder", "error"]
     lines = []
     for row, bars in zip(rows, compare_with_best(rows), strict=True):
-        best, *numbers = (form(row.get(key)) for key in ("best", LOSS, "images_per_s", "seconds"))
+        values = [row.get(key) for key in ("best", LOSS, "images_per_s", "seconds")]
+        best, *numbers = ("" if value is None else f"{value:.6g}" for value in values)
         settings = [Path(row["folder"]).name, *row["swept"].values(), row["status"]]
         lines.append([*settings, best, *bars, *numbers, row["folder"], row["error"] or ""])
-    return columns, lines
+    return [columns, *lines]
 
 
 def _monitor(rows: list[dict[str, Any]]) -> str:
     return str(next((row["monitor"] for row in rows if row.get("monitor")), "best"))
 
 
-def _write_table(folder: Path) -> None:
-    """sweep.csv with every digit."""
-    columns, lines = _cells(rows_of(folder), lambda value: "" if value is None else repr(value))
-    write_csv(folder / TABLE, [columns, *lines])
-
-
-def aligned(columns: list[str], rows: list[list[str]]) -> str:
-    """Rows under their columns, each as wide as it needs to be."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (columns, *rows)
-    )
+def aligned(rows: list[list[str]]) -> str:
+    """Rows below each other, each column as wide as it needs to be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
