@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 
 from retina_dist.settings import settings_by_key
 
@@ -108,24 +107,11 @@ def _spelled_like(end: str, keys: list[str]) -> list[str]:
     return [ends[e] for e in get_close_matches(end, ends, 1, 0.8)]
 
 
-def no_format(value: str) -> str:
-    """The sentence for data=VALUE where VALUE is a place or no entry; "" otherwise."""
-    if value.lower().startswith("yolo"):
-        return f"data={value} is not an entry; give data=auto data.root=FOLDER, which recognises YOLO."
-    if not value or ("/" not in value and "." not in value and not Path(value).is_dir()):
-        return ""
-    place = "FOLDER" if value.endswith((".yaml", ".yml")) else value
-    return f"data={value}: data is the format, not the place; write data=auto data.root={place}."
-
-
 def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str:
     """The sentence for `overrides[number]`, which is not KEY=VALUE, with what may be meant."""
-    word, before = overrides[number], overrides[number - 1] if number else ""
-    after = "".join(overrides[number + 1 : number + 3])
-    if before.endswith((",", "=")):
-        return f"{before} ends in {before[-1]}; write {before}{word}, without spaces."
-    if after.startswith("="):
-        return f"{word} has no value; write {word}={overrides[number + 1][1:] or after[1:]}, without spaces."
+    word, around = overrides[number], [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
+    if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
+        return f"{word} is not KEY=VALUE; leave out the spaces around = and between the items of a list."
     if word in known:
         return f"{word} has no value; write {word}=VALUE."
     given = {o.partition("=")[0] for o in overrides}

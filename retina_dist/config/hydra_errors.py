@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.unknown_keys import no_format
 
 OF_CHECKPOINTS = ("doctor", "evaluate", "predict", "export", "serve", "agreement")  # the commands with checkpoint=
 
@@ -46,8 +46,11 @@ def _missing_entry(command: str, error: MissingConfigException) -> str:
     group, slash, value = str(error.missing_cfg_file).partition("/")
     if not slash:
         return f"there is no configuration {group}; give another --config-name."
-    if group == "data" and (place := no_format(value)):
-        return place
+    if group == "data" and value.lower().startswith("yolo"):
+        return f"data={value} is not an entry; give data=auto data.root=FOLDER, which recognises YOLO."
+    if group == "data" and ("/" in value or "." in value or Path(value).is_dir()):
+        place = "FOLDER" if value.endswith((".yaml", ".yml")) else value
+        return f"data={value}: data is the format, not the place; write data=auto data.root={place}."
     value, options = value.removesuffix(".yaml"), error.options or []
     if group == "model" and ("/" in value or value.endswith(".pt")):
         key = "checkpoint" if command.endswith(OF_CHECKPOINTS) else "model.weights"

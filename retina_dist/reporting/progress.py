@@ -25,9 +25,8 @@ class Progress:
     """A metric logger for the console: a progress bar on a terminal, elsewhere a plain line per `log` of training metrics.
 
     Metrics of the groups train, time and memory are training metrics; all others are validation results, on a separate line
-    that shows those in `headline`. The time left comes from the clock since the start, with evaluations and checkpoints;
-    so does the speed where no `time/images_per_s` is logged and `images_per_step` is given. `initial` is the step that a
-    resumed run starts after, `step` tells the steps done so far.
+    that shows those in `headline`. The time left comes from the clock since the start, with evaluations and checkpoints.
+    `initial` is the step that a resumed run starts after, `step` tells the steps done so far.
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class Progress:
         step: Callable[[], int] | None = None,
         *,
         steps_per_epoch: int | None = None,
-        images_per_step: int | None = None,
         headline: Sequence[str] = (),
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -46,7 +44,6 @@ class Progress:
         self.initial = self._shown = initial
         self.step = step or (lambda: self._shown)
         self.steps_per_epoch = steps_per_epoch
-        self.images_per_step = images_per_step
         self.headline = headline
         # one stream where output is piped, so that a file has every line
         self.file = file or (sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout)
@@ -115,16 +112,13 @@ class Progress:
     def _how(self, step: int) -> str:
         """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without what is unknown."""
         steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
-        images_per_s = self._metrics.get(SPEED)
-        if images_per_s is None and self.images_per_step is not None and steps_per_s > 0:
-            images_per_s = steps_per_s * self.images_per_step
         parts = []
         if LOSS in self._metrics:
             parts.append(f"loss {self._metrics[LOSS]:.4f}")
         if LR in self._metrics:
             parts.append(f"lr {self._metrics[LR]:.3g}")
-        if images_per_s is not None:
-            parts.append(f"{images_per_s:.1f} img/s")
+        if SPEED in self._metrics:
+            parts.append(f"{self._metrics[SPEED]:.1f} img/s")
         if steps_per_s > 0:
             parts.append(f"ETA {format_duration((self.total_steps - step) / steps_per_s)}")
         return "  ".join(parts)

@@ -70,7 +70,6 @@ class Training:
             step or 0,
             step=lambda: self.state.step,
             steps_per_epoch=plan.steps_per_epoch,
-            images_per_step=plan.batch_size,
             headline=self.task.headline_metrics,
         )
         self.job.console.write, self.job.console.beat = progress.write, progress.beat

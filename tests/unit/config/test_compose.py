@@ -190,7 +190,7 @@ def test_settings_that_exclude_each_other() -> None:
         ("predict", ["input=a"], "checkpoint is not set"),
         ("predict", ["model=runs/x"], "model is the kind of network, not a file or a run; write checkpoint=runs/x."),
         ("shards", ["model=runs/x"], "model is the kind of network, not a file or a run; write model.weights=runs/x."),
-        ("train", ["data.root", "=", "ok"], "data.root has no value; write data.root=ok, without spaces."),
+        ("train", ["data.root", "=", "ok"], "data.root is not KEY=VALUE; leave out the spaces around ="),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),
         ("export", ["format=onnx"], "format is not a setting; did you mean output=model.onnx?"),

@@ -34,22 +34,22 @@ def file():
 
 
 def test_plain_line_per_log_with_time_left(file, clock):
-    progress = Progress(1000, steps_per_epoch=40, images_per_step=16, file=file, clock=clock)
+    progress = Progress(1000, steps_per_epoch=40, file=file, clock=clock)
     clock.now += 25
-    progress.log({"train/loss": 0.51234, "train/lr": 0.0025}, 50)
-    # 2 steps/s: 16 images each make 32 img/s, and 950 steps are left
+    progress.log({"train/loss": 0.51234, "train/lr": 0.0025, "time/images_per_s": 32.04}, 50)
+    # 2 steps/s, and 950 steps are left
     expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
     assert file.getvalue() == expected
 
 
 def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
     done = [0]
-    progress = Progress(100, step=lambda: done[0], images_per_step=8, file=file, clock=clock)
+    progress = Progress(100, step=lambda: done[0], file=file, clock=clock)
     beats = [
         (0, True, ["reading: 0:12 so far"]),
-        (1, False, ["step   1/100  4.0 img/s  ETA 3:18"]),  # 2 s a step
+        (1, False, ["step   1/100  ETA 3:18"]),  # 2 s a step
         (2, False, []),
-        (3, True, ["step   3/100  4.0 img/s  ETA 3:14"]),
+        (3, True, ["step   3/100  ETA 3:14"]),
         (3, True, ["step 4: 0:12 so far"]),
     ]
     for step, silent, lines in beats:
