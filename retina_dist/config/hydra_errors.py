@@ -48,7 +48,7 @@ def _missing_entry(command: str, error: MissingConfigException) -> str:
         return f"there is no configuration {group}; give another --config-name."
     if group == "data" and value.lower().startswith("yolo"):
         return f"data={value} is not an entry; give data=auto data.root=FOLDER, which recognises YOLO."
-    if group == "data" and ("/" in value or "." in value or Path(value).is_dir()):
+    if group == "data" and value and ("/" in value or "." in value or Path(value).is_dir()):
         place = "FOLDER" if value.endswith((".yaml", ".yml")) else value
         return f"data={value}: data is the format, not the place; write data=auto data.root={place}."
     value, options = value.removesuffix(".yaml"), error.options or []

@@ -104,17 +104,6 @@ def test_fast_dev_run_goes_through_everything(tmp_path: Path, inside: Callable) 
     assert len(list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))) == 3
 
 
-def test_runs_get_folders_of_their_own_and_auto_goes_on_with_the_newest(tmp_path: Path, inside: Callable) -> None:
-    quick = (*SMALL, "logging=quiet", "trainer.validate_every=0steps")
-    inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", cwd=tmp_path)
-    inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", "trainer.stop_after=2steps", cwd=tmp_path)
-    result = inside("retina_dist.train", *quick, "trainer.max_duration=1epoch", "resume=auto", cwd=tmp_path)
-    assert "resumed from runs/shapes-2/checkpoints/step_00000002.pt, step 2" in result.stdout
-    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["shapes", "shapes-2"]
-    steps = [row["step"] for row in csv.DictReader((tmp_path / "runs/shapes-2/metrics.csv").open())]
-    assert sorted(set(steps), key=int) == ["1", "2", "3", "4", "5", "6"]
-
-
 def test_fine_tuning_takes_what_fits(trained: Path, inside: Callable, tmp_path: Path) -> None:
     weights = f"model.weights={trained}/{RUN}/checkpoints/best.pt"
     small = [s for s in SMALL if not s.startswith("data.shapes")]

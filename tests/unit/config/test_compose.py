@@ -160,19 +160,6 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        (["data=auto", "data.root=data/bccd/"], "bccd"),
-        (["task=classification", "data=folders", "data.root=az://box/cells"], "cells"),
-        (["data=auto", "data.root=data/bccd", "data.name=mine"], "mine"),
-        (["data=auto"], "auto"),
-    ],
-)
-def test_runs_of_data_in_any_format_are_named_after_its_folder(overrides: list[str], name: str) -> None:
-    assert load_config("train", overrides).data.name == name
-
-
 def test_settings_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match=r"nesterov=true needs a momentum; give optimizer\.momentum=0\.9"):
         load_config("train", ["optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"])

@@ -91,8 +91,7 @@ def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
     train(load_config("train", settings))
 
 
-def on_a_terminal():
-    """What a terminal is sent by a short run."""
+def test_bar_on_a_terminal_with_lines_above_it():
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
     reader, writer = pty.openpty()
     fcntl.ioctl(
@@ -112,11 +111,6 @@ def on_a_terminal():
         while select.select([reader], [], [], 0.2)[0]:  # a busy machine hands it over in pieces
             sent += os.read(reader, 100_000).decode()
     os.close(reader)
-    return sent
-
-
-def test_bar_on_a_terminal_with_lines_above_it():
-    sent = on_a_terminal()
     assert "step  5/20  epoch 0.50 |##### " in sent
     assert "step 10/20  epoch 1.00 |##########          | loss 0.2500  lr 0.01  ETA 0:00" in sent
     assert "\r\x1b[Kstep 10/20  epoch 1.00  validation: AP 0.500\r\n" in sent

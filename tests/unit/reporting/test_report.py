@@ -284,23 +284,6 @@ def test_both_themes_and_a_phone(tab: browser.Page, report: Path) -> None:
     )
 
 
-def test_a_chart_is_zoomed_and_read_with_the_mouse(tab: browser.Page, report: Path) -> None:
-    opened(tab, report)
-    tab.run("document.querySelector('[data-chart]').scrollIntoView({behavior: 'instant'})")
-    area = tab.run("document.querySelector('.nsewdrag').getBoundingClientRect().toJSON()")
-    x, y, width, height = (area[name] for name in ("x", "y", "width", "height"))
-
-    def mouse(kind: str, across: float, down: float) -> None:
-        where = {"x": x + across * width, "y": y + down * height, "button": "left", "clickCount": 1}
-        tab.call("Input.dispatchMouseEvent", type=kind, **(where if kind != "mouseMoved" else where | {"buttons": 1}))
-
-    before = tab.run("document.querySelector('[data-chart]').layout.xaxis.range.join()")
-    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width / 2, y=y + height / 2)
-    tab.wait("document.querySelector('.hoverlayer').textContent.includes('training : 1')")
-    mouse("mousePressed", 0.25, 0.3), mouse("mouseMoved", 0.5, 0.6), mouse("mouseReleased", 0.5, 0.6)
-    tab.wait(f"document.querySelector('[data-chart]').layout.xaxis.range.join() !== '{before}'")
-
-
 def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -> None:
     opened(tab, report)
     tab.press("Tab", 9)
