@@ -22,12 +22,8 @@ from retina_dist.settings import (
     MISSING,
     KnownArguments,
     flattened,
-    leaves,
-    limits_of,
     make,
-    section_of,
     setting,
-    settings_by_key,
     validate,
 )
 from retina_dist.strategies.settings import StrategyConfig
@@ -203,55 +199,27 @@ def task_of_checkpoint(content: Mapping[str, Any]) -> str:
     return str(name) if name in TASKS else TASKS[0]
 
 
-def settings_of(content: Any, schema: type[T], remedy: str = "use another checkpoint") -> T:
-    """The settings `schema` that a checkpoint holds, their types checked; those that it is too old for have their defaults.
+def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
+    """The settings of the data that the checkpoint `source` was trained on, checked; absent ones have their defaults.
 
-    Those that this version no longer has are left out with a warning. They are data: nothing in them is looked up or imported. Of
-    a section of a class from outside the package, the settings are taken that the built-in classes have too. Raises ConfigError for
-    settings that do not fit, with `remedy`, and where the task or the model is from outside.
+    Nothing in them is looked up or imported. Those that this version does not have are left out with a warning; of a class from
+    outside the package, those are taken that `schema` has. Raises CheckpointError without any, ConfigError for what does not fit.
     """
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"the checkpoint's settings are of type {type(content).__name__}; {remedy}.")
-    hints = settings_by_key(schema)
-    for group in ("task", "model"):
-        if names_class(content.get(group)):
-            raise ConfigError(
-                f"the checkpoint's {group} is of a class from outside the package, which no checkpoint imports; use one of a "
-                f"built-in {group}."
-            )
-    shared = {
-        key: _shared(section_of(hints[key]), part)
-        for key, part in content.items()
-        if names_class(part) and key in hints
-    }
-    known = {key: part for key, part in content.items() if key in hints}
-    if not names_class(content) and (gone := sorted(map(str, content.keys() - known.keys()))):
+    from retina_dist.torch_files import remedy_of  # imports torch
+
+    config = content.get("config")
+    section = config.get("data") if isinstance(config, Mapping) else None
+    if not isinstance(section, Mapping):
+        raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.")
+    known = {f.name for f in fields(schema)}  # type: ignore[arg-type]
+    if not names_class(section) and (gone := sorted(map(str, section.keys() - known))):
         logger.warning(f"the checkpoint's {', '.join(gone)} is left out: this version has no such setting.")
     try:
-        settings = make(schema, _shared(schema, content) if names_class(content) else {**known, **shared})
-        for key, value in leaves(asdict(settings)):  # type: ignore[call-overload]
-            if value == MISSING:
-                raise ConfigError(f"{key} is not set")
+        settings = make(schema, {key: value for key, value in section.items() if key in known})
+        validate(settings, "data.")
         return settings
     except ConfigError as error:
         reason = first_line(error).rstrip(".")
-        raise ConfigError(f"the checkpoint's settings are not those of this version ({reason}); {remedy}.") from error
-
-
-def _shared(kind: type | None, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a section of a class from outside that the built-in classes have too."""
-    contract = contract_of(kind)
-    shared = {f.name for f in fields(contract[1])} if contract else set()
-    return {k: v for k, v in section.items() if k in shared and not (k == "name" and limits_of(kind, k).choices)}
-
-
-def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
-    """The settings of the data that the checkpoint `source` was trained on, validated. Raises CheckpointError without any."""
-    from retina_dist.torch_files import remedy_of  # imports torch
-
-    try:
-        settings = settings_of(content["config"]["data"], schema, remedy_of(content))
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{source} does not say what it was trained on; give another checkpoint.") from error
-    validate(settings, "data.")
-    return settings
+        raise ConfigError(
+            f"the checkpoint's settings are not those of this version ({reason}); {remedy_of(content)}."
+        ) from error

@@ -11,9 +11,9 @@ from hydra.core.config_store import ConfigStore
 
 from retina_dist.config import plugins
 from retina_dist.config.compose import load_config
-from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import ConfigError
-from retina_dist.run_config import settings_of
+from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.start_processes import command, why_missing
 from tests.commands import run_process
 from tests.plugins.mpi_strategy import MPISettings, MPIStrategy
@@ -91,8 +91,7 @@ def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_checkpoint_names_no_class() -> None:
     """Its settings are read back without an import of what they name, and without the keys that only that class knows."""
-    content = asdict(load_config("train", [FOUND, "strategy=mpi4py"]))
-    content["strategy"]["_target_"] = "no.such.module.Strategy"
-    found = settings_of(content, DetectionRunConfig)
-    assert type(found) is DetectionRunConfig
-    assert found.data.name == "shapes"
+    content = asdict(load_config("train"))
+    content["data"] |= {"_target_": "no.such.module.Reader", "own": 1}
+    found = data_settings_of({"config": content}, DetectionData, "a.pt")
+    assert (type(found), found.name) == (DetectionData, "shapes")

@@ -19,7 +19,7 @@ from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.optim.schedule import Constant
 from retina_dist.run.build import build_plan
-from retina_dist.run_config import settings_of
+from retina_dist.run_config import data_settings_of
 from retina_dist.settings import settings_by_key
 from tests.commands import run_command
 
@@ -255,9 +255,8 @@ def test_files_of_the_users_own(tmp_path: Path, name: str) -> None:
 
 
 def test_the_settings_of_a_checkpoint_are_data() -> None:
-    with pytest.raises(ConfigError, match="the checkpoint's model is of a class from outside the package"):
-        settings_of({"model": {"_target_": "torch.load", "f": "evil.pkl"}}, DetectionRunConfig)
-    data = settings_of({"name": "a", "root": "${oc.env:HOME}"}, DetectionData)
+    content = {"config": {"data": {"name": "a", "root": "${oc.env:HOME}"}}}
+    data = data_settings_of(content, DetectionData, "a.pt")
     assert data.root == "${oc.env:HOME}", "nothing is looked up"
 
 

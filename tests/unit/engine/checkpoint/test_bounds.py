@@ -15,10 +15,10 @@ import torch
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.detection.settings import DetectionRunConfig, ModelConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.run_config import settings_of
+from retina_dist.errors import CheckpointError, UserError
+from retina_dist.run_config import data_settings_of
 from retina_dist.torch_files import load_torch
 
 SMALL = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16}
@@ -113,16 +113,8 @@ def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch:
 # its settings
 
 
-@pytest.mark.parametrize(
-    ("schema", "content"),
-    [
-        (DetectionRunConfig, None),
-        (DetectionRunConfig, "text"),
-        (DetectionRunConfig, {"data": {"num_workers": "many"}}),
-        (ModelConfig, {"anchor_sizes": [["a"]]}),
-    ],
-)
-def test_settings_of_other_types(schema: type, content: object) -> None:
-    with pytest.raises(ConfigError, match="the checkpoint's") as caught:
-        settings_of(content, schema)
+@pytest.mark.parametrize("data", [None, "text", {"num_workers": "many"}, {"min_sizes": [["a"]]}])
+def test_settings_of_other_types(data: object) -> None:
+    with pytest.raises(UserError, match=r"the checkpoint's|a\.pt does not say what it was trained on") as caught:
+        data_settings_of({"config": {"data": data}}, DetectionData, "a.pt")
     assert "\n" not in str(caught.value)
