@@ -99,14 +99,6 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     return facts
 
 
-def gather_facts(strategy: DistributedStrategy, facts: Facts) -> list[Facts]:
-    """The facts of all ranks, in order, over the CPUs' network. Every rank calls it."""
-    own = torch.frombuffer(bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8)
-    lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
-    everyone = strategy.all_gather(own)
-    return [Facts(**json.loads(bytes(part.tolist()))) for part in everyone.split(lengths)]
-
-
 def time_step(device: torch.device) -> float:
     """Milliseconds, median, of a forward and a backward pass of a ResNet-18 on noise; nothing is sent.
 
@@ -139,15 +131,8 @@ class Link(NamedTuple):
         return 2 * (ranks - 1) / ranks * self.size_mb / self.ms
 
 
-def measure_links(strategy: DistributedStrategy) -> list[Link]:
-    """The time of an all-reduce of each of `SIZES_MB`, equal on all ranks; none with one rank. Every rank calls it.
-
-    It includes the copy that the strategy makes of its input, and the wait for the device.
-    """
-    return [Link(size, _milliseconds(strategy, size)) for size in SIZES_MB] if strategy.world_size > 1 else []
-
-
-def _milliseconds(strategy: DistributedStrategy, size_mb: int) -> float:
+def measure_link(strategy: DistributedStrategy, size_mb: int) -> Link:
+    """The time of an all-reduce, with the copy that the strategy makes of its input; equal on all ranks, which all call it."""
     x = torch.ones(size_mb * 10**6 // 4, device=strategy.device)
 
     def slowest_ms(repetitions: int) -> float:
@@ -161,7 +146,7 @@ def _milliseconds(strategy: DistributedStrategy, size_mb: int) -> float:
 
     slowest_ms(1)  # connections are made at the first
     once = slowest_ms(1)
-    return slowest_ms(max(1, min(MOST_REPETITIONS, int(2e3 / max(once, 1e-3)))))
+    return Link(size_mb, slowest_ms(max(1, min(MOST_REPETITIONS, int(2e3 / max(once, 1e-3))))))
 
 
 CPU = torch.device("cpu")
@@ -320,14 +305,17 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
     doing("gathering the facts")
-    ranks = gather_facts(strategy, facts)
+    own = torch.frombuffer(bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8)  # over the CPUs' network
+    lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
+    ranks = [Facts(**json.loads(bytes(part.tolist()))) for part in strategy.all_gather(own).split(lengths)]
     job = f"{strategy.backend} under {detect_launch()}"
     # NCCL connects at its first collective, and may hang
     if strategy.device.type == "cuda" and strategy.world_size > 1:
         first = build_report(config, ranks, (), job, folder)
         on_each("the first report", lambda: show(first) if strategy.is_main else None)
     doing("measuring the network")
-    report = build_report(config, ranks, measure_links(strategy), job, folder)
+    links = [measure_link(strategy, size) for size in SIZES_MB] if strategy.world_size > 1 else []
+    report = build_report(config, ranks, links, job, folder)
     if strategy.is_main:
         show(report)
     return report.errors

@@ -28,7 +28,7 @@ from retina_dist.run.build import (
     configure_torch,
     task_class,
 )
-from retina_dist.run.records import describe_job, versions, write_command, write_config, write_flight_records
+from retina_dist.run.records import describe_job, versions, write_flight_records, write_start
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
@@ -201,7 +201,6 @@ def _describe_plan(
 def _begin_folder(
     config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData, described: str
 ) -> None:
-    write_config(config, run.folder)
-    write_command(config, strategy, run.folder, described)
+    write_start(config, strategy, run.folder, described)
     if config.logging.plots and not run.resume_step:
         task.draw_inputs(data, run.folder)

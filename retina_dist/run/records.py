@@ -57,16 +57,13 @@ def describe_job(strategy: DistributedStrategy) -> str:
     )
 
 
-def write_config(config: RunConfig, folder: Path) -> None:
-    """Every setting of the run as config.yaml, without secrets: MLflow gets the file."""
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config)))))
+def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
+    """Write every setting to config.yaml, and add this start to command.json, both without secrets.
 
-
-def write_command(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
-    """Add this start to command.json, without secrets: its time, command, job, versions, the commit of the code, and its `plan`.
-
-    `recipe` are the overrides that choose a file of `conf/`; `changed` has the settings that differ from their defaults.
+    A start is its time, command, job, versions, the commit of the code, and its `plan`; `recipe` are the overrides that choose a
+    file of `conf/`, `changed` the settings that differ from their defaults.
     """
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config)))))
     path, starts = folder / COMMAND, []
     with contextlib.suppress(OSError, ValueError):
         starts = json.loads(read_bytes(path))

@@ -15,7 +15,8 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.run.records import write_config
+from retina_dist.run.records import write_start
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -133,7 +134,8 @@ def test_settings_of_a_run_that_cannot_be_taken(text: str, message: str) -> None
 
 
 def test_the_run_s_settings_are_the_base_of_a_resume() -> None:
-    write_config(settings("data.batch_size=4", "optimizer=sgd", "trainer.stop_after=2steps", "seed=3"), Path("run"))
+    before = settings("data.batch_size=4", "optimizer=sgd", "trainer.stop_after=2steps", "seed=3")
+    write_start(before, SingleDeviceStrategy("cpu"), Path("run"), "")
     text = Path("run/config.yaml").read_text()
     old = "\nsection: {a: 1, b: {}}\nempty: []\nhollow: {}\n"
     Path("run/config.yaml").write_text(text.replace("trainer:\n", "trainer:\n  of_another_version: []\n") + old)
