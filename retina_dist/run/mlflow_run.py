@@ -206,18 +206,15 @@ class MlflowRun(NullLogger):
             entities.Param(k, v[:LONGEST]) for k, v in params.items() if k not in run.data.params
         ]  # MLflow changes none
         tags = [entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()]
-        if (self.folder / COMMAND).is_file() and NOTE not in run.data.tags:
-            tags.append(entities.RunTag(NOTE, self._description()[:LONGEST_NOTE]))
+        if (self.folder / COMMAND).is_file() and NOTE not in run.data.tags:  # the page of the run, as Markdown
+            start = json.loads(read_bytes(self.folder / COMMAND))[-1]
+            rows = "".join(f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"])
+            table = f"| setting | value | default |\n|---|---|---|\n{rows}"
+            tags.append(entities.RunTag(NOTE, f"    {start['command']}\n\n{table}"[:LONGEST_NOTE]))
         self.client.log_batch(run.info.run_id, params=new, tags=tags)
         self.id = run.info.run_id
         which = "existing" if known else "new"
         logger.info(f"MLflow: {which} run {run.info.run_name} ({self.id}) at {redacted(self.uri)}")
-
-    def _description(self) -> str:
-        """The command and what differs from the defaults, as Markdown, for the page of the run."""
-        start = json.loads(read_bytes(self.folder / COMMAND))[-1]
-        rows = "".join(f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"])
-        return f"    {start['command']}\n\n| setting | value | default |\n|---|---|---|\n{rows}"
 
     def _log_data(self) -> None:
         data, entities = self.config.data, self.mlflow.entities
@@ -234,15 +231,15 @@ class MlflowRun(NullLogger):
 
     def _previous(self) -> Any:
         """The run before this resume, None if it is gone."""
-        try:
-            run = self.client.get_run(json.loads(read_bytes(self.id_file))["run_id"]) if self.resumes else None
-        except (FileNotFoundError, ValueError, KeyError):
+        if not self.resumes:
             return None
-        except self.mlflow.MlflowException as error:
-            if error.get_http_status_code() != 404:
+        try:
+            run = self.client.get_run(json.loads(read_bytes(self.id_file))["run_id"])
+        except (FileNotFoundError, ValueError, KeyError, self.mlflow.MlflowException) as error:
+            if self._is_away(error):
                 raise
             return None
-        return run if run and run.info.lifecycle_stage == "active" else None
+        return run if run.info.lifecycle_stage == "active" else None
 
     def _create(self) -> Any:
         from mlflow.tracking.context.registry import resolve_tags  # as mlflow.start_run: user, source and git commit
