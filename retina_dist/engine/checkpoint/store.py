@@ -38,7 +38,6 @@ from retina_dist.files import (
     sync_folder,
     write_atomically,
     write_bytes,
-    write_json,
 )
 from retina_dist.torch_files import SEAL, SEAL_LENGTH, load_torch
 
@@ -89,7 +88,7 @@ class CheckpointStore:
             if isinstance(self.folder, Path) and not self.folder.is_dir():
                 self.folder.mkdir(parents=True)
                 sync_folder(self.folder.parent)
-            write_json(self.folder / OWNER, self.owner)
+            write_bytes(self.folder / OWNER, json.dumps(self.owner).encode())
             self._entries = self._held()
             self._check_best(self._entries)
             self._write_manifest(self._entries)
@@ -176,7 +175,7 @@ class CheckpointStore:
             named[BEST] = best[0]["file"]
         for e in entries:
             e["names"] = [alias for alias, target in named.items() if target == e["file"]]
-        write_json(self.folder / MANIFEST, entries)
+        write_bytes(self.folder / MANIFEST, f"{json.dumps(entries, indent=1)}\n".encode())
         return named
 
     def _tidy(self) -> None:
