@@ -175,7 +175,8 @@ class MlflowRun(NullLogger):
                 return True
             except Exception as error:
                 if not self._has_warned:
-                    self._has_warned, root = True, error
+                    self._has_warned = True
+                    root: BaseException = error
                     while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
                         root = inner
                     problem = f"MLflow at {redacted(self.uri)}: {describe_error(root)}"
