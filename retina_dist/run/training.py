@@ -165,6 +165,7 @@ class Training:
     def _write_result(self, seconds: float, error: Exception | None = None, metrics: Mapping[str, float] = {}) -> None:
         """Write result.json; what is not finite is null."""
         train, best = self.trainer.train_logger, self.state.best
+        speeds = train.speeds[1:] or train.speeds  # the first has the start in it
         content = {
             "status": "ok" if error is None else "preempted" if isinstance(error, Preempted) else "failed",
             "error": error and describe_error(error),
@@ -177,9 +178,7 @@ class Training:
             "backend": self.strategy.backend,
             "metrics": {name: _finite(value) for name, value in metrics.items()},
             LOSS: _finite(train.last_loss),
-            "images_per_s": fmean(train.speeds[1:] or train.speeds)
-            if train.speeds
-            else None,  # the first has the start in it
+            "images_per_s": fmean(speeds) if speeds else None,
         }
         write_json(self.run.folder / RESULT, content)
 
