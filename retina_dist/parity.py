@@ -21,7 +21,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ TOLERANCE = 1e-10
 LOSS_SCALE = 1024.0
 
 Tensors = dict[str, Tensor]
+Outcome = dict[str, list[Tensors]]  # what a run of a case gave: by kind, for each step or for the end
 Differences = dict[str, float]  # by case
 
 
@@ -84,25 +85,18 @@ CASES = (
 )
 
 
-@dataclass
-class Outcome:
-    """What one run of a case gave, step by step, and what it ended with."""
-
-    losses: list[Tensors] = field(default_factory=list)
-    gradients: list[Tensors] = field(default_factory=list)  # as applied: reduced, unscaled, clipped
-    momentum: list[Tensors] = field(default_factory=list)  # the optimizer's state after the step
-    weights: list[Tensors] = field(default_factory=list)  # after the step
-    ends: list[Tensors] = field(default_factory=list)  # batch norm statistics, averaged weights
-
-    def difference(self, other: Outcome) -> float:
-        """The largest relative difference of any kind in any step."""
-        kinds = ("losses", "gradients", "momentum", "weights", "ends")
-        pairs = (pair for kind in kinds for pair in zip(getattr(self, kind), getattr(other, kind), strict=True))
-        return _largest(_relative(a, b) for a, b in pairs)
+def difference(one: Outcome, other: Outcome) -> float:
+    """The largest relative difference of any kind in any step."""
+    pairs = (pair for kind in one for pair in zip(one[kind], other[kind], strict=True))
+    return _largest(_relative(a, b) for a, b in pairs)
 
 
 def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) -> Outcome:
-    """Train `config.steps` steps of `case` with `strategy`; gradients, momentum and weights are recorded on the main rank only."""
+    """Train `config.steps` steps of `case` with `strategy`; gradients, momentum and weights are recorded on the main rank only.
+
+    The kinds are losses, gradients (as applied: reduced, unscaled, clipped), momentum (the optimizer's state after the step),
+    weights, and ends (batch norm statistics, averaged weights).
+    """
     config = _settings(case, config)
     seed_everything(config.seed)
     task = task_class(config)(config, strategy)
@@ -111,7 +105,7 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
     state = build_state(config, task.build_model().double(), strategy)
     if case.loss_scale:
         state.scaler = torch.amp.GradScaler(strategy.device.type, init_scale=LOSS_SCALE)
-    outcome = Outcome()
+    outcome: Outcome = {"losses": [], "gradients": [], "momentum": [], "weights": []}
     if strategy.is_main:
         _record(state, outcome)
     train_step = TrainStep(state, plan, strategy, gradient_clip=case.clip)
@@ -120,10 +114,10 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         loss = train_step(micro_batches)["train/loss"]
         state.step += 1
         check_replicas(state.replicated(), strategy, state.step)
-        outcome.losses.append({"loss": strategy.all_reduce(loss.double())})
+        outcome["losses"].append({"loss": strategy.all_reduce(loss.double())})
     average = state.ema.model.state_dict() if state.ema else {}
     statistics = {n: b for n, b in state.model.named_buffers() if n.endswith(("running_mean", "running_var"))}
-    outcome.ends = [{name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}]
+    outcome["ends"] = [{name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}]
     return outcome
 
 
@@ -134,13 +128,13 @@ def _record(state: TrainState, outcome: Outcome) -> None:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors if tensor is not None}
 
     def before(*_: Any) -> None:
-        outcome.gradients.append(copied((n, p.grad) for n, p in state.model.named_parameters()))
+        outcome["gradients"].append(copied((n, p.grad) for n, p in state.model.named_parameters()))
 
     def after(*_: Any) -> None:
-        outcome.weights.append(copied((n, p) for n, p in state.model.named_parameters() if p.requires_grad))
+        outcome["weights"].append(copied((n, p) for n, p in state.model.named_parameters() if p.requires_grad))
         held = state.optimizer.state
         named = ((n, held[p]) for n, p in state.model.named_parameters() if p in held)
-        outcome.momentum.append(copied((f"{n}.{key}", value) for n, kept in named for key, value in kept.items()))
+        outcome["momentum"].append(copied((f"{n}.{key}", value) for n, kept in named for key, value in kept.items()))
 
     state.optimizer.register_step_pre_hook(before)
     state.optimizer.register_step_post_hook(after)
@@ -153,12 +147,12 @@ def compare(config: ParityConfig) -> Differences:
     with build_strategy(config) as strategy:
         alone = SingleDeviceStrategy(str(strategy.device))
         for case in cases_of(config):
-            reference = _reference(case, config, alone) if strategy.is_main else Outcome()
+            reference = _reference(case, config, alone) if strategy.is_main else {}
             outcome = run_case(case, config, strategy)
             if strategy.is_main:
-                difference = differences[case.name] = reference.difference(outcome)
+                differences[case.name] = difference(reference, outcome)
                 expected = "" if case.agrees else ", as expected: each process has its own statistics"
-                print(f"{case.name} differs by {difference:.1e}{expected}", flush=True)
+                print(f"{case.name} differs by {differences[case.name]:.1e}{expected}", flush=True)
     return differences
 
 
@@ -166,10 +160,11 @@ def _reference(case: Case, config: ParityConfig, alone: DistributedStrategy) -> 
     """What one process gives: computed by the first job; the jobs after it read it from a file beside its results."""
     file = Path(str(config.worker)).with_name(f"one process, {case.name}.pt")
     if file.exists():
-        return Outcome(**torch.load(file, map_location="cpu", weights_only=True))
+        saved: Outcome = torch.load(file, map_location="cpu", weights_only=True)
+        return saved
     outcome = run_case(case, config, alone)
     if len(config.launchers) * len(config.processes) > 1:
-        torch.save(vars(outcome), file)
+        torch.save(outcome, file)
     return outcome
 
 
