@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.replicas import copy_each, live_norms
 from retina_dist.errors import CollectiveError
 from retina_dist.files import write_json
 from retina_dist.redaction import redacted_tree
@@ -59,27 +59,20 @@ class NonFiniteGuard:
         self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
         self.folder, self.inspect = folder, inspect
         self._statistics: list[Tensor] = []
-        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []  # those of one type, as they are and as they were
+        self._before: list[Tensor] = []  # their values at the beginning of the step
 
     def begin(self) -> None:
-        """Save the running statistics, which a forward pass changes, with one operator for each dtype."""
-        statistics = list(_running_statistics(self.state.model))
-        if list(map(id, statistics)) != list(map(id, self._statistics)):
-            groups: dict[torch.dtype, list[Tensor]] = {}
-            for buffer in statistics:
-                groups.setdefault(buffer.dtype, []).append(buffer)
-            self._statistics = statistics
-            self._copies = [(group, [torch.empty_like(buffer) for buffer in group]) for group in groups.values()]
-        for group, before in self._copies:
-            torch._foreach_copy_(before, group)
+        """Save the running statistics, which a forward pass changes."""
+        self._statistics = [x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)]
+        self._before = [torch.empty_like(x) for x in self._statistics]
+        copy_each(self._before, self._statistics)
 
     def accept(self, norm: Tensor) -> bool:
         """Whether to apply the step; if not, restore the running statistics. `norm` of the mean gradient is equal on all ranks."""
         if bool(norm.isfinite()):
             self.state.consecutive_skips = 0
             return True
-        for group, before in self._copies:
-            torch._foreach_copy_(group, before)
+        copy_each(self._statistics, self._before)
         return False
 
     def record(
@@ -130,16 +123,10 @@ class NonFiniteGuard:
         )
 
 
-def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None:
-            yield from module.buffers(recurse=False)
-
-
 @contextmanager
 def _inspection(model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Within it one rank can look at one image: no gradients, the precision of the step, batch norms by running statistics."""
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    norms = live_norms(model)
     for norm in norms:
         norm.eval()
     try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -33,7 +35,8 @@ def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: 
     """
     if strategy.world_size == 1:
         return
-    statistics = list(_own_statistics(model))
+    norms = [norm for norm in live_norms(model) if getattr(norm, "sum_over_ranks", None) is None]
+    statistics = [x for norm in norms for x in (norm.running_mean, norm.running_var) if x is not None]
     if statistics:
         own = torch.cat([s.flatten() for s in statistics])
         sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
@@ -42,14 +45,18 @@ def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: 
             mine.copy_(mean.view_as(mine))
 
 
-def _own_statistics(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
-        if not isinstance(module, _BatchNorm) or not module.training:
-            continue
-        if getattr(module, "sum_over_ranks", None) is not None:
-            continue
-        if module.running_mean is not None and module.running_var is not None:
-            yield from (module.running_mean, module.running_var)
+def live_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The batch norms whose running statistics a forward pass changes."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+
+
+def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Copy tensors in place, by one operator for each dtype."""
+    by_type: defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for pair in zip(to, source, strict=True):
+        by_type[pair[0].dtype].append(pair)
+    for pairs in by_type.values():
+        torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
 
 
 def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False) -> None:
@@ -111,7 +118,7 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
     """
     if strategy.world_size == 1:
         return
-    named = dict(_leaves(parts))
+    named = dict(leaves_of(parts))
     counts = strategy.all_gather(torch.tensor([len(named)], device=strategy.device)).tolist()
     if len(set(counts)) > 1:
         raise ReplicaMismatch(f"after step {step} the ranks hold different numbers of tensors and settings: {counts}.")
@@ -159,14 +166,16 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
-def _leaves(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every tensor, number and text below `tree`, in order."""
+def leaves_of(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every tensor, array, number and text below `tree`, in order."""
     if isinstance(tree, Tensor | bool | int | float | str | None):
         yield name, tree
+    elif isinstance(tree, np.ndarray) and tree.dtype.kind in "biuf":
+        yield name, torch.tensor(tree)
     elif id(tree) in above or isinstance(tree, logging.Logger):
         return
     elif isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _leaves(value, f"{name}.{key}" if name else str(key), (*above, id(tree)))
+            yield from leaves_of(value, f"{name}.{key}" if name else str(key), (*above, id(tree)))
     elif hasattr(tree, "__dict__") and not isinstance(tree, nn.Module | type):  # such as a matcher
-        yield from _leaves(_public(tree), name, (*above, id(tree)))
+        yield from leaves_of(_public(tree), name, (*above, id(tree)))

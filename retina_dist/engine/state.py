@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.engine.replicas import settings_of
+from retina_dist.engine.replicas import copy_each, settings_of
 from retina_dist.engine.train_logger import StepMeter
 from retina_dist.optim.optimizer import describe_groups, load_optimizer
 
@@ -36,12 +35,7 @@ class ExponentialMovingAverage:
         weights = zip(self.model.parameters(), model.parameters(), strict=True)
         mine, theirs = zip(*((a, b) for a, b in weights if b.requires_grad), strict=True)
         torch._foreach_lerp_(mine, theirs, 1 - decay)
-        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # one kernel launch per type
-        for pair in zip(_running_statistics(self.model), _running_statistics(model), strict=True):
-            by_type.setdefault(pair[0].dtype, []).append(pair)
-        for pairs in by_type.values():
-            mine, theirs = zip(*pairs, strict=True)
-            torch._foreach_copy_(mine, theirs)
+        copy_each(_statistics(self.model), _statistics(model))
 
     def state_dict(self) -> dict[str, Any]:
         """The averaged weights and the number of updates."""
@@ -53,11 +47,10 @@ class ExponentialMovingAverage:
         self.updates = state["updates"]
 
 
-def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
+def _statistics(model: nn.Module) -> list[Tensor]:
     """The buffers that training changes."""
-    for module in model.modules():
-        if not isinstance(module, FrozenBatchNorm2d):
-            yield from module.buffers(recurse=False)
+    live = (module for module in model.modules() if not isinstance(module, FrozenBatchNorm2d))
+    return [x for module in live for x in module.buffers(recurse=False)]
 
 
 class TrainState:

@@ -144,8 +144,4 @@ class TrainLogger:
             metrics["comm/fp16_overflows"] = self.strategy.fp16_overflows
         metrics["train/lr"] = plan.lr_at(step - 1)
         metrics["train/epoch"] = plan.epoch_at(step)
-        self.log(metrics)
-
-    def log(self, metrics: dict[str, float]) -> None:
-        """Log the metrics of a validation."""
-        self.metric_logger.log(metrics, self.state.step)
+        self.metric_logger.log(metrics, step)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,9 @@ from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
 from retina_dist.errors import Preempted, doing
+from retina_dist.task import TaskData
 
 logger = logging.getLogger(__name__)
-
-
-class TrainData(Protocol):
-    """Where the micro-batches of each optimizer step come from, a pure function of the step."""
-
-    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[TrainBatch]]: ...
-    def position(self, step: int) -> tuple[int, int]: ...
 
 
 class Trainer:
@@ -42,7 +36,7 @@ class Trainer:
     def __init__(
         self,
         train_step: TrainStep,
-        data: TrainData,
+        data: TaskData,
         metric_logger: MetricLogger,
         *,
         validate: Callable[[nn.Module], dict[str, float]] | None = None,
@@ -145,7 +139,7 @@ class Trainer:
                 self._metrics_checked = True
             metrics = self.strategy.broadcast_object(metrics)
             self.net.train()
-            self.train_logger.log(metrics)
+            self.train_logger.metric_logger.log(metrics, state.step)
             state.best.update(metrics)
         return metrics
 

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard, poison_if_nonfinite
-from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
-from retina_dist.strategies.single_device import SingleDeviceStrategy
-from tests.plans import plan_of
-from tests.unit.engine.test_trainer import Data, Recorder, Rows
+from tests.unit.engine.test_trainer import Rows, trainer
 
 BAD_STEPS = {2, 3}
 
@@ -42,29 +39,24 @@ class Net(nn.Module):
         return {"class": loss}
 
 
+def inspect(model: nn.Module, batch: Rows) -> list[dict[str, Any]]:
+    losses = {name: float(value) for name, value in model(batch).items()}
+    return [{"image_id": i, "losses": losses} for i in range(len(batch.x))]
+
+
 def make(
-    factor: dict[int, float], folder: Path | None = None, steps: int = 6, limit: int = 5, precision: Any = "fp32"
-) -> tuple[Trainer, Recorder]:
+    factor: dict[int, float], folder: Path | None = None, steps: int = 6, limit: int = 5, **options: Any
+) -> Trainer:
     torch.manual_seed(0)
     model = Net()
     model.factor = factor
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    state = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    plan = plan_of(num_images=10, batch_size=4, max_duration=f"{steps}steps", lr=0.1, log_every=1)
-    logger = Recorder()
-    strategy, data = SingleDeviceStrategy("cpu"), Data()
-    guard = NonFiniteGuard(
-        state,
-        plan,
-        strategy,
-        limit=limit,
-        folder=folder,
-        inspect=lambda model, batch: [
-            {"image_id": i, "losses": {k: float(v) for k, v in model(batch).items()}} for i in range(len(batch.x))
-        ],
+    plan = {"max_duration": f"{steps}steps", "log_every": 1, "schedule": "constant", "warmup": "0steps"}
+    one = trainer(model=model, **plan, **options)
+    assert isinstance(one.train_step, TrainStep)
+    one.train_step.guard = NonFiniteGuard(
+        one.state, one.plan, one.strategy, limit=limit, folder=folder, inspect=inspect
     )
-    train_step = TrainStep(state, plan, strategy, guard=guard, precision=precision)
-    return Trainer(train_step, data, logger), logger
+    return one
 
 
 def test_poison_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another() -> None:
@@ -81,17 +73,17 @@ def test_poison_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float, said: list[str]) -> None:
-    trainer, logger = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
-    state = trainer.state
+    one = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
+    state, rows = one.state, one.train_logger.metric_logger.rows
     held: list[Any] = []
-    before = trainer.train_step
+    before = one.train_step
 
     def keep(batches: Any) -> Any:
         held.append(copy.deepcopy((state.model.state_dict(), state.optimizer.state_dict())))
         return before(batches)
 
-    trainer.train_step = keep  # type: ignore[method-assign]
-    trainer.fit()
+    one.train_step = keep
+    one.fit()
     held.append((state.model.state_dict(), state.optimizer.state_dict()))
     for step in range(4):
         same = all(torch.equal(a, b) for a, b in zip(held[step][0].values(), held[step + 1][0].values(), strict=True))
@@ -99,18 +91,14 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
     momentum = [h[1]["state"][0]["momentum_buffer"] for h in held[2:]]
     assert all(torch.equal(momentum[0], m) for m in momentum)
     assert (state.skipped_steps, state.consecutive_skips) == (2, 2)
-    assert [step for step, _ in logger.rows] == [1, 2]  # no row for a step without values
-    assert all(math.isfinite(v) for _, row in logger.rows for v in row.values())
+    assert [step for step, _ in rows] == [1, 2]  # no row for a step without values
+    assert all(math.isfinite(v) for _, row in rows for v in row.values())
     assert "step 3: loss or gradient is not finite" in said[0]  # the first is 1, as in metrics.csv
 
 
 def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:
-    trainer, _ = make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path)
-    trainer.fit()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "nonfinite_00000003.json",
-        "nonfinite_00000004.json",
-    ]
+    make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path).fit()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["nonfinite_00000003.json", "nonfinite_00000004.json"]
     first, second = (json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (3, 4))
     assert (first["step"], first["lr"], first["world_size"], first["in_a_row"]) == (3, 0.1, 1, 1)
     assert first["epoch"] == 1.0  # of ten rows four by four
@@ -124,20 +112,20 @@ def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:
 
 def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(said: list[str]) -> None:
     """GradScaler looks at the gradients, the step at their norm; 60 steps went by without an update or a word."""
-    trainer, _ = make({step: 1e21 for step in range(3)}, precision="fp16")
-    state = trainer.state
+    one = make({step: 1e21 for step in range(3)}, precision="fp16")
+    state = one.state
     state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     state.model.norm = nn.Identity()
     rows = Rows(torch.ones(2, 5), torch.tensor([0, 1]))
-    applied = [bool(trainer.train_step([rows])) for _ in range(4)]
+    applied = [bool(one.train_step([rows])) for _ in range(4)]
     assert applied == [False, False, False, True]
     assert (state.scaler.get_scale(), state.skipped_steps) == (2.0, 3)
     assert state.consecutive_skips == 0
 
 
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list[str]) -> None:
-    trainer, _ = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, limit=2)
+    one = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, limit=2)
     with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:
-        trainer.fit()
+        one.fit()
     assert caught.value.collective
     assert len(said) == 2

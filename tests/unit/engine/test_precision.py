@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 
-from retina_dist.engine.precision import Precision
-from tests.unit.engine.test_trainer import Classifier, trainer
+from retina_dist.engine.precision import AUTOCAST, Precision, autocast
 
 
 @pytest.fixture(autouse=True)
 def _flags() -> Iterator[None]:
     """PyTorch's own defaults before each test and after."""
-
-    def reset() -> None:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
-
-    reset()
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
     yield
-    reset()
-
-
-def flags() -> tuple[bool, bool]:
-    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-
-
-class Noting(Classifier):
-    """Notes the arithmetic that its forward pass meets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.met: list[tuple[Any, ...]] = []
-
-    def forward(self, batch: Any) -> Any:
-        self.met.append((*flags(), torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None))
-        return super().forward(batch)
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))
-def test_a_training_step_takes_tf32_only_where_it_is_asked_for(precision: Precision) -> None:
-    one = trainer(model=Noting(), precision=precision)
-    one.train_step(next(one.data.train_steps(0, 1)))
-    tf32 = precision == "tf32"
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    assert one.state.model.met == [(tf32, tf32, half)]
-    assert flags() == (tf32, tf32)  # the backward pass came after
+def test_tf32_is_taken_only_where_it_is_asked_for_also_in_the_backward_pass(precision: Precision) -> None:
+    with autocast(torch.device("cpu"), precision)():
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    assert dtype is AUTOCAST.get(precision)
+    flags = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    assert flags == (precision == "tf32",) * 2  # after the context, as the backward pass meets them

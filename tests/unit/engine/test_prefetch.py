@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class Notes:
-    """Stands for torch.cuda's streams."""
+    """What is asked of torch.cuda's streams."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
@@ -22,20 +21,18 @@ class Notes:
         main = FakeStream(self, "main")
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(self, "side"))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
-        monkeypatch.setattr(torch.cuda, "stream", self.on)
-
-    @contextmanager
-    def on(self, stream: FakeStream) -> Iterator[None]:
-        before, self.stream = self.stream, stream.name
-        try:
-            yield
-        finally:
-            self.stream = before
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
 
 
 class FakeStream:
     def __init__(self, notes: Notes, name: str) -> None:
         self.notes, self.name, self.events = notes, name, 0
+
+    def __enter__(self) -> None:
+        self.notes.stream = self.name
+
+    def __exit__(self, *error: object) -> None:
+        self.notes.stream = "main"
 
     def wait_stream(self, other: FakeStream) -> None:
         self.notes.log.append(f"{self.name} waits for {other.name}")
@@ -53,8 +50,7 @@ class FakeBatch:
         self.notes, self.name = notes, name
 
     def to(self, device: torch.device, non_blocking: bool) -> str:
-        assert device == CUDA
-        assert non_blocking
+        assert (device, non_blocking) == (CUDA, True)
         self.notes.log.append(f"{self.name} on {self.notes.stream}")
         return f"{self.name} there"
 

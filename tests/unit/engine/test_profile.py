@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,14 @@ def test_some_steps_after_the_first_two_are_traced(tmp_path: Path, length: str, 
     assert "aten::addmm" in (tmp_path / "profile" / "rank_0.txt").read_text()
 
 
-@pytest.mark.parametrize("steps", [0, 3, 4])
-def test_a_run_that_ends_early_keeps_the_steps_that_were_traced_and_the_next_one_is_traced_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int
-) -> None:
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_run_that_ends_early_keeps_the_steps_that_were_traced(tmp_path: Path, steps: int) -> None:
     one = trainer(max_duration="8steps", profile="3steps")
-
-    def train(folder: str, first: int, last: int, error: Exception | None = None) -> None:
-        with profiled(one.train_step, one.plan, first, tmp_path / folder, one.strategy) as step:
-            for micro_batches in one.data.train_steps(first, last):
-                step(micro_batches)
-            if error:
-                raise error
-
-    caplog.set_level("INFO")
-    with pytest.raises(RuntimeError, match="no memory"):
-        train("first", 0, steps, RuntimeError("no memory"))
-    assert (tmp_path / "first" / "rank_0.json.gz").exists() == (steps > 2)
-    assert ("profile: " in caplog.text) == (steps > 2)
-    train("second", 6, 8)
-    assert (tmp_path / "second" / "rank_0.json.gz").exists()
+    with (
+        suppress(RuntimeError),
+        profiled(one.train_step, one.plan, 0, tmp_path, one.strategy) as step,
+    ):
+        for micro_batches in one.data.train_steps(0, steps):
+            step(micro_batches)
+        raise RuntimeError("out of memory")
+    assert (tmp_path / "rank_0.json.gz").exists() == (steps > 2)

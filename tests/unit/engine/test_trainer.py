@@ -79,7 +79,16 @@ class Recorder:
 
 def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    names = ("max_duration", "profile", "stop_after", "validate_every", "checkpoint_every", "log_every")
+    names = (
+        "max_duration",
+        "profile",
+        "stop_after",
+        "validate_every",
+        "checkpoint_every",
+        "log_every",
+        "schedule",
+        "warmup",
+    )
     plan_changes = {k: changes.pop(k) for k in names if k in changes}
     best = BestMetric(changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None))
     data = data or Data()
@@ -93,9 +102,7 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         batch_size=data.batch_size,
         accumulate=data.accumulate,
         lr=0.1,
-        schedule="cosine",
-        warmup="2steps",
-        **{"max_duration": "4epochs", "log_every": 2, **plan_changes},
+        **{"schedule": "cosine", "warmup": "2steps", "max_duration": "4epochs", "log_every": 2, **plan_changes},
     )
     strategy = changes.pop("strategy", None) or SingleDeviceStrategy("cpu")
     store = CheckpointStore(folder, keep_last=100, best=best) if folder else None
@@ -135,13 +142,6 @@ def test_one_step_by_hand() -> None:
     values = one.train_step([batch])
     assert values["train/grad_norm"] == norm > 0.05
     assert torch.equal(weights(one), torch.cat([p.detach().flatten() for p in reference.parameters()]))
-
-
-def test_accumulation_gives_the_same_weights() -> None:
-    whole, parts = trainer(), trainer(data=Data(accumulate=2))
-    whole.fit()
-    parts.fit()
-    torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5, 7])

@@ -61,16 +61,10 @@ def test_a_scale_for_a_backbone_reaches_it_or_is_refused() -> None:
         parameter_groups(nn.Linear(2, 2), scaled)
 
 
-def with_gradients(*values: list[float]) -> list[nn.Parameter]:
-    parameters = [nn.Parameter(torch.zeros(len(v))) for v in values]
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.grad = torch.tensor(value)
-    return parameters
-
-
 def test_clipping_by_hand() -> None:
     def clipped(kind: str, limit: float | None) -> tuple[float, list[list[float]]]:
-        parameters = with_gradients([3.0, 4.0], [0.0, 12.0])  # norms 5 and 12, total 13
+        parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])  # norms 5 and 12
         norm = clip_gradients(parameters, limit, kind)  # type: ignore[arg-type]
         return float(norm), [p.grad.tolist() for p in parameters]
 
