@@ -50,9 +50,6 @@ def held_out(name: str, fraction: float) -> bool:
 @contextmanager
 def torch_seed(*key: int | str) -> Iterator[None]:
     """Within the block torch's CPU generator is seeded by `key`; afterwards it is as it was before."""
-    state = torch.random.get_rng_state()
-    torch.random.default_generator.manual_seed(derived_seed(*key))
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(derived_seed(*key))
         yield
-    finally:
-        torch.random.set_rng_state(state)

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.start_processes import command, environment, why_missing
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHER = {"single": None, "ddp": "torchrun", "horovod": "horovodrun"}
+LAUNCHER = {"single": "python", "ddp": "torchrun", "horovod": "horovodrun"}
 STEPS, CHECKPOINT_EVERY = 24, 3
 TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
 END_S = 90  # a job that has not ended by then after its fault hangs
@@ -63,7 +64,7 @@ JOB = (
     "logging.tensorboard=false",
 )
 # the command of a rank, not of its launcher
-TRAINS = re.compile(r"[^\0]*python[\d.]*\0(-u\0)?-m\0retina_dist\.train\0")
+TRAINS = re.compile(r"[^\0]*python[\d.]*\0(-u\0)?-m\0(retina_dist\.train|tests\.distributed\.float64)\0")
 FAULTS = ("kill one", "kill all", "ask one to end", "stop one", "fill the disk", "truncate", "flip a bit")
 
 
@@ -150,16 +151,21 @@ class Chain:
 
 @contextmanager
 def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job under its launcher, in its own process group; none of its processes is left afterwards."""
+    """The job under its launcher."""
     arguments = [*JOB, f"data.root={data}", f"output_dir={folder}", "resume=auto"]
-    launcher = LAUNCHER[kind]
-    line = [sys.executable, "-m", "retina_dist.train", *arguments]
-    if launcher:
-        line = command(launcher, 2, "retina_dist.train", arguments)  # type: ignore[arg-type]
-    env = {**environment(1), "PYTHONPATH": str(ROOT)}
     log_of(folder).parent.mkdir(parents=True, exist_ok=True)
-    with log_of(folder).open("ab") as log:
-        job = subprocess.Popen(line, stdout=log, stderr=log, env=env, start_new_session=True)
+    with running(command(LAUNCHER[kind], 2, "retina_dist.train", arguments), folder, log_of(folder)) as job:
+        yield job
+
+
+@contextmanager
+def running(
+    line: list[str], folder: Path, log_file: Path, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A job of the run `folder`, in its own process group; none of its processes is left afterwards."""
+    env = {**environment(1), "PYTHONPATH": str(ROOT)}
+    with log_file.open("ab") as log:
+        job = subprocess.Popen(line, cwd=cwd, stdout=log, stderr=log, env=env, start_new_session=True)
     try:
         yield job
     finally:
@@ -262,18 +268,14 @@ def last_words(folder: Path) -> str:
     return lines[-1] if lines else "it printed nothing"
 
 
-_undisturbed: dict[str, Path] = {}
-
-
+@cache
 def undisturbed(kind: str, data: Path) -> Path:
     """The folder of a run of this kind that nothing happened to; made once."""
-    if kind not in _undisturbed:
-        folder = data.parent / "calm" / f"undisturbed-{kind}"
-        with started(kind, folder, data) as job:
-            if job.wait(END_S + 60):
-                sys.exit(f"the undisturbed run of {kind} failed: {last_words(folder)}")
-        _undisturbed[kind] = folder
-    return _undisturbed[kind]
+    folder = data.parent / "calm" / f"undisturbed-{kind}"
+    with started(kind, folder, data) as job:
+        if job.wait(END_S + 60):
+            sys.exit(f"the undisturbed run of {kind} failed: {last_words(folder)}")
+    return folder
 
 
 def differences(folder: Path, other: Path) -> str:
@@ -320,8 +322,7 @@ def main() -> None:
     for kind in chosen.kinds.split(","):
         if kind not in LAUNCHER:
             parser.error(f"--kinds {kind}: there are {', '.join(LAUNCHER)}")
-        reason = why_missing(LAUNCHER[kind]) if LAUNCHER[kind] else None  # type: ignore[arg-type]
-        if reason:
+        if reason := why_missing(LAUNCHER[kind]):
             print(f"{kind} left out: {reason}")
         else:
             kinds.append(kind)

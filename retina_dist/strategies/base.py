@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,11 @@ from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.text import format_ranks
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+
 T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
-
-
-class Stateful(Protocol):
-    """Has a state of tensors and plain values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 WAIT_S = 5.0  # for the other ranks to notice that a collective failed
@@ -153,7 +148,7 @@ class DistributedStrategy(ABC):
         return received
 
     def broadcast_state(self, state: Stateful) -> None:
-        """Make `state` equal to rank 0's on every rank."""
+        """Make `state`, which is tensors and plain values, equal to rank 0's on every rank."""
         if self.world_size > 1:
             state.load_state_dict(self.broadcast_object(state.state_dict()))
 

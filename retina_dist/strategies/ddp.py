@@ -66,9 +66,7 @@ class DDPStrategy(DistributedStrategy):
         self.compression = settings.compression
         self.bucket_mb = settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
-        transport = "NCCL" if self.device.type == "cuda" else "Gloo"
-        self.backend = f"DDP over {transport}"
-        self._net: DistributedDataParallel | None = None
+        self.backend = f"DDP over {'NCCL' if self.device.type == 'cuda' else 'Gloo'}"
         self._sent: list[tuple[Tensor, Tensor]] = []  # fp16: each bucket's own gradients, and all ranks' sum
 
     def __enter__(self) -> "DDPStrategy":
@@ -182,7 +180,6 @@ class DDPStrategy(DistributedStrategy):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._net = None
         self._sent.clear()
         if error is None or is_collective(error):
             # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the process at its end.
@@ -207,10 +204,9 @@ class DDPStrategy(DistributedStrategy):
     # training
 
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        self._net = None
         if self.world_size == 1:  # nothing to average, and DDP would copy each gradient into its bucket
             return model
-        self._net = net = DistributedDataParallel(
+        net = DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             init_sync=False,  # `run` makes the whole state equal

@@ -103,7 +103,9 @@ class HorovodStrategy(DistributedStrategy):
 
     @property
     def backend(self) -> str:  # type: ignore[override]
-        return f"Horovod over {self._transport()}"
+        if self.device.type == "cuda" and self.hvd.nccl_built():
+            return "Horovod over NCCL"
+        return f"Horovod over {'MPI' if self.hvd.mpi_enabled() else 'Gloo'}"
 
     def __enter__(self) -> HorovodStrategy:
         global _running_with
@@ -165,11 +167,6 @@ class HorovodStrategy(DistributedStrategy):
         own = device_identity(self.device).encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b"\0")
         everyone = self.all_gather(torch.tensor([list(own)], dtype=torch.uint8))
         check_devices([bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyone.tolist()])
-
-    def _transport(self) -> str:
-        if self.device.type == "cuda" and self.hvd.nccl_built():
-            return "NCCL"
-        return "MPI" if self.hvd.mpi_enabled() else "Gloo"
 
     # membership
 

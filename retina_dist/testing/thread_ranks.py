@@ -24,14 +24,6 @@ class Job:
         self.slots: list[Any] = [None] * world_size
         self.barrier = threading.Barrier(world_size, timeout=120)
 
-    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order."""
-        self.slots[rank] = x.clone()
-        self.barrier.wait()
-        everyone = list(self.slots)
-        self.barrier.wait()
-        return everyone
-
 
 class ThreadRank(SingleDeviceStrategy):
     """One rank of a job in threads, on the CPU. `calls` names the collectives it took part in."""
@@ -47,7 +39,11 @@ class ThreadRank(SingleDeviceStrategy):
     def exchange(self, name: str, x: Tensor) -> list[Tensor]:
         """Every rank's tensor, in rank order."""
         self.calls.append(name)
-        return self.job.exchange(self.rank, x)
+        self.job.slots[self.rank] = x.clone()
+        self.job.barrier.wait()
+        everyone = list(self.job.slots)
+        self.job.barrier.wait()
+        return everyone
 
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         self.averaged = [p for p in model.parameters() if p.requires_grad]
@@ -70,14 +66,14 @@ class ThreadRank(SingleDeviceStrategy):
         return x.copy_(self.exchange(f"broadcast {src}", x)[src])
 
 
-def on_ranks(world_size: int, function: Callable[[Any], T], kind: Callable[[int, Job], Any] = ThreadRank) -> list[T]:
-    """What `function(kind(rank, job))` returns on each rank, all at once; raises what the first rank to fail raises."""
+def on_ranks(world_size: int, function: Callable[[ThreadRank], T]) -> list[T]:
+    """What `function(strategy)` returns on each rank, all at once; raises what the first rank to fail raises."""
     job = Job(world_size)
     errors: list[BaseException] = []
 
     def one(rank: int) -> T:
         try:
-            return function(kind(rank, job))
+            return function(ThreadRank(rank, job))
         except BaseException as error:
             errors.append(error)
             job.barrier.abort()  # the other ranks wait for this one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,6 @@ class Job:
 
 def launched(launcher: str, processes: int, module: str, *arguments: str) -> list[str]:
     """The command line; skips, with the reason, where the launcher cannot be used."""
-    if launcher == "python":
-        return [sys.executable, "-m", module, *arguments]
     if reason := why_missing(launcher):
         pytest.skip(f"{launcher}: {reason}")
     return command(launcher, processes, module, arguments)

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ import torch
 
 from retina_dist.strategies.start_processes import executable
 from tests import chaos
-from tests.chaos import alive, differences, rank_processes, steps_done
+from tests.chaos import differences, rank_processes, steps_done
 from tests.commands import run_command
 from tests.distributed.ranks import launched, variables
 from tests.distributed.test_training import MODULE, checkpoint, flat, numbers
@@ -30,20 +30,9 @@ JOB = (*chaos.JOB, "data.batch_size=5", "trainer.max_duration=16steps", "trainer
        "optimizer=sgd", "optimizer.lr=0.005")  # fmt: skip
 
 
-@contextmanager
-def started(line: list[str], place: Path) -> Iterator[subprocess.Popen[str]]:
+def started(line: list[str], place: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A job that nothing of is left afterwards; its output goes to log.txt."""
-    with (place / "log.txt").open("a") as log:
-        job = subprocess.Popen(
-            line, cwd=place, env=variables(), stdout=log, stderr=log, text=True, start_new_session=True
-        )
-    try:
-        yield job
-    finally:
-        for process in [*rank_processes(place / "run"), job.pid]:
-            if alive(process):
-                os.kill(process, signal.SIGKILL)
-        job.wait()
+    return chaos.running(line, place / "run", place / "log.txt", cwd=place)
 
 
 def log_of(place: Path) -> str:

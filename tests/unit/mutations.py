@@ -8,10 +8,8 @@ import json
 import random
 import signal
 import struct
-import traceback
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image, PngImagePlugin
@@ -39,40 +37,21 @@ class HangError(BaseException):
     """Not an Exception: code that catches everything must not catch this."""
 
 
-@dataclass
-class Tally:
-    """What became of the cases; `one_line` where an error may hold what stands in a file, which can be anything."""
-
-    one_line: bool = True
-    cases: int = 0
-    read: int = 0
-    refused: int = 0
-    hangs: list[str] = field(default_factory=list)
-    tracebacks: list[str] = field(default_factory=list)
-
-    def run(self, case: object, function: Callable[[], object]) -> None:
-        """Do it; it has LIMIT_S to succeed or to raise one UserError of one line."""
-        self.cases += 1
-        before = signal.signal(signal.SIGALRM, _hang)
-        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-        try:
-            function()
-            self.read += 1
-        except UserError as error:
-            self.refused += 1
-            text = str(error)
-            if (self.one_line and "\n" in text) or len(text) > LONGEST:
-                self.tracebacks.append(f"{case}: no sentence: {text[:300]!r}")
-        except HangError:
-            self.hangs.append(f"{case}: {traceback.format_exc()[-1500:]}")
-        except Exception:
-            self.tracebacks.append(f"{case}: {traceback.format_exc()[-2500:]}")
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-    def __str__(self) -> str:
-        return f"{self.cases} mutated inputs: {len(self.tracebacks)} unexplained tracebacks, {len(self.hangs)} hangs"
+def is_read(function: Callable[[], object], one_line: bool) -> bool:
+    """Whether it succeeds, in LIMIT_S, or else raises a UserError, in `one_line` if so required; any other error passes."""
+    before = signal.signal(signal.SIGALRM, _hang)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        function()
+        return True
+    except UserError as error:
+        text = str(error)
+        assert len(text) <= LONGEST
+        assert not (one_line and "\n" in text), repr(text)
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _hang(*_: object) -> None:

@@ -26,10 +26,9 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.serving.scoring import read_images
 from tests.unit import mutations
-from tests.unit.mutations import Tally, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
+from tests.unit.mutations import is_read, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
 from tests.unit.serving import server
 
-CASES = {"coco": 100, "csv": 50, "voc": 50, "image": 150, "request": 30}
 MAX_PIXELS = 1_000_000
 MAX_GROWTH = 500  # MiB
 
@@ -171,28 +170,22 @@ def request_case(_: Path, __: Path, draw: random.Random) -> None:
     read_images(kind, body)
 
 
-RUNS: dict[str, Callable[..., None]] = {
-    "coco": coco_case,
-    "csv": csv_case,
-    "voc": voc_case,
-    "image": image_case,
-    "request": request_case,
-}
+CASES = {coco_case: 100, csv_case: 50, voc_case: 50, image_case: 150, request_case: 30}
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("kind", "cases"), CASES.items())
-def test_mutated_inputs_are_read_or_refused(kind: str, cases: int, tmp_path: Path, images: Path) -> None:
-    found = Tally(one_line=kind != "request")
+@pytest.mark.parametrize(("case", "count"), CASES.items())
+def test_mutated_inputs_are_read_or_refused(
+    case: Callable[..., None], count: int, tmp_path: Path, images: Path
+) -> None:
+    outcomes, kind = set(), case.__name__.removesuffix("_case")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for seed in range(cases):
-        found.run(f"{kind} {seed}", partial(RUNS[kind], tmp_path, images, random.Random(f"{kind} {seed}")))
+    for seed in range(count):
+        print(f"{kind} {seed}")  # the last one printed is the one that failed
+        run = partial(case, tmp_path, images, random.Random(f"{kind} {seed}"))
+        outcomes.add(is_read(run, one_line=case is not request_case))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH * 1024
-    assert str(found) == f"{cases} mutated inputs: 0 unexplained tracebacks, 0 hangs", "\n".join(
-        [*found.hangs, *found.tracebacks][:5]
-    )
-    assert found.read  # neither all sound ...
-    assert found.refused  # ... nor all hopeless
+    assert outcomes == {True, False}, "neither all sound nor all hopeless"
 
 
 PARTS = st.lists(st.sampled_from(["..", ".", "", "a", "b.png", "images", "C:", "~"]), min_size=1, max_size=6)

@@ -133,7 +133,6 @@ def test_what_each_launcher_sets_is_understood(name: str, monkeypatch: pytest.Mo
         (PLAIN, "variables", (None, None)),
         (SRUN, "srun", SLURM_MEETING),
     ],
-    ids=["horovodrun", "Open MPI", "MPICH", "torchrun", "variables", "srun"],
 )
 def test_a_second_host(environment: dict[str, str], launcher: str, meeting: tuple[str | None, int | None]) -> None:
     assert detect_launch(environment) == Launch(launcher, 5, 8, 1, 4, 1, *meeting)  # type: ignore[arg-type]
@@ -145,19 +144,10 @@ def test_a_second_host(environment: dict[str, str], launcher: str, meeting: tupl
         ({**PLAIN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
         ({**OPEN_MPI, "HOROVOD_RANK": "2", "HOROVOD_SIZE": "3"}, "horovodrun"),
         ({**SRUN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
-        ({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"}, "mpirun"),
+        ({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"}, "mpirun"),  # MPICH's, whose proxies srun started
         ({**SRUN, "RANK": "2", "WORLD_SIZE": "3"}, "variables"),
         ({**OPEN_MPI, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "3"}, "torchrun"),
         ({**SRUN, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "3"}, "torchrun"),
-    ],
-    ids=[
-        "MPI before plain variables",
-        "horovodrun before MPI",
-        "Open MPI's mpirun in a step of Slurm's",
-        "MPICH's mpirun, whose proxies srun started",
-        "Ray started by srun",
-        "torchrun under mpirun",
-        "torchrun under srun",
     ],
 )
 def test_of_several_launchers_variables_the_innermost_count_alone(environment: dict[str, str], launcher: str) -> None:
@@ -174,21 +164,11 @@ def test_a_rank_without_a_size_is_no_launcher() -> None:
     assert detect_launch({"PMI_RANK": "2", "PMI_SIZE": "3"}) == Launch("mpirun", 2, 3, 0, 3)
 
 
-@pytest.mark.parametrize(
-    ("node_list", "first"),
-    [
-        ("", None),
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("n[1-2]", "n1"),
-        ("n[3,7-9],m[1-2]", "n3"),
-        ("gpu-[007-009,12],login", "gpu-007"),
-        ("rack[01-04]n[5,7].example.org,x", "rack01n5.example.org"),
-        ("127.0.0.[1-2]", "127.0.0.1"),
-    ],
-)
-def test_the_first_host_of_slurms_list(node_list: str, first: str | None) -> None:
-    assert first_host(node_list) == first
+def test_the_first_host_of_slurms_list() -> None:
+    assert first_host("") is None
+    assert first_host("n1,n2") == "n1"
+    assert first_host("gpu-[007-009,12],login") == "gpu-007"
+    assert first_host("rack[01-04]n[5,7].example.org,x") == "rack01n5.example.org"
 
 
 def test_slurms_tasks_of_a_node() -> None:
@@ -205,22 +185,19 @@ def test_values_that_are_no_numbers_are_named_with_their_variables() -> None:
     )
 
 
-@pytest.mark.parametrize("tasks", ["", "4(x", "4(x1)", "four"])
+@pytest.mark.parametrize("tasks", ["4(x1)", "four"])
 def test_slurms_tasks_must_cover_the_node(tasks: str) -> None:
     with pytest.raises(ConfigError, match=r"srun set .*SLURM_STEP_TASKS_PER_NODE="):
         detect_launch({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})
 
 
-@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("0", "0")])
-def test_a_rank_outside_the_job_is_refused(rank: str, size: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        detect_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
-    assert (
-        str(caught.value) == f"HOROVOD_RANK={rank} is outside HOROVOD_SIZE={size}; unset them, or start by a launcher."
-    )
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_outside_the_job_is_refused(rank: str) -> None:
+    with pytest.raises(ConfigError, match=f"^HOROVOD_RANK={rank} is outside HOROVOD_SIZE=2; unset them, or start by"):
+        detect_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"})
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "http", "-1"])
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
 def test_a_port_must_be_one(port: str) -> None:
     with pytest.raises(ConfigError, match=f"MASTER_PORT={port} is not a port; give a number from 1 to 65535"):
         detect_launch({**SRUN, "MASTER_PORT": port})

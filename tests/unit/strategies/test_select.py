@@ -11,28 +11,10 @@ from retina_dist.strategies import horovod
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.select import choose_strategy, make_strategy
+from retina_dist.strategies.select import make_strategy
 
 PYTHON = Launch()
-TORCHRUN, HOROVODRUN, MPIRUN, SRUN, VARIABLES = (
-    Launch(name, 1, 2, 1, 2)  # type: ignore[arg-type]
-    for name in ("torchrun", "horovodrun", "mpirun", "srun", "variables")
-)
-
-
-@pytest.mark.parametrize(
-    ("launch", "name"),
-    [
-        (PYTHON, "single"),
-        (TORCHRUN, "ddp"),
-        (HOROVODRUN, "horovod"),
-        (MPIRUN, "horovod"),
-        (SRUN, "ddp"),
-        (VARIABLES, "ddp"),
-    ],
-)
-def test_auto_is_what_fits_the_launcher(launch: Launch, name: str) -> None:
-    assert choose_strategy("auto", launch) == name
+TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun", "horovodrun", "mpirun"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

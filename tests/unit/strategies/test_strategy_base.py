@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,21 +10,20 @@ import torch
 
 from retina_dist.errors import DataError, PeerLost, UserError
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.testing import thread_ranks
 from retina_dist.testing.thread_ranks import Job, ThreadRank
 
 
 def on_ranks(world_size: int, function: Callable[[ThreadRank], Any]) -> list[Any]:
     """What `function(strategy)` returns on each rank, or the error it raises there."""
-    job = Job(world_size)
 
-    def one(rank: int) -> Any:
+    def one(strategy: ThreadRank) -> Any:
         try:
-            return function(ThreadRank(rank, job))
+            return function(strategy)
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(one, range(world_size)))
+    return thread_ranks.on_ranks(world_size, one)
 
 
 def failing(ranks: set[int]) -> Callable[[ThreadRank], Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.strategy_contract import strategy_contract
-from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
+from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
 from tests.plugins.rounding_strategy import RoundingStrategy
 
 
@@ -172,10 +172,7 @@ MUTANTS = {
 
 
 def check(kind: type[ThreadRank], world_size: int, tolerance: float) -> None:
-    def one(strategy: tuple[int, Job]) -> None:
-        strategy_contract(lambda: kind(*strategy), tolerance)
-
-    on_ranks(world_size, one, lambda rank, job: (rank, job))
+    on_ranks(world_size, lambda strategy: strategy_contract(lambda: kind(strategy.rank, strategy.job), tolerance))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

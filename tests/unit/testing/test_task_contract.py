@@ -79,13 +79,10 @@ def changed_task(**members: Any) -> type[DiscTask]:
     return type("Changed", (DiscTask,), members)
 
 
-def changed_batches(**members: Any) -> type[DiscTask]:
-    kind = type("Data", (DiscBatches,), {k: v for k, v in members.items() if k != "position"})
-
+def of_position(position: Callable[[Any, int], tuple[int, int]]) -> type[DiscTask]:
     def build_data(task: DiscTask) -> DiscBatches:
-        data = kind(DiscTask.build_data(task).sampler)
-        if "position" in members:
-            data.position = lambda step: members["position"](data.sampler, step)
+        data = DiscTask.build_data(task)
+        data.position = lambda step: position(data.sampler, step)  # type: ignore[method-assign]
         return data
 
     return changed_task(build_data=build_data)
@@ -172,11 +169,11 @@ MUTANTS = {
         "depend on where train_steps starts",
     ),
     "position counts batches": (
-        changed_batches(position=lambda sampler, step: divmod(step, sampler.steps_per_epoch)),
+        of_position(lambda sampler, step: divmod(step, sampler.steps_per_epoch)),
         "position(1) is",
     ),
     "position counts full steps": (
-        changed_batches(position=lambda sampler, step: divmod(step * sampler.batch_size, sampler.buckets.num_images)),
+        of_position(lambda sampler, step: divmod(step * sampler.batch_size, sampler.buckets.num_images)),
         "position(11) is",
     ),
     "to alters the batch": (of_data(lambda data, step, batches: [InPlace(*b) for b in batches]), "alters the batch"),
