@@ -25,7 +25,7 @@ COMMANDS = {
     "report": "write the report of a run, or of two side by side, as one HTML file",
     "compare": "the report of two runs: compare RUN RUN",
     "parity": "compare every backend with one process, step by step",
-    "benchmark": "measure step, data, synthetic, scaling and agreement",
+    "benchmark": "measure step, data, scaling and agreement",
 }
 # What the command of a package is called, where it is not `retina_dist.COMMAND`.
 MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dist.report"}

@@ -2,7 +2,6 @@
 
     python -m retina_dist.benchmark step      this training step against torchvision's plain loop
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
-    python -m retina_dist.benchmark synthetic images a second of a job on random batches, as Horovod's synthetic benchmark
     python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
     python -m retina_dist.benchmark agreement a detector's exported files, server and tiles against PyTorch, by detections and AP
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-KINDS = ("step", "data", "synthetic", "scaling", "agreement")
+KINDS = ("step", "data", "scaling", "agreement")
 
 
 def main() -> None:

@@ -15,19 +15,30 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from retina_dist.benchmark.report import BenchmarkConfig, finish
-from retina_dist.benchmark.synthetic import measure
 from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_json
+from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.page import INSTALL, Chart, missing_packages, write_page
-from retina_dist.run.build import task_class
+from retina_dist.run.build import (
+    build_plan,
+    build_state,
+    build_strategy,
+    build_train_step,
+    configure_torch,
+    task_class,
+)
+from retina_dist.run.records import describe_job
+from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.start_processes import run_job, usable
 
@@ -59,11 +70,10 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
         for job in jobs:
             with tempfile.TemporaryDirectory() as folder:
                 figures = run_job(*job, "retina_dist.benchmark.scaling", Path(folder))
-            speed = figures["images_per_s"][0]
-            speeds[job].append(speed)
+            speeds[job].append(figures["images_per_s"])
             backends[job] = figures["backend"]
             num_images = num_images or figures["num_images"]
-            print(f"round {turn + 1}: {figures['job']}: {speed:.2f} img/s", flush=True)
+            print(f"round {turn + 1}: {figures['job']}: {figures['images_per_s']:.2f} img/s", flush=True)
     rows = [
         row_of(job, values, speeds[jobs[0]], num_images) | {"backend": backends[job]} for job, values in speeds.items()
     ]
@@ -90,6 +100,61 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
             print(f"\nwritten to {write_page(out, 'Scaling', chart, notes=notes)}")
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
     return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
+
+
+def measure(config: ScalingConfig) -> dict[str, Any]:
+    """Train `warmup` and then `steps` steps on the micro-batches of the first step; images a second of all ranks, and facts.
+
+    Every rank calls it. `data.batch_size` is that of one process and micro-batch. Time counts until all ranks and their devices
+    have done their work.
+    """
+    configure_torch(config.trainer)
+    with build_strategy(config) as strategy:
+        total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
+        config = _endless(config, total)
+        seed_everything(config.seed)
+        task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
+        plan = build_plan(config, task.num_images, strategy.world_size)
+        data = strategy.run_collectively(task.build_data)
+        batches = [batch.to(strategy.device) for batch in next(iter(data.train_steps(0, 1)))]
+        state = build_state(config, task.build_model(), strategy)
+        train_step = build_train_step(config, state, plan, strategy)
+
+        def repeat(count: int) -> None:
+            for _ in range(count):
+                train_step(batches)
+                state.step += 1
+            if strategy.device.type == "cuda":
+                torch.cuda.synchronize(strategy.device)
+            strategy.all_reduce(torch.zeros(1, device=strategy.device))
+
+        train_step.timer.start()
+        strategy.broadcast_state(state)
+        repeat(config.warmup)
+        started = time.perf_counter()
+        repeat(config.steps)
+        figures = {
+            "images_per_s": total * config.steps / (time.perf_counter() - started),
+            "num_images": task.num_images,
+            "backend": strategy.backend,
+            "job": describe_job(strategy),
+        }
+        if strategy.is_main:
+            write_json(Path(str(config.worker)), figures)
+        return figures
+
+
+def _endless(config: ScalingConfig, total: int) -> ScalingConfig:
+    """`config` for steps of `total` images in all, without validation, at a rate with which no loss diverges."""
+    length = f"{config.warmup + config.steps}steps"
+    trainer = replace(config.trainer, max_duration=length, stop_after=None, validate_every="0steps")
+    return replace(
+        config,
+        data=replace(config.data, batch_size=total),
+        optimizer=replace(config.optimizer, lr=1e-7),
+        schedule=ScheduleConfig(name="constant", warmup="0steps"),
+        trainer=replace(trainer, checkpoint_every="0steps"),
+    )
 
 
 def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, float]:
@@ -146,9 +211,7 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
 def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
-        figures = measure(config, warmup=config.warmup, steps=config.steps)
-        if figures["is_main"]:
-            write_json(Path(config.worker), figures)
+        measure(config)
     else:
         benchmark(config)
 

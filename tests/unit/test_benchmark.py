@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retina_dist.benchmark import data, scaling, step, synthetic
+from retina_dist.benchmark import data, scaling, step
 from retina_dist.config.compose import load_config
 from retina_dist.errors import ConfigError
 
@@ -19,7 +18,6 @@ SMALL = [
 ]  # fmt: skip
 CLASSES = ["task=classification", "data.synthetic={num_classes: 3, num_images: 3}", "data.image_size=32"]
 BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}"]
-TINY = ["data.batch_size=2", "trainer.num_threads=1", "num_warmup_batches=1", "num_batches_per_iter=1", "num_iters=3"]
 
 
 # step
@@ -56,27 +54,18 @@ def test_every_part_of_reading_is_timed_and_compared(tmp_path: Path, monkeypatch
     assert "5 made images" in written["what"]
 
 
-# synthetic
+# scaling
 
 
 @pytest.mark.parametrize("task", [BOXES, CLASSES], ids=["detection", "classification"])
-def test_one_process_prints_and_writes_its_speed(
-    task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_measures_its_steps(task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    synthetic.benchmark(load_config("benchmark_synthetic", [*task, *TINY, "output=one.json", "schedule.warmup=1epoch"]))
-    printed = capsys.readouterr().out
-    assert len(re.findall(r"^round \d: [\d.]+ img/s a process$", printed, re.M)) == 3
-    assert re.search(r"^img/s a process: [\d.]+ \+-[\d.]+\nimg/s of 1 process: [\d.]+ \+-[\d.]+$", printed, re.M)
-    written = json.loads(Path("one.json").read_text())
-    assert (written["benchmark"], written["processes"], written["batch_size"]) == ("synthetic", 1, 2)
-    assert written["images_per_s"] == written["images_per_s_per_process"]
-    assert written["images_per_s"] == pytest.approx(synthetic.mean_and_deviation(written["rounds"]), abs=0.002)
-    assert synthetic.mean_and_deviation([1.0, 2.0, 6.0]) == {"mean": 3.0, "deviation": 4.234}  # 1.96 * sqrt(14 / 3)
+    tiny = ["data=synthetic", "data.batch_size=2", "trainer.num_threads=1", "warmup=1", "steps=2", "worker=one.json"]
+    figures = scaling.measure(load_config("benchmark_scaling", [*task, *tiny, "schedule.warmup=1epoch"]))
+    assert figures["images_per_s"] > 0
+    assert figures["num_images"] == 3
+    assert json.loads(Path("one.json").read_text()) == figures
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"], "nothing else is written or read"
-
-
-# scaling
 
 
 def test_the_length_of_an_epoch_by_hand_and_drawn() -> None:
