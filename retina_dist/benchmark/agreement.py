@@ -2,8 +2,8 @@
 
     python -m retina_dist.benchmark agreement checkpoint=runs/shapes root=datasets/shapes
 
-Each line is compared with `Detector.predict`: the largest difference of a box in px and of a score between a detection and the
-nearest of its label, how many of its detections have no counterpart or are missing in it, and COCO's AP on the validation set.
+Each line is compared with `Detector.predict`, as an export is: the largest difference of a box in px and of a score between a
+detection and the nearest of its label, how many detections have no counterpart, and COCO's AP on the validation set.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from retina_dist.data.images import pixels_of
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.export import LEAST, exporter_of
+from retina_dist.detection.export import LEAST, differences, exporter_of, run_exported
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import data_of_checkpoint, read_split
 from retina_dist.errors import ConfigError, UserError
@@ -54,22 +55,12 @@ class AgreementConfig(OfCheckpoint):
     debug: bool = False
 
 
-def compare(expected: list[Detections], others: list[Detections]) -> dict[str, float]:
+def compare(detector: Detector, expected: list[Detections], others: list[Detections]) -> dict[str, float]:
     """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side."""
-    worst = {"box": 0.0, "score": 0.0, "unmatched": 0.0}
-    for one, other in zip(expected, others, strict=True):
-        apart = (one["boxes"][:, None].double() - other["boxes"].double()).abs().amax(dim=2)  # [N, M]
-        scores = (one["scores"][:, None].double() - other["scores"].double()).abs()
-        same = (one["labels"][:, None] == other["labels"]) & (apart <= NEAR_PX) & (scores <= NEAR_SCORE)
-        nearest = torch.where(same, apart + scores, torch.inf)
-        for dim in (0, 1):
-            matched = same.any(dim=dim)
-            worst["unmatched"] += int((~matched).sum())
-            if matched.any():
-                place = nearest.argmin(dim=dim, keepdim=True)
-                worst["box"] = max(worst["box"], float(apart.gather(dim, place).squeeze(dim)[matched].max()))
-                worst["score"] = max(worst["score"], float(scores.gather(dim, place).squeeze(dim)[matched].max()))
-    return worst
+    apart = torch.cat([differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)])
+    near = (apart <= torch.tensor([NEAR_PX, NEAR_SCORE])).all(dim=1)
+    box, score = torch.cat([torch.zeros(1, 2), apart[near]]).amax(dim=0).tolist()
+    return {"box": box, "score": score, "unmatched": int((~near).sum())}
 
 
 def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
@@ -81,7 +72,7 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
                 f".pt2 of any size takes images of {LEAST} px a side or more, this detector {detector.min_size} px; left out"
             )
             continue
-        yield form, _exported(detector, exporter_of(detector, checkpoint).read_back(form))
+        yield form, partial(_exported, detector, exporter_of(detector, checkpoint).read_back(form))
     with _server(detector, checkpoint) as address:
         yield "server", lambda path: _asked(detector, address, path)
     yield "one tile", lambda path: detector.tiled(max(pixels_of(path).shape[1:])).predict(path)[0]
@@ -95,15 +86,8 @@ def _of_categories(detector: Detector, detections: Detections) -> Detections:
     )
 
 
-def _exported(detector: Detector, run: Runner) -> Predict:
-    def predict(path: Any) -> Detections:
-        batch = detector.prepare(path)
-        height, width = batch.image_sizes[0].tolist()
-        boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
-        scale = (batch.original_sizes[0] / batch.image_sizes[0]).flip(0).repeat(2)
-        return Detections(boxes=boxes * scale.to(boxes), scores=scores, labels=labels)
-
-    return predict
+def _exported(detector: Detector, run: Runner, path: Any) -> Detections:
+    return run_exported(run, detector.prepare(path))
 
 
 @contextmanager
@@ -160,7 +144,7 @@ def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
         expected = expected or detections
         rows = detections_to_rows(detections, ids, detector.categories)
         ap = evaluate_rows(annotations.coco, rows, image_ids=ids).stats["AP"]
-        line = table[name] = {**compare(expected, detections), "AP": ap}
+        line = table[name] = {**compare(detector, expected, detections), "AP": ap}
         print(f"{name:<10}{line['box']:>12.2g}{line['score']:>12.2g}{line['unmatched']:>12.0f}{ap:>10.4f}", flush=True)
     print(f"{sum(len(one['scores']) for one in expected)} detections by PyTorch")
     if config.output:

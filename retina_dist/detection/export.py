@@ -129,14 +129,31 @@ def export(config: ExportConfig) -> dict[str, float]:
     batches = [_prepared(detector, image, config.size) for image in images]
     expected = [detections for batch in batches for detections in detector.run([batch])]
     if not any(len(detections["scores"]) for detections in expected):
+        best = detector.record.get("best") or {}
+        trained = (
+            f" (the best {best['name']} of its run is {best['value']:.3f})" if best.get("value") is not None else ""
+        )
         raise UserError(
-            f"{config.checkpoint} detects nothing in the {len(images)} images{_quality(detector)}, so no export can be "
+            f"{config.checkpoint} detects nothing in the {len(images)} images{trained}, so no export can be "
             "compared with it; train it for longer, or give images=FOLDER of its objects."
         )
-    worst: dict[str, float] = {}
-    exporter_of(detector, config.checkpoint, config.size).write(
-        output, lambda run: worst.update(compare(detector, run, batches, expected, config))
-    )
+    worst = {"detections": float(sum(len(detections["scores"]) for detections in expected))}
+
+    def compare(run: Runner) -> None:
+        parts = [
+            differences(detector, detections, run_exported(run, batch), config.score_tolerance)
+            for detections, batch in zip(expected, batches, strict=True)
+        ]
+        worst["boxes"], worst["scores"] = torch.cat([torch.zeros(1, 2), *parts]).amax(dim=0).tolist()
+        limits = (("boxes", " px", config.box_tolerance), ("scores", "", config.score_tolerance))
+        for name, unit, most in limits:
+            if not worst[name] <= most:
+                raise UserError(
+                    f"{output} was not written: its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}; "
+                    "report it, or raise the tolerance if that is good enough."
+                )
+
+    exporter_of(detector, config.checkpoint, config.size).write(output, compare)
     print(
         f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {worst['detections']:.0f} detections on "
         f"{len(batches)} images: {worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
@@ -163,56 +180,34 @@ def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None 
     )
 
 
-def compare(
-    detector: Detector, run: Runner, batches: Sequence[Batch], detected: Sequence[Detections], config: ExportConfig
-) -> dict[str, float]:
-    """The largest differences between the detector's detections in `batches`, `detected`, and those of `run`, and their number.
+def run_exported(run: Runner, batch: Batch) -> Detections:
+    """The detections of an exported model in an image that the detector prepared, in pixels of the `original_sizes`."""
+    height, width = batch.image_sizes[0].tolist()
+    boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
+    scale = (batch.original_sizes[0] / batch.image_sizes[0]).flip(0).repeat(2)
+    return Detections(boxes=boxes * scale.to(boxes), scores=scores, labels=labels)
 
-    Raises UserError for a difference past its tolerance.
+
+def differences(detector: Detector, one: Detections, other: Detections, margin: float = 0.0) -> Tensor:
+    """[N, 2] px of the box and score, from each detection of either side to the nearest of its label on the other; inf without one.
+
+    Left out is what the other side may lack: a detection whose score is within `margin` of the threshold, or of the lowest one
+    where the other side has as many as an image may have.
     """
-    worst = {"boxes": 0.0, "scores": 0.0, "detections": 0.0}
-    for batch, expected in zip(batches, detected, strict=True):
-        height, width = batch.image_sizes[0].tolist()
-        boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
-        exported = Detections(boxes=boxes, scores=scores, labels=labels)
-        worst["detections"] += len(expected["scores"])
-        for one, other in ((expected, exported), (exported, expected)):
-            least = detector.model.score_thresh
-            if len(other["scores"]) == detector.model.detections_per_img:  # the rest was cut off
-                least = max(least, float(other["scores"].min()))
-            for name, value in _differences(one, other, least + config.score_tolerance).items():
-                worst[name] = max(worst[name], value)
-    for name, unit in (("boxes", " px"), ("scores", "")):
-        most = getattr(config, f"{name[:-1] if name == 'scores' else 'box'}_tolerance")
-        if not worst[name] <= most:
-            raise UserError(
-                f"{config.output} was not written: its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}; "
-                "report it, or raise the tolerance if that is good enough."
-            )
-    return worst
-
-
-def _quality(detector: Detector) -> str:
-    """The best metric of the detector's run as a remark."""
-    best = detector.record.get("best") or {}
-    return f" (the best {best['name']} of its run is {best['value']:.3f})" if best.get("value") is not None else ""
-
-
-def _differences(one: Detections, other: Detections, least: float) -> dict[str, float]:
-    """The largest, of each detection of `one` scored above `least` to the nearest of its label in `other`."""
-    worst = {"boxes": 0.0, "scores": 0.0}
-    for box, score, label in zip(one["boxes"], one["scores"], one["labels"], strict=True):
-        if score <= least:
-            continue
-        same = other["labels"] == label
-        if not same.any():
-            return {"boxes": float("inf"), "scores": float("inf")}
-        apart = (other["boxes"][same] - box).abs().amax(dim=1).nan_to_num(nan=float("inf"))
-        scores = (other["scores"][same] - score).abs().nan_to_num(nan=float("inf"))
-        nearest = int((apart + scores).argmin())
-        worst["boxes"] = max(worst["boxes"], float(apart[nearest]))
-        worst["scores"] = max(worst["scores"], float(scores[nearest]))
-    return worst
+    rows = [torch.zeros(0, 2, dtype=torch.float64)]
+    for these, those in ((one, other), (other, one)):
+        least = detector.model.score_thresh
+        if len(those["scores"]) == detector.model.detections_per_img:  # the rest was cut off
+            least = max(least, float(those["scores"].min()))
+        counted = these["scores"] > least + margin
+        apart = (these["boxes"][counted][:, None].double() - those["boxes"].double()).abs().amax(dim=2)  # [N, M]
+        scores = (these["scores"][counted][:, None].double() - those["scores"].double()).abs()
+        pairs = torch.stack((apart, scores), dim=2).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        pairs[these["labels"][counted][:, None] != those["labels"]] = torch.inf
+        none = torch.full((len(pairs), 1, 2), torch.inf, dtype=torch.float64)
+        pairs = torch.cat((pairs, none), dim=1)
+        rows.append(pairs[torch.arange(len(pairs)), pairs.sum(dim=2).argmin(dim=1)])
+    return torch.cat(rows)
 
 
 def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Batch:
