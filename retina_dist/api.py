@@ -16,7 +16,6 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.commands import evaluate_on
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.detection.coco_metrics import CocoResult
@@ -129,8 +128,7 @@ class Trainer(_Run):
 
     def evaluate(self) -> CocoResult:
         """COCO metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
-        detector = self.detector(precision=self.precision)
-        return detector.evaluate(self.data, strategy=self.strategy)
+        return self.detector(precision=self.precision).evaluate(self.data, strategy=self.strategy)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -148,5 +146,4 @@ class ClassifierTrainer(_Run):
 
     def evaluate(self) -> ClassificationResult:
         """Metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
-        classifier = self.classifier(precision=self.precision)
-        return evaluate_on(classifier, self.data, self.strategy)
+        return self.classifier(precision=self.precision).evaluate(self.data, strategy=self.strategy)

@@ -11,21 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
 
 import PIL.Image
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, TypeVar
 
 from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read_image
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError, UserError, describe_error
+from retina_dist.files import Url, parse_path
+from retina_dist.image_task import Evaluator
 from retina_dist.model.weights import is_torchvision_name
-from retina_dist.run_config import ModelSettings, task_of_checkpoint
+from retina_dist.reporting.console import configure_logging, heartbeat
+from retina_dist.run_config import ModelSettings, data_settings_of, task_of_checkpoint
 from retina_dist.settings import make, validate
+from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import resolve_device
+from retina_dist.strategies.select import strategy_of
+from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.text import escape
 from retina_dist.torch_files import remedy_of
 
@@ -34,21 +40,18 @@ if TYPE_CHECKING:
 
 # Files that predict writes beside the images.
 RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "label_studio.json", "annotations.xml")
-RECORD = (
-    "step",
-    "metrics",
-    "best",
-    "config",
-    "images",
-    "world_size",
-    "versions",
-)  # of a checkpoint, for the model card
+# What a checkpoint says of its training.
+RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions")
+# Data settings: what is drawn or cached, and where files are.
+MADE = ("shapes", "drawn", "cache")
+PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")
+Result = TypeVar("Result", default=Any)  # of `evaluate`
 
 
-class Predictor(ABC, Generic[Input, Output]):
+class Predictor(ABC, Generic[Input, Output, Result]):
     """A network in evaluation mode on a device, and the form in which it takes images.
 
     `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of `answer`.
@@ -82,11 +85,11 @@ class Predictor(ABC, Generic[Input, Output]):
             raise ConfigError(f"checkpoint is of type {type(path).__name__}; give the path of a .pt file.")
         if is_torchvision_name(str(path)):
             return cls.from_torchvision(str(path), device=device, precision=precision)
-        return cls.from_content(load_checkpoint(path), str(path), device=device, precision=precision, model=model)
+        return cls.from_content(load_checkpoint(path), str(path), model, device=device, precision=precision)
 
     @classmethod
-    def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
-        """The model of torchvision's published weights. Raises CheckpointError where this class takes none."""
+    def from_torchvision(cls, name: str, **how: Any) -> Self:
+        """The model of torchvision's published weights; `how` are device and precision. Raises CheckpointError without any."""
         raise CheckpointError(
             f"{name} are torchvision's weights; give the checkpoint of a {cls.kind} that a run trained."
         )
@@ -96,22 +99,20 @@ class Predictor(ABC, Generic[Input, Output]):
         cls,
         content: Mapping[str, Any],
         source: str,
-        *,
-        device: str | torch.device = "cpu",
-        precision: str = "fp32",
         model: ModelSettings | type[ModelSettings] | None = None,
+        **how: Any,
     ) -> Self:
-        """The model of a checkpoint that was read already; `source` is its name in errors. Raises CheckpointError."""
+        """As `from_checkpoint`, of a checkpoint that was read already; `source` is its name in errors."""
         if (task := task_of_checkpoint(content)) != cls.task:
             raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
-        device = _checked(device, precision)  # an error of these is none of the checkpoint
+        _checked(**how)  # an error of these is none of the checkpoint
         try:
             if isinstance(model, type):
                 model = make(model, content["config"]["model"])
                 validate(model, "model.")
             network, arguments = cls._read(content, model)
             network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
-            predictor = cls(network, **arguments, device=device, precision=precision)
+            predictor = cls(network, **arguments, **how)
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
             reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else describe_error(error)
             if "model_arguments" not in content and not hasattr(model, "implementation"):
@@ -148,6 +149,25 @@ class Predictor(ABC, Generic[Input, Output]):
         """The model's input and classes as JSON values, for an exported file and the model card."""
         return {}
 
+    def val_of(self, data: Any) -> Any:
+        """The validation set of `data`. Raises ConfigError where there is none, DataError where it has other classes."""
+        raise NotImplementedError
+
+    def evaluator_of(self, val: Any, data: Any, strategy: DistributedStrategy) -> Evaluator[Result]:
+        """What evaluates the model, on the strategy's device, over the images `val`, read as `data` says."""
+        raise NotImplementedError
+
+    def evaluate(self, data: Any, *, strategy: StrategySettings | None = None) -> Result:
+        """The metrics over the validation set of `data`, shared out over the processes; every rank calls it.
+
+        `strategy` is by default that of the launcher, on this model's device. Raises the errors of `val_of`.
+        """
+        settings = strategy or StrategyConfig(device=str(self.device))
+        with strategy_of(settings) as job, configure_logging(job.rank), heartbeat():
+            val = job.run_collectively(lambda: self.val_of(data))
+            with self.on(job.device):
+                return self.evaluator_of(val, data, job).evaluate(self.model)
+
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """The model on `device`, and back on its own afterwards."""
@@ -164,7 +184,7 @@ class Predictor(ABC, Generic[Input, Output]):
         return [self.run([self.prepare(image)])[0] for image in images_of(images)]
 
 
-def _checked(device: str | torch.device, precision: str) -> torch.device:
+def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> torch.device:
     """The device by its name. Raises ConfigError for a device or a precision that cannot be used."""
     if precision not in get_args(Precision):
         raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
@@ -178,6 +198,34 @@ def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
     if isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
         return list(images)
     raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
+
+
+D = TypeVar("D")
+
+
+def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | None, source: object) -> D:
+    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
+
+    Without a root, local files are read where they say. A URL is not followed, since the checkpoint's author would decide
+    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
+    """
+    data: Any = data_settings_of(content, schema, source)
+    data = data.with_values(**{name: None for name in MADE if hasattr(data, name)})
+    places = [name for name in PLACES if hasattr(data, name)]
+    if root is not None:
+        if not parse_path(root).is_dir():
+            raise ConfigError(f"root={root} is not a folder; give the one of the data.")
+        return data.with_values(**dict.fromkeys(places) | {"root": root})
+    for key in places:
+        value = getattr(data, key)
+        if value is not None and isinstance(parse_path(value), Url):
+            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
+            raise ConfigError(
+                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
+            )
+    if data.root is not None and not parse_path(data.root).is_dir():
+        raise ConfigError(f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER.")
+    return data
 
 
 P = TypeVar("P", bound=Predictor[Any, Any])

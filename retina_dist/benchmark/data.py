@@ -95,7 +95,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
             config = replace(config, data=data)
         config = replace(config, data=replace(config.data, cache=None))
         task = DetectionTask(config, strategy)
-        module = task.build_image_data()
+        module: Any = task.build_data()
         specs: list[BatchSpec] = []  # as many of the training's first batches as hold so many images
         while sum(len(spec.indices) for spec in specs) < config.num_images:
             specs += module.train_sampler.step(len(specs))[:1]
@@ -159,7 +159,3 @@ def _parts(
 def main(config: DataBenchmarkConfig) -> Any:
     """The table."""
     benchmark(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -227,7 +227,3 @@ def _wait(device: torch.device) -> None:
 def main(config: StepConfig) -> Any:
     """The table."""
     benchmark(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,19 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from retina_dist.classification.dataset import eval_transform
+from retina_dist.classification.dataset import ClassificationDataModule, eval_transform
+from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.model import Classifier, build_classifier
+from retina_dist.classification.samples import Samples, absent, read_samples, root_of
+from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.images import AnyImage, pixels_of
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import ConfigError
 from retina_dist.predictor import Predictor
 from retina_dist.run_config import ModelSettings
+from retina_dist.strategies.base import DistributedStrategy
+
+logger = logging.getLogger(__name__)
 
 MAX_SIDE = 10**4  # px
 MOST_CLASSES = 5  # in an answer
@@ -34,7 +43,7 @@ class ImageResult(TypedDict):
     classes: list[ClassScore]
 
 
-class TrainedClassifier(Predictor[Tensor, Tensor]):
+class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     """A classifier with the names of its classes and its input size.
 
     >>> classifier = TrainedClassifier.from_checkpoint("runs/drawn_classes/checkpoints/best.pt")     # doctest: +SKIP
@@ -76,6 +85,25 @@ class TrainedClassifier(Predictor[Tensor, Tensor]):
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
         """[N, K] float32 probabilities; a single image gives one row. For the forms of an image see `Detector.predict`."""
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
+
+    def val_of(self, data: ClassificationData, key: str = "data.root") -> Samples:
+        """As in the base; `key` is the setting of the folder, for messages."""
+        root = root_of(data.root, data.name)
+        val = read_samples(root, "val", classes=self.classes)
+        if val is None and data.val_fraction and (train := read_samples(root, "train", classes=self.classes)):
+            return train.split(data.val_fraction)[1]
+        if val is None:
+            raise ConfigError(absent(key, root, "val"))
+        return val
+
+    def evaluator_of(
+        self, val: Samples, data: ClassificationData, strategy: DistributedStrategy
+    ) -> ClassificationEvaluator:
+        if val.held_out:
+            logger.info(f"evaluating on {val.describe()}")
+        job: dict[str, Any] = {"rank": strategy.rank, "world_size": strategy.world_size, "device": strategy.device}
+        module = ClassificationDataModule(data, train=None, val=val, **job)
+        return ClassificationEvaluator(val, module.val_batches, strategy, autocast(strategy.device, self.precision))
 
     def prepare(self, image: AnyImage) -> Tensor:
         """The network's input of an image, [1, 3, S, S] uint8."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,33 +21,26 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.classification.analysis import analyse
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.dataset import ClassificationDataModule
 from retina_dist.classification.drawn import CLASSES, draw_shape
-from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.model import model_options
-from retina_dist.classification.samples import Samples, absent, read_samples, root_of
+from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.classification.task import check_trainable, read_splits
 from retina_dist.data.images import AnyImage, find_images, image_size, read_image
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import read_in_turn, sizes_of
-from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError, ImageError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
-from retina_dist.files import Url, parse_path, write_csv, write_json
+from retina_dist.files import write_csv, write_json
 from retina_dist.model_card import write_card
-from retina_dist.predictor import predict_files
+from retina_dist.predictor import data_of_checkpoint, predict_files
 from retina_dist.redaction import redacted
 from retina_dist.reporting.analysis import lines_of
-from retina_dist.reporting.console import configure_logging, heartbeat, print_redacted
+from retina_dist.reporting.console import heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.reporting.pictures import enlarged, titled, write_details
-from retina_dist.run_config import data_settings_of
-from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.select import make_strategy, strategy_of
-from retina_dist.strategies.settings import StrategySettings
+from retina_dist.strategies.select import make_strategy
 from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
@@ -57,9 +49,8 @@ if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
     from retina_dist.serving.server import ServeConfig
 
-logger = logging.getLogger(__name__)
-
-DETECTIONS_OWN = ("results", "annotations", "images", "box_format", "tile")
+# Settings of evaluate, predict and serve that only a detector has, with the values that they have unless given.
+DETECTIONS_OWN = {"format": "coco"} | dict.fromkeys(("results", "annotations", "images", "box_format", "tile"))
 
 
 def evaluate(config: EvaluateConfig) -> str:
@@ -67,13 +58,11 @@ def evaluate(config: EvaluateConfig) -> str:
 
     With `output_dir` also metrics.json, what `write_analysis` writes, and report.html.
     """
-    for key in DETECTIONS_OWN:
-        if value := getattr(config, key):
-            raise ConfigError(f"{key}={value} is for detection; for a classifier give root=FOLDER.")
+    refuse_detection_settings(config)
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-        result = _evaluated(classifier, data, val, strategy)
+        result = classifier.evaluator_of(val, data, strategy).evaluate(classifier.model)
     if detect_launch().rank:
         return ""
     folder = Path(config.output_dir) if config.output_dir else None
@@ -94,64 +83,17 @@ def evaluate(config: EvaluateConfig) -> str:
     return "\n".join([*lines, *lines_of(analysis)])
 
 
-def evaluate_on(
-    classifier: TrainedClassifier, data: ClassificationData, settings: StrategySettings
-) -> ClassificationResult:
-    """The metrics over the validation set of `data`, in the classifier's precision; see `ClassifierTrainer.evaluate`."""
-    with strategy_of(settings) as strategy, configure_logging(strategy.rank), heartbeat():
-        val = strategy.run_collectively(lambda: _validation_set(data, classifier, "data.root"))
-        with classifier.on(strategy.device):
-            return _evaluated(classifier, data, val, strategy)
-
-
-def _evaluated(
-    classifier: TrainedClassifier, data: ClassificationData, val: Samples, strategy: DistributedStrategy
-) -> ClassificationResult:
-    if val.held_out:
-        logger.info(f"evaluating on {val.describe()}")
-    pin = strategy.device.type == "cuda"
-    module = ClassificationDataModule(
-        data, train=None, val=val, rank=strategy.rank, world_size=strategy.world_size, pin_memory=pin
-    )
-    arithmetic = autocast(strategy.device, classifier.precision)
-    evaluator = ClassificationEvaluator(classifier.classes, module.val_batches, len(val), strategy, arithmetic)
-    evaluator(classifier.model)
-    assert evaluator.last_result is not None
-    return evaluator.last_result
-
-
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
-    """The classifier and the images to judge it on.
-
-    A URL in a checkpoint is not followed, since its author would decide which server is asked, with this machine's credentials.
-    """
+    """The classifier and the images to judge it on."""
     path = str(config.checkpoint)
-    content = load_checkpoint(path)
-    classifier = TrainedClassifier.from_content(content, path, device=device, precision=config.precision)
-    data = replace(data_settings_of(content, ClassificationData, path), drawn=None, cache=None)
-    if config.root is not None:
-        data = replace(data, root=config.root)
-    elif data.root is not None and isinstance(parse_path(data.root), Url):
-        raise ConfigError(
-            f"{path} has its data at a URL, data.root={data.root}, and such a URL is followed only where you give it: "
-            f"root={data.root}."
-        )
-    return classifier, data, _validation_set(data, classifier, "root")
+    classifier = TrainedClassifier.from_checkpoint(path, device=device, precision=config.precision)
+    data = data_of_checkpoint(classifier.record, ClassificationData, config.root, path)
+    return classifier, data, classifier.val_of(data, "root")
 
 
-def _validation_set(data: ClassificationData, classifier: TrainedClassifier, key: str) -> Samples:
-    root = root_of(data.root, data.name)
-    val = read_samples(root, "val", classes=classifier.classes)
-    if val is None and data.val_fraction and (train := read_samples(root, "train", classes=classifier.classes)):
-        return train.split(data.val_fraction)[1]
-    if val is None:
-        raise ConfigError(absent(key, root, "val"))
-    return val
-
-
-def refuse_detection_settings(config: PredictConfig | ServeConfig) -> None:
+def refuse_detection_settings(config: EvaluateConfig | PredictConfig | ServeConfig) -> None:
     """Raise ConfigError for a setting that a classifier is given though only a detector has it."""
-    for key, default in (("tile", None), ("format", "coco")):
+    for key, default in DETECTIONS_OWN.items():
         if (value := getattr(config, key, default)) != default:
             raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
 

@@ -81,7 +81,7 @@ class ImageBatch(TensorBatch):
     labels: Tensor  # [B] int64
     other_labels: Tensor  # [B] int64; of the image mixed in
     share: Tensor  # [B] float32; 1 where nothing is mixed in
-    indices: Tensor  # [B] int64, of the images in the data set; -1 of a filler
+    image_ids: Tensor  # [B] int64, places of the images in the data set; -1 of a filler
     weight: float = 1.0
     real: Tensor | None = None  # [B] bool, False for a filler; None without fillers
 

@@ -6,23 +6,20 @@ padded, counted twice or averaged over ranks.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.errors import DataError, doing
+from retina_dist.errors import DataError
+from retina_dist.image_task import Evaluator
 from retina_dist.reporting.analysis import MOST_IN_MATRIX
-from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -113,58 +110,23 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
     return float((ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2) / pairs)
 
 
-class ClassificationEvaluator:
-    """Metrics of a model over the `num_images` of all ranks, the same on every rank, which all call it with the model.
+class ClassificationEvaluator(Evaluator[ClassificationResult]):
+    """Metrics of a model over `val`, the `Samples` of the validation set.
 
     An image that cannot be read is in no batch, and so in no metric; a warning counts them.
     """
 
-    def __init__(
-        self,
-        classes: Sequence[str],
-        batches: Callable[[], Iterable[ImageBatch]],
-        num_images: int,
-        strategy: DistributedStrategy,
-        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        best: BestMetric | None = None,
-    ) -> None:
-        self.classes, self.batches, self.strategy = classes, batches, strategy
-        self.autocast, self.num_images, self.best = autocast, num_images, best
-        self.last_result: ClassificationResult | None = None
-        self.best_result: ClassificationResult | None = None  # by `best`
-        self.last_rows = np.zeros((0, COLUMNS))  # by image
+    def take(self, model: Any, batch: ImageBatch) -> Tensor:
+        with self.autocast():
+            logits = model.logits(batch.images, batch.real)
+        rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.image_ids)
+        return rows if batch.real is None else rows[batch.real]
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        """The metrics, by name."""
-        was_training = model.training
-        model.eval()
-        gathered = self.strategy.all_gather(self._rows(model)).cpu().numpy()
-        model.train(was_training)
-        self.last_rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
-        if self.strategy.is_main and (unread := self.num_images - len(self.last_rows)):
-            logger.warning(f"{unread} of {self.num_images} validation images cannot be read; no metric counts them")
-        self.last_result = evaluate_rows(self.last_rows, self.classes)
-        if self.best:
-            before = self.best.value
-            self.best.update(self.last_result.metrics)
-            if self.best.value != before:
-                self.best_result = self.last_result
-        return dict(self.last_result.metrics)
-
-    @torch.inference_mode()
-    def _rows(self, model: Any) -> Tensor:
-        device = self.strategy.device
-        parts = [torch.zeros((0, COLUMNS), dtype=torch.float64, device=device)]
-        images = 0
-        doing("validation, 0 images")
-        for batch in self.batches():
-            images += len(batch)
-            doing(f"validation, {images * self.strategy.world_size} images")
-            if batch.weight == 0:  # no image of it could be read
-                continue
-            batch = batch.to(device, non_blocking=True)
-            with self.autocast():
-                logits = model.logits(batch.images, batch.real)
-            rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.indices)
-            parts.append(rows if batch.real is None else rows[batch.real])
-        return torch.cat(parts)
+    def judge(self, parts: list[Tensor]) -> tuple[ClassificationResult, dict[str, float]]:
+        none = torch.zeros((0, COLUMNS), dtype=torch.float64, device=self.strategy.device)
+        gathered = self.strategy.all_gather(torch.cat([none, *parts])).cpu().numpy()
+        rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
+        if self.strategy.is_main and (unread := len(self.val) - len(rows)):
+            logger.warning(f"{unread} of {len(self.val)} validation images cannot be read; no metric counts them")
+        result = evaluate_rows(rows, self.val.classes)
+        return result, dict(result.metrics)

@@ -43,6 +43,7 @@ AnyBatch = TypeVar("AnyBatch")
 BadImagePolicy = Literal["error", "skip"]
 Contents = Mapping[int, bytes | ImageError]  # of images, by their number
 NOTHING: Contents = MappingProxyType({})
+CPU = torch.device("cpu")
 
 
 class ImageDataset(Dataset[AnyBatch]):
@@ -222,6 +223,7 @@ class TensorBatch:
     """
 
     images: Tensor
+    image_ids: Tensor  # [B] int64
     real: Tensor | None  # [B] bool, False for a filler; None without fillers
 
     def __len__(self) -> int:
@@ -260,7 +262,7 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
     """The batches that `train` and `val`, a dataset with its buckets, give this rank, as `settings` say.
 
     `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. Either split
-    may be None where only the other is used.
+    may be None where only the other is used. For a GPU as `device`, batches are made in page-locked memory.
     """
 
     def __init__(
@@ -274,9 +276,9 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        pin_memory: bool = False,
+        device: torch.device = CPU,
     ) -> None:
-        self._num_workers, self._pin_memory = settings.num_workers, pin_memory
+        self._num_workers, self._pin_memory = settings.num_workers, device.type == "cuda"
         self._val: tuple[AnyDataset, EvalSampler] | None = None
         if train is not None:
             self.train_dataset, buckets = train

@@ -11,9 +11,8 @@ import io
 import json
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,10 +25,9 @@ from torch import Tensor, nn
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError, doing
 from retina_dist.files import read_bytes, write_json
-from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +37,23 @@ EVALUATORS = {
     "pycocotools": ("pycocotools.coco", "pycocotools.cocoeval"),
 }
 
-STATS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+STATS = {
+    "AP": "IoU .50:.95",
+    "AP50": "IoU .50",
+    "AP75": "IoU .75",
+    "APs": "area below 32^2 px",
+    "APm": "area 32^2 to 96^2 px",
+    "APl": "area above 96^2 px",
+    "AR1": "1 detection an image",
+    "AR10": "10 detections",
+    "AR100": "100 detections",
+    "ARs": "area below 32^2 px",
+    "ARm": "area 32^2 to 96^2 px",
+    "ARl": "area above 96^2 px",
+}
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
+Part = tuple[list[int], list[Detections], dict[str, Tensor]]  # image ids, detections, sums of the losses of a batch
 ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
 
 
@@ -175,122 +187,73 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
     return rows
 
 
-class CocoEvaluator:
-    """Metrics of a model over a validation set that all ranks share out: call it with the model, on every rank.
+class CocoEvaluator(Evaluator[CocoResult]):
+    """COCO metrics of a model over `val`, the `Annotations` of the validation set.
 
     The model has `evaluate(batch) -> (losses, detections)`: scalars of any names, means over the batch, and one Detections an
-    image. An image that comes more than once counts once in the metrics: the first time on a rank, and of several ranks on the
-    lowest with a detection in it. In the losses it counts each time. The ground truth of an image that no rank could read is left
-    out, with a warning.
+    image. An image that comes more than once counts once in the metrics, the first time on the lowest rank. In the losses it counts
+    each time. The ground truth of an image that no rank could read is left out, with a warning.
     """
 
     metric_names = (*(f"coco/{name}" for name in STATS), "val/loss", *(f"val/loss_{name}" for name in LOSSES))
 
-    def __init__(
-        self,
-        *,
-        annotations_coco: dict[str, Any],
-        categories: Categories,
-        batches: Callable[[], Iterable[Batch]],
-        strategy: DistributedStrategy,
-        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        best: BestMetric | None = None,
-    ) -> None:
-        self.coco, self.categories, self.batches, self.strategy = annotations_coco, categories, batches, strategy
-        self.autocast, self.best = autocast, best
-        self.last_result: CocoResult | None = None
-        self.best_result: CocoResult | None = None  # by `best`
+    def take(self, model: Any, batch: Batch) -> Part:
+        with self.autocast():
+            losses, detections = model.evaluate(batch)
+        return batch.image_ids.tolist(), detections, {name: x.float() * len(batch) for name, x in losses.items()}
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts; the same on every rank."""
-        rows, image_ids, sums, images = self._run_in_eval_mode(model)
-        losses = self._mean_losses(sums, images)  # outside inference mode, whose tensors Horovod cannot write to
-        rows = self._gathered(rows)
+    def judge(self, parts: list[Part]) -> tuple[CocoResult, dict[str, float]]:
+        """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts."""
+        losses = self._mean_losses(parts)
+        rows, image_ids = self._gathered(parts)
+        if not image_ids:
+            raise DataError("no validation image could be read, so there is no metric.", collective=True)
+        missing = len(self.val.coco["images"]) - len(image_ids)
+        if missing:
+            logger.warning(
+                f"{missing} of {len(self.val.coco['images'])} validation images are left out of the metrics."
+            )
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
-        self.last_result = evaluate_rows(self.coco, rows, image_ids=self._read(image_ids))
-        stats = self.last_result.stats.items()
-        metrics = {**{f"coco/{name}": value if value >= 0 else math.nan for name, value in stats}, **losses}
-        if self.best:
-            before = self.best.value
-            self.best.update(metrics)
-            if self.best.value != before:
-                self.best_result = self.last_result
-        return metrics
+        result = evaluate_rows(self.val.coco, rows, image_ids=image_ids if missing else None)
+        stats = {f"coco/{name}": value if value >= 0 else math.nan for name, value in result.stats.items()}
+        return result, {**stats, **losses}
 
     def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
         """Rows [n, 7] of the detections, and the ascending ids of the images that were read, those without one too; no metrics."""
-        rows, image_ids, _, _ = self._run_in_eval_mode(model)
-        return self._gathered(rows), sorted(self._of_all_ranks(image_ids))
+        return self._gathered(self.collect(model))
 
-    def _run_in_eval_mode(self, model: nn.Module) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
-        was_training = model.training
-        model.eval()
-        found = self._run(model)
-        model.train(was_training)
-        return found
+    def _gathered(self, parts: list[Part]) -> tuple[np.ndarray, list[int]]:
+        """All ranks' rows by image, and the ascending ids of their images."""
+        own: dict[int, Detections] = {}
+        for image_ids, detections, _ in parts:
+            for image_id, detected in zip(image_ids, detections, strict=True):
+                own.setdefault(image_id, detected)
+        rank, device = self.strategy.rank, self.strategy.device
+        pairs = torch.tensor([(image_id, rank) for image_id in own], dtype=torch.int64, device=device).reshape(-1, 2)
+        rank_of = dict(reversed(self.strategy.all_gather(pairs).tolist()))  # the lowest that has an image
+        kept = [image_id for image_id in own if rank_of[image_id] == rank]
+        rows = detections_to_rows([own[image_id] for image_id in kept], kept, self.val.categories)
+        everyone = self.strategy.all_gather(torch.from_numpy(rows).to(device)).cpu().numpy()
+        return everyone[np.argsort(everyone[:, 0], kind="stable")], sorted(rank_of)
 
-    @torch.inference_mode()
-    def _run(self, model: Any) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
-        """This rank's rows, the ids of its images, the sums of their losses and their number; without communication."""
+    def _mean_losses(self, parts: list[Part]) -> dict[str, float]:
+        """Means over all ranks' images, outside inference mode, whose tensors Horovod cannot write to."""
         device = self.strategy.device
-        parts = [np.zeros((0, COLUMNS))]
-        sums: dict[str, Tensor] = {}
-        images = 0
-        seen: set[int] = set()
-        doing("validation, 0 images")
-        for batch in self.batches():
-            if batch.weight == 0:  # none of its images could be read
-                continue
-            with self.autocast():
-                losses, detections = model.evaluate(batch.to(device, non_blocking=True))
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
+        for _, _, losses in parts:
             for name, value in losses.items():
-                sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float() * len(batch)
-            images += len(batch)
-            doing(f"validation, {images * self.strategy.world_size} images")
-            fresh: dict[int, Detections] = {}
-            for image_id, detected in zip(batch.image_ids.tolist(), detections, strict=True):
-                if image_id not in seen:
-                    fresh.setdefault(image_id, detected)
-            seen.update(fresh)
-            parts.append(detections_to_rows(list(fresh.values()), list(fresh), self.categories))
-        return np.concatenate(parts), sorted(seen), sums, images
-
-    def _read(self, image_ids: list[int]) -> list[int] | None:
-        """The images that some rank has read, None for all. Raises DataError on every rank if there is none."""
-        everyone = self._of_all_ranks(image_ids)
-        if not everyone:
-            raise DataError("no validation image could be read, so there is no metric.", collective=True)
-        missing = len(self.coco["images"]) - len(everyone)
-        if missing:
-            logger.warning(f"{missing} of {len(self.coco['images'])} validation images are left out of the metrics.")
-        return sorted(everyone) if missing else None
-
-    def _of_all_ranks(self, image_ids: list[int]) -> set[int]:
-        column = torch.tensor(image_ids, dtype=torch.int64, device=self.strategy.device)[:, None]
-        return set(self.strategy.all_gather(column).flatten().tolist())
-
-    def _mean_losses(self, sums: dict[str, Tensor], images: int) -> dict[str, float]:
+                sums[name] = sums[name] + value
         # A rank without images takes part too and knows no names.
         text = "".join(f"{name}\n" for name in sums).encode()
-        known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=self.strategy.device))
+        known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=device))
         names = dict.fromkeys(bytes(known.tolist()).decode().splitlines())
-        zero = torch.zeros((), device=self.strategy.device)
-        stacked = torch.stack([*(sums.get(name, zero) for name in names), zero + images]).double()
-        *totals, count = self.strategy.all_reduce(stacked, "sum").tolist()
-        if not count:
-            return {}
+        images = torch.tensor(float(sum(len(image_ids) for image_ids, _, _ in parts)), device=device)
+        *totals, count = self.strategy.all_reduce(
+            torch.stack([*(sums[name] for name in names), images]).double(), "sum"
+        ).tolist()
         means = {f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)}
-        return {"val/loss": sum(means.values()), **means}
-
-    def _gathered(self, rows: np.ndarray) -> np.ndarray:
-        """All ranks' rows by image; of an image that several ranks held, those of the first."""
-        ranked = np.column_stack((rows, np.full(len(rows), self.strategy.rank, dtype=np.float64)))
-        everyone = self.strategy.all_gather(torch.from_numpy(ranked).to(self.strategy.device)).cpu().numpy()
-        everyone = everyone[np.argsort(everyone[:, 0], kind="stable")]  # of one image, still in the order of ranks
-        _, first, image = np.unique(everyone[:, 0], return_index=True, return_inverse=True)
-        ranks = everyone[:, COLUMNS]
-        return everyone[ranks == ranks[first][image], :COLUMNS]
+        return {"val/loss": sum(means.values()), **means} if means else {}
 
 
 def installed_evaluators() -> list[str]:

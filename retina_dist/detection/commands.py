@@ -15,11 +15,11 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.data.sources import sizes_of
+from retina_dist.detection import evaluation
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.doctor import examine as examine
-from retina_dist.detection.evaluation import evaluate_with_table
 from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.predictions import TOOLS, Predicted
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def evaluate(config: EvaluateConfig) -> str:
     """COCO metrics and errors as a table, on the main rank; every rank calls it."""
-    return evaluate_with_table(config)[1]
+    return evaluation.evaluate(config)[1]
 
 
 def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> Detector:

@@ -5,9 +5,10 @@ Pre-processing is that of the validation during training, from what the checkpoi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +17,24 @@ from typing_extensions import Self, TypedDict
 from retina_dist.data.canvases import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections, Sample, collate
+from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
+from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.categories import Categories, check_names
+from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
+from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.engine.precision import autocast
 from retina_dist.errors import ConfigError
 from retina_dist.model.weights import published
 from retina_dist.predictor import Predictor
 from retina_dist.run_config import ModelSettings
 from retina_dist.settings import limits_of, validate
-from retina_dist.strategies.settings import StrategyConfig, StrategySettings
+from retina_dist.strategies.base import DistributedStrategy
 
-if TYPE_CHECKING:
-    from retina_dist.detection.coco_metrics import CocoResult
+logger = logging.getLogger(__name__)
 
 CANVAS_DIVISOR = 32
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
@@ -52,7 +57,7 @@ class ImageResult(TypedDict):
     detections: list[Detection]
 
 
-class Detector(Predictor[Batch, Detections]):
+class Detector(Predictor[Batch, Detections, CocoResult]):
     """A RetinaNet with its categories and its input size.
 
     >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")       # doctest: +SKIP
@@ -96,7 +101,7 @@ class Detector(Predictor[Batch, Detections]):
         self.min_size, self.max_size = min_size, max_size
 
     @classmethod
-    def from_torchvision(cls, name: str, *, device: str | torch.device = "cpu", precision: str = "fp32") -> Self:
+    def from_torchvision(cls, name: str, **how: Any) -> Self:
         """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
         names = list(published(name).meta["categories"])
         is_v2 = "_V2_" in name
@@ -107,7 +112,7 @@ class Detector(Predictor[Batch, Detections]):
         known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
         ids = tuple(label if k else -1 for label, k in enumerate(known))
         categories = Categories(ids, tuple(text if k else "" for text, k in zip(names, known, strict=True)))
-        return cls(model, categories, min_size=800, max_size=1333, device=device, precision=precision)
+        return cls(model, categories, min_size=800, max_size=1333, **how)
 
     @classmethod
     def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[nn.Module, dict[str, Any]]:
@@ -133,17 +138,30 @@ class Detector(Predictor[Batch, Detections]):
 
         return TiledDetector(self, tile, overlap)
 
-    def evaluate(self, data: DetectionData, *, strategy: StrategySettings | None = None) -> CocoResult:
-        """COCO metrics over the validation set of `data`, shared out over the processes; every rank calls it.
-
-        `strategy` is by default that of the launcher, on the detector's device. Raises ConfigError where `data` has no validation
-        set, and DataError where its categories are not the detector's.
-        """
-        from retina_dist.detection.evaluation import evaluate_on
-
+    def val_of(self, data: Any) -> Annotations:
         if not isinstance(data, DetectionData):
             raise ConfigError(f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER).")
-        return evaluate_on(self, data, strategy or StrategyConfig(device=str(self.device)))
+        validate(data, "data.")
+        annotations = read_split(data, "val", self.categories)
+        if annotations is None:
+            raise ConfigError(
+                f"data={data.name} has no validation set; give root=FOLDER, or its file (val_annotations=FILE, evaluate: "
+                "annotations=FILE, datasets: val=DATASET)."
+            )
+        return annotations
+
+    def evaluator_of(self, val: Annotations, data: DetectionData, strategy: DistributedStrategy) -> CocoEvaluator:
+        if val.held_out:
+            logger.info(f"evaluating on {describe_split(val)}")
+        module = CocoDataModule(
+            data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size, cache=None),
+            train=None,
+            val=val,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            device=strategy.device,
+        )
+        return CocoEvaluator(val, module.val_batches, strategy, autocast(strategy.device, self.precision))
 
     def prepare(self, image: AnyImage) -> Batch:
         """The image on its canvas, as the validation had it; on the CPU, in any thread."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
 from retina_dist.data.images import read_image
-from retina_dist.detection.batch import Batch
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.readers.coco import Annotations
@@ -61,23 +60,17 @@ def draw_boxes(
     return pil_to_tensor(drawn)
 
 
-def draw_first_batch(data: CocoDataModule, step: int, names: Sequence[str], path: Path) -> None:
-    """The images of one step after augmentation, with the boxes that the loss will see."""
-    spec = data.train_sampler.step(step)[0]
+def draw_first_batch(data: CocoDataModule, names: Sequence[str], path: Path) -> None:
+    """The images of the first step after augmentation, with the boxes that the loss will see."""
+    spec = data.train_sampler.step(0)[0]
     batch = data.train_dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
     pictures = []
-    for i in range(len(batch)):
-        image, boxes, labels = _on_canvas(batch, i)
-        title = f"image {int(batch.image_ids[i])}, {image.shape[2]} x {image.shape[1]}: {pluralize(len(boxes), 'box')}"
-        pictures.append(titled(draw_boxes(image, boxes, labels, names), title))
+    for i, (height, width) in enumerate(batch.image_sizes.tolist()):
+        count = int(batch.num_boxes[i])
+        title = f"image {int(batch.image_ids[i])}, {width} x {height}: {pluralize(count, 'box')}"
+        image = batch.images[i, :, :height, :width]
+        pictures.append(titled(draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names), title))
     sheet(pictures).save(path, quality=92)
-
-
-def _on_canvas(batch: Batch, i: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Image `i` of a batch without padding, its boxes and their labels."""
-    height, width = batch.image_sizes[i].tolist()
-    count = int(batch.num_boxes[i])
-    return batch.images[i, :, :height, :width], batch.boxes[i, :count], batch.labels[i, :count]
 
 
 def write_report_details(result: CocoResult, annotations: Annotations, folder: Path, max_pixels: int) -> None:

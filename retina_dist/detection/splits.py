@@ -181,31 +181,6 @@ def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         return np.asarray(((low >= -slack) & (high <= sizes + slack) & (high > low)).all(axis=1))
 
 
-def data_of_checkpoint(data: DetectionData, root: str | None, source: object) -> DetectionData:
-    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
-
-    Without a root, local files are read where they say. A URL is not followed, since the checkpoint's author would decide
-    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
-    """
-    data = replace(data, shapes=None, cache=None)
-    places = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
-    if root is not None:
-        if not parse_path(root).is_dir():
-            raise ConfigError(f"root={root} is not a folder; give the one that holds the annotations.")
-        nowhere: dict[str, Any] = dict.fromkeys(places)
-        return replace(data, **{**nowhere, "root": root})
-    for key in places:
-        value = getattr(data, key)
-        if value is not None and isinstance(parse_path(value), Url):
-            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
-            raise ConfigError(
-                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
-            )
-    if data.root is not None and not parse_path(data.root).is_dir():
-        raise ConfigError(f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER.")
-    return data
-
-
 def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] | None:
     """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
     annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")

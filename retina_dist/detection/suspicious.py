@@ -23,16 +23,14 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.data.images import read_image
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.evaluation import evaluator_of
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import data_of_checkpoint, read_split
-from retina_dist.engine.checkpoint.store import load_checkpoint
+from retina_dist.detection.splits import read_split
 from retina_dist.errors import ImageError
 from retina_dist.files import write_json, write_text
+from retina_dist.predictor import data_of_checkpoint
 from retina_dist.reporting.findings import DoctorReport, Finding
-from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.select import make_strategy
 
 if TYPE_CHECKING:
@@ -76,16 +74,15 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
     `output_dir` gets suspicious_SPLIT.html with the images and suspicious_SPLIT.json, the proposals in COCO's form.
     """
     path, folder = str(config.checkpoint), Path(config.output_dir or "suspicious")
-    content = load_checkpoint(path)
-    detector = Detector.from_content(content, path, precision=config.trainer.precision)
-    data = data_of_checkpoint(data_settings_of(content, DetectionData, path), config.root, path)
+    detector = Detector.from_checkpoint(path, precision=config.trainer.precision)
+    data = data_of_checkpoint(detector.record, DetectionData, config.root, path)
     findings, facts = [], []
     with make_strategy(device=config.strategy.device) as strategy, detector.on(strategy.device):
         for split in ("train", "val"):
             annotations = read_split(data, split, detector.categories)
             if annotations is None:
                 continue
-            rows, image_ids = evaluator_of(detector, annotations, data, strategy).detect(detector.model)
+            rows, image_ids = detector.evaluator_of(annotations, data, strategy).detect(detector.model)
             ranked = suspects_of(annotations.coco, rows, image_ids)
             suspects = [each for each in ranked if each.suspicion >= WORTH_LOOKING]
             page = folder / f"suspicious_{split}.html"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,36 +14,34 @@ from torch import nn
 
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import images_per_epoch
-from retina_dist.data.synthetic import SyntheticData
 from retina_dist.detection.batch import Batch, blank_batch
-from retina_dist.detection.coco_metrics import CocoEvaluator
+from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.body import children_of
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes, weights_of
 from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoint, set_batch_norm_eps
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.settings import DetectionRunConfig, DetectionSettings
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
-from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.engine.precision import autocast
 from retina_dist.errors import CheckpointError, UserError
+from retina_dist.image_task import NO_VALIDATION, ImageTask
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Task
-from retina_dist.text import format_bytes, pluralize
+from retina_dist.text import format_bytes, pluralize, truncate
 
 logger = logging.getLogger(__name__)
 
-MAX_LOGGED_CLASSES = 20  # whose AP is logged at the end
 
-
-class DetectionTask(Task):
+class DetectionTask(ImageTask):
     """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
 
     Making one does not communicate.
     """
 
     settings: ClassVar[type] = DetectionSettings
+    evaluator_class = CocoEvaluator
+    data_module = CocoDataModule
+    class_metric = "AP"
     metric_names: Sequence[str] = CocoEvaluator.metric_names
     default_monitor: ClassVar[str] = "coco/AP"
     headline_metrics: ClassVar[Sequence[str]] = tuple(
@@ -80,7 +76,6 @@ class DetectionTask(Task):
         overfits = config.trainer.overfit_batches or synthetic
         self.repeats = None if overfits else repeats_of(config.data, self.train)
         self.validates = self.val is not None
-        self.evaluator: CocoEvaluator | None = None
 
     @staticmethod
     def prepare(config: DetectionRunConfig) -> None:
@@ -102,52 +97,44 @@ class DetectionTask(Task):
         state: dict[str, Any] = checkpoint.get("categories", {})  # of any type: `load_checkpoint_state` checks it
         return state
 
-    def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
-        """Raise CheckpointError unless the labels of the checkpoint `source` have the same names; ids may differ."""
+    def classes_in(self, state: Mapping[str, Any], source: object) -> Sequence[str]:
         try:
-            theirs = Categories.from_state(state).names
+            return Categories.from_state(state).names
         except UserError as error:
             raise CheckpointError(f"{source} does not say which categories it was trained on ({error}).") from error
-        if theirs != self.train.categories.names:
-            other = [repr(a or b) for a, b in zip_longest(theirs, self.train.categories.names) if a != b]
-            raise CheckpointError(
-                f"{source} was trained on other categories than data={self.config.data.name} has ({', '.join(other[:3])}); resume "
-                f"with the same annotations, or start a new run with model.weights={source}."
-            )
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        return self.train.categories.names
 
     @property
     def num_images(self) -> int:
         return len(self.train.records) if self.repeats is None else images_per_epoch(self.repeats)
 
-    def describe(self) -> str:
-        lines = [f"  {'train':<9}{describe_split(self.train)}"]
+    def facts(self) -> Iterator[tuple[str, str]]:
+        data = self.config.data
+        yield "train", describe_split(self.train)
         if self.repeats is not None:
             rare, most = int((self.repeats > 1).sum()), float(self.repeats.max())
-            lines.append(
-                f"  {'repeats':<9}{pluralize(rare, 'image')} with rare classes, up to {most:.3g} times an epoch"
-            )
-        none = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"
-        lines.append(f"  {'val':<9}{describe_split(self.val) if self.val else none}")
-        names = [name for name in self.train.categories.names if name]
-        data = self.config.data
-        lines.append(f"  {'model':<9}{self._describe_model()}")
+            yield "repeats", f"{pluralize(rare, 'image')} with rare classes, up to {most:.3g} times an epoch"
+        yield "val", describe_split(self.val) if self.val else NO_VALIDATION
+        yield "model", self._describe_model()
         sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}" if len(data.min_sizes) > 1 else f"{data.min_sizes[0]}"
         scale = f"short side {sides} px, long side at most {data.max_size} px"
         if data.synthetic:
             scale = "{} x {} px of noise on the device, the same at every step".format(*data.synthetic.canvas)
-        lines.append(f"  {'scale':<9}{scale}")
+        yield "scale", scale
         if data.cache:
             records = [record for part in (self.train, self.val) if part for record in part.records]
             size = sum({str(record.path): 3 * record.height * record.width for record in records}.values())
-            lines.append(f"  {'cache':<9}up to {format_bytes(size)} of decoded pixels in {data.cache}")
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        if spare := len(self.train.categories.names) - len(names):
+            yield "cache", f"up to {format_bytes(size)} of decoded pixels in {data.cache}"
+        names = [name for name in self.class_names if name]
+        shown = truncate(names, 8)
+        if spare := len(self.class_names) - len(names):
             stated = self.config.model.num_classes
             shown += f"; {pluralize(spare, 'label')} without a category"
             shown += f" (model.num_classes={stated}; there is no background class)" if stated else ""
-        lines.append(f"  {'classes':<9}{len(names)}: {shown}")
-        lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
-        return "\n".join(lines)
+        yield "classes", f"{len(names)}: {shown}"
 
     def _describe_model(self) -> str:
         if self.outside_model:
@@ -158,35 +145,13 @@ class DetectionTask(Task):
         )
         return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
 
-    def build_data(self) -> CocoDataModule | SyntheticData[Batch]:
-        data, trainer = self.config.data, self.config.trainer
-        if data.synthetic:
-            return SyntheticData(
-                partial(synthetic_batch, self.train, seed=self.config.seed, device=self.strategy.device),
-                num_images=self.num_images,
-                batch_size=data.batch_size,
-                accumulate=trainer.micro_batches,
-                rank=self.strategy.rank,
-                world_size=self.strategy.world_size,
-            )
-        return self.build_image_data()
+    def synthetic_batch(self, images: Sequence[int], weight: float) -> Batch:
+        return synthetic_batch(self.train, images, weight, seed=self.config.seed, device=self.strategy.device)
 
-    def build_image_data(self) -> CocoDataModule:
-        """The batches of this rank, of images that are read."""
-        data, trainer = self.config.data, self.config.trainer
-        if trainer.overfit_batches:
-            off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric"), 0.0)
-            data = data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, repeat_threshold=None, **off)
-        return CocoDataModule(
-            data,
-            train=self.train,
-            val=self.val,
-            accumulate=trainer.micro_batches,
-            seed=self.config.seed,
-            rank=self.strategy.rank,
-            world_size=self.strategy.world_size,
-            device=self.strategy.device,
-        )
+    def unaugmented(self) -> DetectionData:
+        data: DetectionData = self.config.data
+        off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric"), 0.0)
+        return data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, repeat_threshold=None, **off)
 
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
         """The detector, on the CPU. Every rank calls it.
@@ -209,26 +174,8 @@ class DetectionTask(Task):
                 set_batch_norm_eps(model, eps)
         return model
 
-    def build_evaluator(self, data: CocoDataModule) -> Callable[[nn.Module], dict[str, float]] | None:
-        """COCO metrics of a model over the validation set; None without one."""
-        if self.val is None:
-            return None
-        self.evaluator = CocoEvaluator(
-            annotations_coco=self.val.coco,
-            categories=self.val.categories,
-            batches=data.val_batches,
-            strategy=self.strategy,
-            autocast=autocast(self.strategy.device, self.config.trainer.precision),
-            best=BestMetric(self.config.trainer.monitor or self.default_monitor, self.config.trainer.monitor_mode),
-        )
-        return self.evaluator
-
-    def inspect(self, model: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-        """Each real image of a batch by id and file, with the losses that it has on its own."""
-        names = {record.image_id: record.file_name for record in self.train.records}
-        batch = batch.to(self.strategy.device)
-        ids = [(int(batch.image_ids[i]), losses) for i, losses in batch.losses_of_each(model)]
-        return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in ids]
+    def file_names(self) -> dict[int, str]:
+        return {record.image_id: record.file_name for record in self.train.records}
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         settings = self.config.model
@@ -273,29 +220,12 @@ class DetectionTask(Task):
             return
         from retina_dist.detection.pictures import draw_first_batch
 
-        draw_first_batch(data, 0, self.train.categories.names, folder / "first_batch.jpg")
+        draw_first_batch(data, self.class_names, folder / "first_batch.jpg")
 
-    def describe_results(self, folder: Path) -> list[str]:
-        """AP of each class, or where it stands if there are many."""
-        if self.evaluator is None or self.evaluator.last_result is None:
-            return []
-        classes = self.evaluator.last_result.per_class
-        if len(classes) > MAX_LOGGED_CLASSES:
-            return [f"  AP of {len(classes)} classes: {folder / 'report.html'}, or python -m retina_dist.evaluate"]
-        return [f"  {name:<24}AP {'-' if ap is None else format(ap, '.3f')}" for name, ap in classes.items()]
-
-    def draw_results(self, model: nn.Module, data: CocoDataModule, folder: Path) -> None:
-        """An analysis, and details.json and images/ for the report, of the best validation.
-
-        Those of an earlier start of the run stay where no validation since was better.
-        """
+    def write_results(self, result: CocoResult, folder: Path) -> None:
         from retina_dist.detection.analysis import analyse
         from retina_dist.detection.pictures import write_report_details
 
-        if self.evaluator is None or self.evaluator.last_result is None or self.val is None:
-            return
-        if self.evaluator.best_result is None and (folder / "analysis.json").is_file():
-            return
-        result = self.evaluator.best_result or self.evaluator.last_result
+        assert self.val is not None, "there is a validation"
         analyse(result, folder)
         write_report_details(result, self.val, folder, self.config.data.max_pixels)

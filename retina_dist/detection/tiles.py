@@ -6,21 +6,24 @@ or its overlap. SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slice
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.coco_metrics import COLUMNS, CocoEvaluator, detections_to_rows
+from retina_dist.detection.coco_metrics import CocoEvaluator, Part
 from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.detector import Detector, joined
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError, doing
+from retina_dist.strategies.base import DistributedStrategy
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
 EDGE = 2.0  # px from a window's edge, up to which a box counts as cut
@@ -71,6 +74,9 @@ class TiledDetector(Detector):
                 outputs[i] = merge(outputs[i], in_windows, batch.windows, getattr(self.model, "nms_thresh", 0.5))
         return outputs
 
+    def evaluator_of(self, val: Annotations, data: DetectionData, strategy: DistributedStrategy) -> TiledEvaluator:
+        return TiledEvaluator(self, val, data, strategy)
+
 
 def windows_of(height: int, width: int, tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
     """Windows (x1, y1, x2, y2) of equal size that cover an image, the last ones of a row or column moved inwards."""
@@ -113,20 +119,19 @@ def merge(whole: Detections, in_windows: Sequence[Detections], windows: Tensor, 
 
 
 class TiledEvaluator(CocoEvaluator):
-    """COCO metrics of a `TiledDetector` over the images of `dataset`, which the ranks share out; without losses."""
+    """COCO metrics of a `TiledDetector` over `val`, which is read as `data` says; without losses."""
 
-    def __init__(self, detector: TiledDetector, dataset: DetectionDataset, **others: Any) -> None:
-        super().__init__(batches=lambda: (), **others)
-        self.detector, self.dataset = detector, dataset
+    def __init__(
+        self, detector: TiledDetector, val: Annotations, data: DetectionData, strategy: DistributedStrategy
+    ) -> None:
+        super().__init__(val, tuple, strategy)
+        reading: dict[str, Any] = {"on_bad_image": data.bad_images, "max_pixels": data.max_pixels}
+        self.dataset = DetectionDataset(val, EvalTransform(max_size=detector.max_size), **reading)
+        self.detector = detector
 
-    @torch.inference_mode()
-    def _run(self, model: Any) -> tuple[np.ndarray, list[int], dict[str, Tensor], int]:
-        rows, seen = [np.zeros((0, COLUMNS))], []
+    def parts(self, model: Any) -> Iterator[Part]:
         for index in range(self.strategy.rank, len(self.dataset), self.strategy.world_size):
             doing(f"validation, {index} images")
             with self.dataset.skipping_bad_images():
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
-                (detections,) = self.detector.run([self.detector.prepare(pixels)])
-                seen.append(int(self.dataset.image_ids[index]))
-                rows.append(detections_to_rows([detections], seen[-1:], self.categories))
-        return np.concatenate(rows), seen, {}, 0
+                yield [int(self.dataset.image_ids[index])], self.detector.run([self.detector.prepare(pixels)]), {}

@@ -27,6 +27,7 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
         "images",
         "images.csv",
         "metrics.csv",
+        "metrics.json",
         "report.html",
         "resamples.npz",
         "result.json",

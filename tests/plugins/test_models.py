@@ -59,7 +59,7 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
         ):
             task_of(load_config(command[0], given))
         if command[0] == "evaluate":
-            assert evaluate_as_cli(config).stats == evaluated.stats
+            assert evaluate_as_cli(config)[0].stats == evaluated.stats
         else:
             (same,) = predictor_of(config, "cpu").predict(image)
             assert torch.equal(same["scores"], ours["scores"]), "of the width that the checkpoint states"

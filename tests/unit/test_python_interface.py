@@ -344,7 +344,7 @@ def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Pa
     trainer = rd.Trainer(
         data=data, optimizer=SGD, max_duration="1epoch", overfit_batches=1, output_dir=str(tmp_path / "run")
     )
-    module = DetectionTask(trainer.config, SingleDeviceStrategy("cpu")).build_image_data()
+    module = DetectionTask(trainer.config, SingleDeviceStrategy("cpu")).build_data()
     first, second = (steps[0] for steps in module.train_steps(0, 2))
     assert torch.equal(first.images, second.images)
     assert max(first.images.shape[2:]) == 64

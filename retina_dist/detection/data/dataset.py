@@ -21,8 +21,6 @@ from retina_dist.detection.settings import DetectionData
 if TYPE_CHECKING:
     from retina_dist.detection.readers.coco import Annotations
 
-CPU = torch.device("cpu")
-
 
 class DetectionDataset(ImageDataset[Batch]):
     """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec` names.
@@ -80,7 +78,7 @@ class DetectionDataset(ImageDataset[Batch]):
 
 
 class CocoDataModule(DataModule[DetectionDataset, Batch]):
-    """The batches of this rank, for `device`; `job` are the other arguments of `DataModule`."""
+    """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(
         self,
@@ -89,7 +87,6 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         train: Annotations | None,
         val: Annotations | None,
         seed: int = 0,
-        device: torch.device = CPU,
         **job: Any,
     ) -> None:
         training, validation, repeats = None, None, None
@@ -102,8 +99,7 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         if val is not None:
             dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
             validation = dataset, _buckets(settings, dataset, [settings.val_min_size or max(settings.min_sizes)])
-        pin_memory = device.type == "cuda"
-        super().__init__(settings, training, validation, repeats=repeats, seed=seed, pin_memory=pin_memory, **job)
+        super().__init__(settings, training, validation, repeats=repeats, seed=seed, **job)
 
 
 def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None:

@@ -88,17 +88,13 @@ def _area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1)
 
 
-def focal_loss(
-    logits: Tensor, classes: Tensor, weight: Tensor | None = None, alpha: float = 0.25, gamma: float = 2.0
-) -> Tensor:
+def focal_loss(logits: Tensor, classes: Tensor, weight: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
     """Sigmoid focal loss of logits [B, A, K], summed over anchors and classes, then over images with `weight` [B] -> scalar.
 
     `classes` [B, A] are the true classes, BACKGROUND for none of them, IGNORED for anchors that do not count. The arithmetic is
     at least float32, the result of that type.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    if weight is None:
-        weight = torch.ones(logits.shape[0], device=logits.device, dtype=dtype)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
         return (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows).sum(dim=1).sum()

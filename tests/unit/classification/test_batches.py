@@ -28,7 +28,7 @@ EVERYTHING: dict[str, Any] = {"augment": "randaugment", "erasing": 0.5, "mixup":
 def module(root: Path, rank: int = 0, world_size: int = 1, **settings: Any) -> ClassificationDataModule:
     data = ClassificationData(**{"name": "drawn", "batch_size": 6, "image_size": 16, "num_workers": 0, **settings})
     train, val = (read_samples(root, split) for split in ("train", "val"))
-    return ClassificationDataModule(data, train=train, val=val, rank=rank, world_size=world_size, pin_memory=False)
+    return ClassificationDataModule(data, train=train, val=val, rank=rank, world_size=world_size)
 
 
 def images_of(batches: list[ImageBatch]) -> dict[int, list[Any]]:
@@ -37,7 +37,7 @@ def images_of(batches: list[ImageBatch]) -> dict[int, list[Any]]:
     for batch in batches:
         for i in batch.real_rows():
             parts = (batch.images[i], batch.labels[i], batch.other_labels[i], batch.share[i])
-            found.setdefault(int(batch.indices[i]), []).extend(part.tolist() for part in parts)
+            found.setdefault(int(batch.image_ids[i]), []).extend(part.tolist() for part in parts)
     return found
 
 
@@ -112,7 +112,7 @@ def test_validation_has_every_image_once(drawn: Path) -> None:
     assert sorted(expected) == list(range(7))
     shares = [list(module(drawn, r, 3, val_batch_size=2).val_batches()) for r in range(3)]
     assert images_of([batch for share in shares for batch in share]) == expected
-    assert sum(len(batch.indices) for share in shares for batch in share) == 7
+    assert sum(len(batch.image_ids) for share in shares for batch in share) == 7
 
 
 def test_transforms_depend_on_their_key_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, roc_auc, rows_of
-from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.classification.samples import Samples
 from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, NullLogger, read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -99,7 +98,7 @@ class Echo(nn.Module):
         return nn.functional.one_hot((images[:, 0, 0, 0].long() + wrong) % 3, 3).float()
 
     def losses(self, logits: Tensor, batch: ImageBatch) -> Tensor:
-        return batch.indices.double()
+        return batch.image_ids.double()
 
 
 def batch(indices: list[int]) -> ImageBatch:
@@ -107,6 +106,9 @@ def batch(indices: list[int]) -> ImageBatch:
     images = torch.zeros(len(indices), 3, 1, 1, dtype=torch.uint8)
     images[:, 0, 0, 0], images[:, 1, 0, 0] = labels.to(torch.uint8), torch.tensor(indices, dtype=torch.uint8)
     return ImageBatch(images, labels, labels, torch.ones(len(indices)), torch.tensor(indices))
+
+
+VAL = Samples(tuple("0123456"), tuple("0123456"), np.arange(7) % 3, ("a", "b", "c"))
 
 
 class Gathering(ThreadRank):
@@ -120,10 +122,7 @@ class Gathering(ThreadRank):
 
 def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     def evaluator(strategy: SingleDeviceStrategy, *shares: list[int]) -> ClassificationEvaluator:
-        def batches() -> Iterator[ImageBatch]:
-            return (batch(share) for share in shares)
-
-        return ClassificationEvaluator(("a", "b", "c"), batches, 7, strategy)
+        return ClassificationEvaluator(VAL, lambda: map(batch, shares), strategy)
 
     alone = evaluator(SingleDeviceStrategy("cpu"), [0, 1, 2], [3, 4, 5, 6])
     expected = alone(Echo())
@@ -134,28 +133,11 @@ def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pyt
     first(Echo())
     assert caplog.messages == ["3 of 7 validation images cannot be read; no metric counts them"]
     second = Gathering(1, Job(2))
-    second.others = torch.from_numpy(first.last_rows)
+    second.others = torch.from_numpy(first.evaluate(Echo()).rows)
     both = evaluator(second, [5, 3, 1, 0])
     assert both(Echo()) == expected
-    assert both.last_rows[:, 0].tolist() == list(range(7))
-
-
-def test_the_best_result_is_that_of_the_best_validation() -> None:
-    class Ruined(Echo):
-        def losses(self, logits: Tensor, batch: ImageBatch) -> Tensor:
-            return batch.indices.double() * math.nan
-
-    best = BestMetric("val/loss")
-    strategy = SingleDeviceStrategy("cpu")
-    evaluator = ClassificationEvaluator(("a", "b", "c"), lambda: [batch([0, 1, 2])], 3, strategy, best=best)
-    best.load_state_dict(best.state_dict() | {"value": 0.5})
-    evaluator(Echo())
-    assert evaluator.best_result is None, "it was better before a resume"
-    best.load_state_dict(best.state_dict() | {"value": 2.0})
-    evaluator(Echo())
-    of_the_best = evaluator.last_result
-    evaluator(Ruined())
-    assert evaluator.best_result is of_the_best
+    assert both.last_result is not None
+    assert both.last_result.rows[:, 0].tolist() == list(range(7))
 
 
 def test_ruined_weights_have_no_metric_to_be_best_by() -> None:

@@ -49,7 +49,7 @@ def test_the_model_is_torchvisions(norm: str) -> None:
 
 def test_fillers_are_in_no_loss_gradient_or_statistic() -> None:
     full = batch(fillers=3)
-    real = ImageBatch(*(getattr(full, n)[:4] for n in ("images", "labels", "other_labels", "share", "indices")))
+    real = ImageBatch(*(getattr(full, n)[:4] for n in ("images", "labels", "other_labels", "share", "image_ids")))
     found = []
     for given in (full, real):
         torch.manual_seed(0)

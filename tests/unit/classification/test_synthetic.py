@@ -32,7 +32,7 @@ def test_an_image_does_not_depend_on_its_batch() -> None:
     samples = synthetic_samples(SyntheticClassesConfig(num_classes=5, num_images=6), seed=1)
     whole = synthetic_batch(samples, [0, 1, 2, 3], 1.0, size=16, seed=1, device=CPU)
     part = synthetic_batch(samples, [3], 0.5, size=16, seed=1, device=CPU)
-    for name in ("images", "labels", "other_labels", "share", "indices"):
+    for name in ("images", "labels", "other_labels", "share", "image_ids"):
         assert torch.equal(getattr(whole, name)[3:], getattr(part, name)), name
     assert (whole.images.shape, whole.images.dtype) == ((4, 3, 16, 16), torch.uint8)
     assert whole.images.float().std() > 50, "noise"

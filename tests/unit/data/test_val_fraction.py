@@ -12,7 +12,6 @@ from PIL import Image
 
 import retina_dist as rd
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.commands import evaluate_on
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.config.compose import load_config
@@ -141,14 +140,11 @@ def test_class_folders_are_split_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(train) + len(val) == 40
     assert train.classes == val.classes == ("a", "b")
     assert val.describe().endswith("held out of train by data.val_fraction=0.25")
-    classifier = TrainedClassifier(
-        build_classifier("resnet18", 2), ("a", "b"), image_size=32, short_side=32, arguments={}
-    )
     # an evaluation judges on the same images
     classifier = TrainedClassifier(
         build_classifier("resnet18", 2), ("a", "b"), image_size=32, short_side=32, arguments={}
     )
-    result = evaluate_on(classifier, replace(data, num_workers=0), StrategyConfig(device="cpu"))
+    result = classifier.evaluate(replace(data, num_workers=0), strategy=StrategyConfig(device="cpu"))
     assert result.confusion.sum() == len(val)
     assert f"evaluating on {len(val)} images" in "".join(capsys.readouterr())
     with pytest.raises(DataError, match=r"data\.val_fraction=0\.0001 of 40 images leaves none"):

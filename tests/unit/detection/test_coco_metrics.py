@@ -25,6 +25,7 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.coco import Annotations
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import DataError
 from retina_dist.evaluate import EvaluateConfig
@@ -183,7 +184,7 @@ def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
     truth["annotations"][0]["bbox"] = [x, y, x + width, y + height]
     (tmp_path / "corners.json").write_text(json.dumps(truth))
     files = {"results": str(tmp_path / "results.json"), "annotations": str(tmp_path / "corners.json")}
-    assert evaluate(EvaluateConfig(**files, box_format="xyxy")).stats["AP"] == pytest.approx(1)
+    assert evaluate(EvaluateConfig(**files, box_format="xyxy"))[0].stats["AP"] == pytest.approx(1)
 
 
 class Sees(torch.nn.Module):
@@ -219,18 +220,17 @@ def batch_of(*image_ids: int) -> Batch:
     )
 
 
+def annotations_of(truth: dict[str, Any]) -> Annotations:
+    return Annotations(truth, (), [], [], Categories.from_coco(truth["categories"]))
+
+
 def evaluate_on_two_ranks(
     truth: dict[str, Any], shares: list[list[Batch]]
 ) -> tuple[list[dict[str, float]], CocoEvaluator]:
     """Every rank's metrics, and rank 0's evaluator. The losses of rank 0 are 1, those of rank 1 are 4."""
 
     def run(strategy: ThreadRank) -> tuple[dict[str, float], CocoEvaluator]:
-        evaluator = CocoEvaluator(
-            annotations_coco=truth,
-            categories=Categories.from_coco(truth["categories"]),
-            batches=lambda: shares[strategy.rank],
-            strategy=strategy,
-        )
+        evaluator = CocoEvaluator(annotations_of(truth), lambda: shares[strategy.rank], strategy)
         return evaluator(Sees(loss=[1.0, 4.0][strategy.rank])), evaluator
 
     (first, evaluator), (second, _) = on_ranks(2, run)
@@ -279,8 +279,7 @@ def test_a_repeated_image_counts_once(shares: list[list[Batch]]) -> None:
 
 
 def evaluator_of(batches: Any, best: BestMetric | None = None) -> CocoEvaluator:
-    categories, strategy = Categories.from_coco(TRUTH["categories"]), SingleDeviceStrategy("cpu")
-    return CocoEvaluator(annotations_coco=TRUTH, categories=categories, batches=batches, strategy=strategy, best=best)
+    return CocoEvaluator(annotations_of(TRUTH), batches, SingleDeviceStrategy("cpu"), best=best)
 
 
 def test_the_best_result_is_that_of_the_best_validation() -> None:

@@ -150,7 +150,7 @@ def test_an_evaluation_reads_images_as_the_checkpoint_says(tmp_path: Path, monke
     }
     (tmp_path / "val.json").write_text(json.dumps(truth))
     trained = content(config={"data": {"name": "pets", "max_pixels": 2 * MAX_PIXELS}})
-    monkeypatch.setattr("retina_dist.detection.evaluation.load_checkpoint", lambda path: trained)
+    monkeypatch.setattr("retina_dist.predictor.load_checkpoint", lambda path: trained)
     given: list[int] = []
     monkeypatch.setattr("retina_dist.detection.evaluation.write_report_details", lambda *args: given.append(args[3]))
     where = {"annotations": str(tmp_path / "val.json"), "images": str(tmp_path / "val"), "output_dir": str(tmp_path)}

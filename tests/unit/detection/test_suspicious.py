@@ -87,7 +87,7 @@ def test_both_splits_are_ranked_without_metrics(tmp_path: Path, monkeypatch: pyt
     data = {"name": "cells", "root": str(tmp_path), "num_workers": 0}
     categories = Categories((CAT, DOG), ("cat", "<dog>")).state()
     trained = content(model_arguments=arguments, categories=categories, config={"data": data})
-    monkeypatch.setattr("retina_dist.detection.suspicious.load_checkpoint", lambda path: trained)
+    monkeypatch.setattr("retina_dist.predictor.load_checkpoint", lambda path: trained)
     monkeypatch.setattr("retina_dist.detection.suspicious.SHOWN", 1)
     report = examine_labels(DoctorConfig(checkpoint="best.pt", output_dir=str(tmp_path)))
     assert [(each.level, each.where, each.count) for each in report.findings] == [

@@ -71,7 +71,7 @@ class Seen:
             with self.reading:
                 batches = next(steps)
             for batch in batches:
-                ids = batch.indices[batch.real_rows()].tolist()
+                ids = batch.image_ids[batch.real_rows()].tolist()
                 self.epochs.setdefault(self.position(step)[0], []).extend(ids)
             yield batches
 

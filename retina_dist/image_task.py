@@ -1,0 +1,194 @@
+"""What the tasks of the package share: the evaluator, and the part of a `Task` that does not depend on what the labels are."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from retina_dist.data.module import TensorBatch
+from retina_dist.data.synthetic import SyntheticData
+from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.precision import autocast
+from retina_dist.errors import CheckpointError, doing
+from retina_dist.files import write_json
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task import Task, TaskData, Validator
+
+MAX_LOGGED_CLASSES = 20  # whose metric is logged at the end
+NO_VALIDATION = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"
+
+Result = TypeVar("Result")
+
+
+class Evaluator(ABC, Generic[Result]):
+    """Metrics of a model over the validation images `val`, which all ranks share out: call it with the model, on every rank.
+
+    `batches` are those of this rank. `best_result` is that of the best validation by `best`.
+    """
+
+    def __init__(
+        self,
+        val: Any,
+        batches: Callable[[], Iterable[Any]],
+        strategy: DistributedStrategy,
+        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        best: BestMetric | None = None,
+    ) -> None:
+        self.val, self.batches, self.strategy, self.autocast, self.best = val, batches, strategy, autocast, best
+        self.last_result: Result | None = None
+        self.best_result: Result | None = None
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """The metrics by name, NaN where undefined; the same on every rank."""
+        self.last_result, metrics = self.judge(self.collect(model))
+        if self.best:
+            before = self.best.value
+            self.best.update(metrics)
+            if self.best.value != before:
+                self.best_result = self.last_result
+        return metrics
+
+    def evaluate(self, model: nn.Module) -> Result:
+        """The result behind the metrics."""
+        self(model)
+        assert self.last_result is not None
+        return self.last_result
+
+    def collect(self, model: nn.Module) -> list[Any]:
+        """What this rank's batches give, with the model in evaluation mode; without communication."""
+        was_training = model.training
+        model.eval()
+        with torch.inference_mode():
+            parts = list(self.parts(model))
+        model.train(was_training)
+        return parts
+
+    def parts(self, model: nn.Module) -> Iterator[Any]:
+        """What `take` gives for each batch."""
+        images = 0
+        doing("validation, 0 images")
+        for batch in self.batches():
+            images += len(batch)
+            doing(f"validation, {images * self.strategy.world_size} images")
+            if batch.weight > 0:  # else none of its images could be read
+                yield self.take(model, batch.to(self.strategy.device, non_blocking=True))
+
+    @abstractmethod
+    def take(self, model: Any, batch: Any) -> Any:
+        """What `judge` needs of a batch."""
+
+    @abstractmethod
+    def judge(self, parts: list[Any]) -> tuple[Result, dict[str, float]]:
+        """The result and the metrics by name, from this rank's `parts` and those of all others. On every rank."""
+
+
+class ImageTask(Task):
+    """A task on labelled images: `train`, and `val` unless it does not validate."""
+
+    train: Any
+    val: Any = None
+    evaluator: Evaluator[Any] | None = None
+    evaluator_class: ClassVar[type[Evaluator[Any]]]
+    data_module: ClassVar[type]
+    class_metric: ClassVar[str]  # what a result has `per_class`
+
+    @property
+    @abstractmethod
+    def class_names(self) -> Sequence[str]:
+        """The name of each label."""
+
+    @abstractmethod
+    def file_names(self) -> Mapping[int, str]:
+        """The training images' files by their ids."""
+
+    @abstractmethod
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """The lines of `describe`: a short name, and what it is."""
+
+    @abstractmethod
+    def synthetic_batch(self, images: Sequence[int], weight: float) -> Any:
+        """The batch of these random images, see `SyntheticData`."""
+
+    @abstractmethod
+    def unaugmented(self) -> Any:
+        """The settings of the data with nothing random in them, for `trainer.overfit_batches`."""
+
+    @abstractmethod
+    def classes_in(self, state: Mapping[str, Any], source: object) -> Sequence[str]:
+        """The name of each label of the checkpoint `source`, whose `checkpoint_state` is `state`. Raises CheckpointError."""
+
+    @abstractmethod
+    def write_results(self, result: Any, folder: Path) -> None:
+        """An analysis of `result`, and details.json and images/ for the report."""
+
+    def describe(self) -> str:
+        lines = [f"  {name:<9}{text}" for name, text in self.facts()]
+        lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
+        return "\n".join(lines)
+
+    def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
+        """Raise CheckpointError unless the labels of the checkpoint `source` have the same names."""
+        theirs = self.classes_in(state, source)
+        if other := [repr(a or b) for a, b in zip_longest(theirs, self.class_names) if a != b]:
+            raise CheckpointError(
+                f"{source} was trained on other classes than data={self.config.data.name} has ({', '.join(other[:3])}); resume "
+                f"with the same data, or start a new run with model.weights={source}."
+            )
+
+    def build_data(self) -> TaskData:
+        """The batches of this rank: of random images on the device, or of those that are read."""
+        config, strategy = self.config, self.strategy
+        job: dict[str, Any] = {"accumulate": config.trainer.micro_batches, "rank": strategy.rank}
+        job["world_size"] = strategy.world_size
+        if config.data.synthetic:
+            return SyntheticData(
+                self.synthetic_batch, num_images=self.num_images, batch_size=config.data.batch_size, **job
+            )
+        data = self.unaugmented() if config.trainer.overfit_batches else config.data
+        module: TaskData = self.data_module(
+            data, train=self.train, val=self.val, seed=config.seed, device=strategy.device, **job
+        )
+        return module
+
+    def build_evaluator(self, data: Any) -> Validator | None:
+        """Metrics of a model over the validation set; None without one."""
+        if self.val is not None:
+            trainer = self.config.trainer
+            best = BestMetric(trainer.monitor or self.default_monitor, trainer.monitor_mode)
+            arithmetic = autocast(self.strategy.device, trainer.precision)
+            self.evaluator = self.evaluator_class(self.val, data.val_batches, self.strategy, arithmetic, best)
+        return self.evaluator
+
+    def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, Any]]:
+        """Each real image of a batch by id and file, with the losses that it has on its own."""
+        names, batch = self.file_names(), batch.to(self.strategy.device)
+        ids = [(int(batch.image_ids[i]), losses) for i, losses in batch.losses_of_each(model)]
+        return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in ids]
+
+    def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
+        """metrics.json of the last validation; an analysis, and details.json and images/ for the report, of the best one.
+
+        Those of an earlier start of the run stay where no validation since was better.
+        """
+        if self.evaluator is None or self.evaluator.last_result is None:
+            return
+        write_json(folder / "metrics.json", self.evaluator.last_result.to_dict())
+        if self.evaluator.best_result is not None or not (folder / "analysis.json").is_file():
+            self.write_results(self.evaluator.best_result or self.evaluator.last_result, folder)
+
+    def describe_results(self, folder: Path) -> list[str]:
+        """The metric of each class, or the file that has it if there are many."""
+        if self.evaluator is None or self.evaluator.last_result is None:
+            return []
+        values = self.evaluator.last_result.per_class
+        if len(values) > MAX_LOGGED_CLASSES:
+            return [f"  {self.class_metric} of {len(values)} classes: {folder / 'metrics.json'}"]
+        return [f"  {n:<24}{self.class_metric} {'-' if x is None else format(x, '.3f')}" for n, x in values.items()]
