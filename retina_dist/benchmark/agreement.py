@@ -31,8 +31,7 @@ from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import LEAST, differences, exporter_of, run_exported
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import data_of_checkpoint, read_split
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.errors import ConfigError
 from retina_dist.exporters import Runner
 from retina_dist.files import read_bytes, write_json
 from retina_dist.run_config import OfCheckpoint
@@ -130,10 +129,7 @@ def _asked(detector: Detector, address: str, path: Any) -> Detections:
 def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
     """Print and return a line for each form."""
     detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
-    data = data_of_checkpoint(DetectionData(name="agreement", format="auto"), config.root, config.checkpoint)
-    annotations = read_split(data, "val", detector.categories)
-    if annotations is None:
-        raise UserError(f"root={config.root} has no validation set; give a data set with one.")
+    annotations = detector.val_of(DetectionData(name="agreement", format="auto", root=config.root))
     records = annotations.records[: config.num_images]
     ids = [record.image_id for record in records]
     table: dict[str, dict[str, float]] = {}
