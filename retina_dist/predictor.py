@@ -43,7 +43,7 @@ RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "lab
 # What a checkpoint says of its training.
 RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions")
 # Data settings: what is drawn or cached, and where files are.
-MADE = ("shapes", "drawn", "cache")
+MADE = ("shapes", "drawn")
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 
 Input = TypeVar("Input")
@@ -207,7 +207,7 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | 
     """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
 
     Without a root, local files are read where they say. A URL is not followed, since the checkpoint's author would decide
-    which server is asked, with this machine's credentials; nor is anything drawn or cached. Raises ConfigError.
+    which server is asked, with this machine's credentials; nor is anything drawn. Raises ConfigError.
     """
     data: Any = data_settings_of(content, schema, source)
     data = data.with_values(**{name: None for name in MADE if hasattr(data, name)})

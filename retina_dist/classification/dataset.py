@@ -102,8 +102,7 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
     """
 
     def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
-        reading: dict[str, Any] = {"on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
-        super().__init__(samples.sources, cache=settings.cache, **reading)
+        super().__init__(samples.sources, on_bad_image=settings.bad_images, max_pixels=settings.max_pixels)
         self.settings, self.seed, self.train = settings, seed, train
         self.labels = samples.labels
         self.transform = TrainTransform(settings)

@@ -18,7 +18,7 @@ from itertools import islice
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,6 @@ from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainS
 from retina_dist.data.settings import ImageDataSettings
 from retina_dist.data.sources import Source, is_remote, read_all
 from retina_dist.errors import ImageError, UserError
-
-if TYPE_CHECKING:
-    from retina_dist.data.cache import DecodedCache
 
 LOGGER = logging.getLogger("retina_dist")
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -51,7 +48,6 @@ class ImageDataset(Dataset[AnyBatch]):
 
     `sizes` [N, 2] are the annotated (height, width), if there are any. With `on_bad_image="skip"`, an image that cannot be read is
     left out of its batch with a warning, and the batch's weight shrinks by its share, so that the other images count as before.
-    `cache` is a folder for decoded images; it changes only the speed.
     """
 
     def __init__(
@@ -61,14 +57,8 @@ class ImageDataset(Dataset[AnyBatch]):
         *,
         on_bad_image: BadImagePolicy = "error",
         max_pixels: int = MAX_PIXELS,
-        cache: str | None = None,
     ) -> None:
         self.on_bad_image, self.max_pixels = on_bad_image, max_pixels
-        self.cache: DecodedCache | None = None
-        if cache:
-            from retina_dist.data.cache import DecodedCache
-
-            self.cache = DecodedCache(cache)
         # text is smaller than a Path when it is sent to a worker
         self._sources = [str(source) if isinstance(source, Path) else source for source in sources]
         self._sizes = sizes
@@ -82,14 +72,12 @@ class ImageDataset(Dataset[AnyBatch]):
         content = fetched.get(index)
         if isinstance(content, ImageError):
             raise content
-        reader = self.cache.read if self.cache else read_image
-        return reader(self._sources[index], self._annotated(index), self.max_pixels, content)
+        annotated = None if self._sizes is None else (int(self._sizes[index, 1]), int(self._sizes[index, 0]))
+        return read_image(self._sources[index], annotated, self.max_pixels, content)
 
     def fetch(self, indices: Sequence[int]) -> Contents:
         """The bytes of those of these images that lie behind a URL, fetched at once instead of one after the other."""
         remote = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
-        if self.cache:
-            remote = [i for i in remote if not self.cache.holds(self._sources[i], self._annotated(i), self.max_pixels)]
         return dict(zip(remote, read_all([self._sources[i] for i in remote]), strict=True))
 
     @contextmanager
@@ -101,12 +89,6 @@ class ImageDataset(Dataset[AnyBatch]):
             if self.on_bad_image == "error":
                 raise
             LOGGER.warning(str(error))
-
-    def _annotated(self, index: int) -> tuple[int, int] | None:
-        if self._sizes is None:
-            return None
-        height, width = self._sizes[index].tolist()
-        return width, height
 
 
 class BatchSource(Protocol[MadeBatch]):

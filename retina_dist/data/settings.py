@@ -25,9 +25,6 @@ class ImageDataSettings(DataSettings):
     max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1)
     val_batch_size: int = setting(8, "of one process", at_least=1, at_most=10**5)
     num_workers: int = setting(2, at_least=0, at_most=10**3)
-    cache: str | None = setting(
-        None, "a folder for decoded images, written at the first read; 0.9 MB for an image of 640 x 480"
-    )
     shuffle: bool = True
     hflip: float = setting(0.5, "probability", fraction=True)
     vflip: float = setting(0.0, "probability", fraction=True)

@@ -24,11 +24,10 @@ AT_ONCE = 64  # images per request when many are read
 
 
 class RemoteFile(NamedTuple):
-    """A file behind a URL. `version` changes with its content, as far as the folder's listing shows; "" if unknown."""
+    """A file behind a URL."""
 
     folder: str
     name: str  # relative to the folder; separate, so that it is never parsed as part of a URL
-    version: str = ""
 
     @property
     def part(self) -> tuple[str, int | None, int | None]:
@@ -140,16 +139,9 @@ def sizes_of(sources: Sequence[Source]) -> list[int]:
 def objects_in(folder: Url) -> dict[str, RemoteFile]:
     """Each file in a folder and its subfolders by relative name, from a single listing. Raises DataError."""
     try:
-        listed = folder.all_files()
+        return {name: RemoteFile(str(folder), name) for name in folder.all_files()}
     except UserError as error:
         raise DataError(str(error)) from error
-    return {name: RemoteFile(str(folder), name, _version(facts)) for name, facts in listed.items()}
-
-
-def _version(facts: dict[str, object]) -> str:
-    """A file's ETag or modification time, and its size, as fsspec's file systems give them; "" if they give neither."""
-    keys = ("etag", "ETag", "last_modified", "LastModified", "mtime", "created")
-    return next((f"{facts[key]} {facts.get('size')}" for key in keys if facts.get(key)), "")
 
 
 def _read_local(source: Source) -> bytes | OSError:

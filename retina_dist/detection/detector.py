@@ -154,7 +154,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if val.held_out:
             logger.info(f"evaluating on {describe_split(val)}")
         module = CocoDataModule(
-            data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size, cache=None),
+            data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size),
             train=None,
             val=val,
             rank=strategy.rank,

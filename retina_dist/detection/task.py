@@ -27,7 +27,7 @@ from retina_dist.detection.splits import describe_split, draw_data, first_images
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.image_task import NO_VALIDATION, ImageTask
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import format_bytes, pluralize, truncate
+from retina_dist.text import pluralize, truncate
 
 logger = logging.getLogger(__name__)
 
@@ -124,10 +124,6 @@ class DetectionTask(ImageTask):
         if data.synthetic:
             scale = "{} x {} px of noise on the device, the same at every step".format(*data.synthetic.canvas)
         yield "scale", scale
-        if data.cache:
-            records = [record for part in (self.train, self.val) if part for record in part.records]
-            size = sum({str(record.path): 3 * record.height * record.width for record in records}.values())
-            yield "cache", f"up to {format_bytes(size)} of decoded pixels in {data.cache}"
         names = [name for name in self.class_names if name]
         shown = truncate(names, 8)
         if spare := len(self.class_names) - len(names):

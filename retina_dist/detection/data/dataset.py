@@ -90,8 +90,7 @@ class CocoDataModule(DataModule[DetectionDataset, Batch]):
         **job: Any,
     ) -> None:
         training, validation, repeats = None, None, None
-        reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images}
-        reading |= {"max_pixels": settings.max_pixels, "cache": settings.cache}
+        reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
         if train is not None:
             dataset = DetectionDataset(train, _train_transform(settings), **reading)
             training = dataset, _buckets(settings, dataset, settings.min_sizes)

@@ -87,13 +87,11 @@ def drop_missing(
     """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip"). `split` is None
     where no setting names the folder of the images.
 
-    Behind a URL one listing of the folder gives them and their versions.
+    Behind a URL one listing of the folder gives them.
     """
     if any(isinstance(record.path, RemoteFile) for record in records) and isinstance(images, Url):
         there = objects_in(images)
-        listed = [there.get(r.path.name) if isinstance(r.path, RemoteFile) else r.path for r in records]
-        missing = [record for record, path in zip(records, listed, strict=True) if path is None]
-        records = [replace(r, path=path or r.path) for r, path in zip(records, listed, strict=True)]
+        missing = [r for r in records if isinstance(r.path, RemoteFile) and r.path.name not in there]
     else:
         missing = [record for record in records if not _is_there(record.path)]
     if not missing:

@@ -34,7 +34,7 @@ ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
 
 @dataclass(kw_only=True)
 class TorchDatasetConfig(DetectionData):
-    """Data of your own datasets. `DetectionData`'s other settings hold too, but for `cache` and those that name files.
+    """Data of your own datasets. `DetectionData`'s other settings hold too, but for those that name files.
 
     An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
 

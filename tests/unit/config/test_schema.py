@@ -92,7 +92,7 @@ def test_zero_is_refused_where_it_means_nothing(config: DetectionRunConfig) -> N
     assert {key for key in keys(config, "int float") if not refuses(config, key, 0)} == set(ZERO)
 
 
-FREE = ("name", "root", "annotations", "images", "classes", "cache", "weights", "topo_file", "ifname", "_dir", "_uri")
+FREE = ("name", "root", "annotations", "images", "classes", "weights", "topo_file", "ifname", "_dir", "_uri")
 FREE += (
     "_parent",
     "experiment",

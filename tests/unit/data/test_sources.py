@@ -17,7 +17,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from retina_dist import files
-from retina_dist.data import cache as cache_module
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import RemoteFile, read, read_all
 from retina_dist.detection.data.dataset import DetectionDataset
@@ -247,17 +246,3 @@ def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[s
     assert batch.weight == 0.5
     assert "train2017/1.jpg is not a readable image" in said[0]
     assert "train2017/2.jpg does not exist" in said[1]
-
-
-def test_the_cache_takes_them_and_notices_a_change(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = str(tmp_path / "cache")
-    plain = steps(train(coco))
-    assert same_steps(steps(train(f"remote://{coco}"), cache=kept), plain)
-    with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "read_image", None)
-        annotations = train(f"remote://{coco}")
-        Remote.asked.clear()
-        assert same_steps(steps(annotations, cache=kept), plain)
-        assert Remote.asked["read"] == 0  # neither decoded nor fetched
-    Image.new("RGB", (40, 30), (9, 9, 9)).save(coco / "train2017" / "0.jpg")
-    assert same_steps(steps(train(f"remote://{coco}"), cache=kept), steps(train(coco)))

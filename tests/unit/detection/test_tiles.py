@@ -169,7 +169,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Scenes of 2048 px, and a detector of windows of 256 px at full resolution."""
     folder = tmp_path_factory.mktemp("tiles")
     root = draw_scenes(folder / "scenes", 16, 4, 2048, (600, 90))
-    sizes = ["data.min_sizes=[256]", "data.max_size=256", "data.scale_jitter=[8,8]", f"data.cache={folder / 'cache'}"]
+    sizes = ["data.min_sizes=[256]", "data.max_size=256", "data.scale_jitter=[8,8]"]
     speed = ["trainer.precision=bf16", "trainer.channels_last=true", "trainer.max_duration=300steps"]
     rare = [f"trainer.{key}_every=1000epochs" for key in ("validate", "checkpoint")]
     run_command("retina_dist.train", *TRAINING, *sizes, *speed, *rare, *where(root, folder), cwd=folder, timeout=3000)
