@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "label_studio.json", "annotations.xml")
 # What a checkpoint says of its training.
 RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions")
-# Data settings: what is drawn or cached, and where files are.
+# Data settings: what is drawn, and where files are.
 MADE = ("shapes", "drawn")
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import defaultdict
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 from torchvision import models
 from torchvision.transforms.v2.functional import to_pil_image
@@ -26,10 +25,11 @@ from retina_dist.classification.model import model_options
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.classification.task import check_trainable, read_splits
-from retina_dist.data.images import AnyImage, find_images, image_size, read_image
+from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
+from retina_dist.data.images import AnyImage, find_images, read_image
 from retina_dist.data.shards import Member, ShardSplit, write_splits
-from retina_dist.data.sources import read_in_turn, sizes_of
-from retina_dist.errors import ConfigError, ImageError, UserError
+from retina_dist.data.sources import sizes_of
+from retina_dist.errors import ConfigError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.files import write_csv, write_json
 from retina_dist.model_card import write_card
@@ -37,7 +37,7 @@ from retina_dist.predictor import data_of_checkpoint, predict_files
 from retina_dist.redaction import redacted
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.console import heartbeat, print_redacted
-from retina_dist.reporting.findings import DoctorReport, Finding, Level
+from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.reporting.pictures import enlarged, titled, write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
@@ -222,10 +222,14 @@ def examine(config: Any) -> DoctorReport:
     except ConfigError as error:
         findings.append(Finding("error", "train", str(error)))
     findings += [finding for split, part in parts.items() for finding in _balance(split, part)]
-    if config.images != "none":
-        files = _Files(data, decode=config.images == "decode")
-        findings += [finding for split, part in parts.items() for finding in files.unreadable(split, part)]
-        findings += [*files.duplicates(), *(files.small() if files.sizes else ())]
+    checked = {}
+    for split, part in parts.items():
+        files = [(name, source, None) for name, source in zip(part.names, part.sources, strict=True)]
+        checked[split] = check_images(files, split, config.images, data.max_pixels)
+    findings += [Finding(*f) for f in file_findings(checked, {"unreadable"} if data.bad_images == "skip" else ())]
+    findings += _of_other_labels(checked, parts)
+    if sizes := [check.size for checks in checked.values() for check in checks if check.size]:
+        findings += _small(sizes, data.image_size)
     counts = {n: dict(zip(p.classes, p.counts().tolist(), strict=True)) for n, p in parts.items()}
     facts = [f"data={data.name}: {train.form}, in {data.root}"]
     for split, part in parts.items():
@@ -247,58 +251,24 @@ def _balance(split: str, part: Samples) -> Iterator[Finding]:
         yield Finding("warning", split, what, remedy)
 
 
-class _Files:
-    """What the files of all splits tell."""
+def _of_other_labels(checked: Mapping[str, Sequence[ImageCheck]], parts: Mapping[str, Samples]) -> Iterator[Finding]:
+    """Files of equal content that have different labels."""
+    groups: dict[str, dict[int, str]] = defaultdict(dict)  # content -> label -> the first file with it
+    for split, part in parts.items():
+        for check, label in zip(checked[split], part.labels.tolist(), strict=True):
+            if check.digest:
+                groups[check.digest].setdefault(label, f"{split}/{check.name}")
+    if unclear := tuple(" = ".join(names.values()) for names in groups.values() if len(names) > 1):
+        what = "images with different labels"
+        yield Finding("error", "labels", what, "keep the right one", len(unclear), unclear)
 
-    def __init__(self, data: ClassificationData, decode: bool) -> None:
-        self.data, self.decode = data, decode
-        self.sizes: list[tuple[int, int]] = []  # (width, height) of each readable image
-        self.same: dict[str, list[tuple[str, str, int]]] = defaultdict(list)  # content -> split, name, label
 
-    def unreadable(self, split: str, part: Samples) -> Iterator[Finding]:
-        bad: list[str] = []
-        rows = zip(part.names, part.sources, part.labels.tolist(), read_in_turn(part.sources), strict=True)
-        for name, source, label, content in rows:
-            try:
-                if isinstance(content, ImageError):
-                    raise content
-                size = image_size(source, self.data.max_pixels, content)
-                if self.decode:
-                    read_image(source, None, self.data.max_pixels, content)
-            except ImageError as error:
-                reason = str(error).split(";")[0].removeprefix(str(source)).strip()
-                unknown = isinstance(error.__cause__, UnidentifiedImageError)
-                bad.append(f"{name}: {'not an image' if unknown else reason}")
-                continue
-            self.sizes.append(size)
-            self.same[hashlib.sha256(content).hexdigest()].append((split, name, label))
-        if bad:
-            level: Level = "error" if self.data.bad_images == "error" else "warning"
-            remedy = "restore or remove them, or continue without: data.bad_images=skip"
-            yield Finding(level, split, "unreadable files", remedy, len(bad), tuple(bad))
-
-    def duplicates(self) -> Iterator[Finding]:
-        """Files of equal content: in both splits, with different labels, or several times in one class."""
-        groups = [group for group in self.same.values() if len(group) > 1]
-        across = [group for group in groups if len({split for split, *_ in group}) > 1]
-        unclear = [group for group in groups if len({label for *_, label in group}) > 1]
-        twins = [group for group in groups if len({(split, label) for split, _, label in group}) == 1]
-        kinds: tuple[tuple[Level, str, str, str, list[Any]], ...] = (
-            ("error", "val", "images that are in train too", "take them out of one split", across),
-            ("error", "labels", "images with different labels", "keep the right one", unclear),
-            ("warning", "train, val", "images that occur more than once", "keep one of each", twins),
-        )
-        for level, where, what, remedy, same in kinds:
-            if same:
-                examples = tuple(" = ".join(f"{split}/{name}" for split, name, _ in group[:3]) for group in same)
-                yield Finding(level, where, what, remedy, len(same), examples)
-
-    def small(self) -> Iterator[Finding]:
-        """The sizes of the images, and how many of them a training enlarges to twice their size or more."""
-        short, crop = np.array(self.sizes).min(axis=1), self.data.image_size
-        low, middle, high = (int(x) for x in np.percentile(short, (0, 50, 100)))
-        yield Finding("info", "images", f"shorter sides of {low} to {high} px, median {middle}; crops of {crop} px")
-        if small := int((short < crop / 2).sum()):
-            what = f"images with less than half of data.image_size={crop} px"
-            remedy = f"enlarge them less: data.image_size={max(32, middle // 32 * 32)}"
-            yield Finding("warning", "images", what, remedy, small)
+def _small(sizes: Sequence[tuple[int, int]], crop: int) -> Iterator[Finding]:
+    """The (width, height) of the images, and how many of them a training enlarges to twice their size or more."""
+    short = np.array(sizes).min(axis=1)
+    low, middle, high = (int(x) for x in np.percentile(short, (0, 50, 100)))
+    yield Finding("info", "images", f"shorter sides of {low} to {high} px, median {middle}; crops of {crop} px")
+    if small := int((short < crop / 2).sum()):
+        what = f"images with less than half of data.image_size={crop} px"
+        remedy = f"enlarge them less: data.image_size={max(32, middle // 32 * 32)}"
+        yield Finding("warning", "images", what, remedy, small)

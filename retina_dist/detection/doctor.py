@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import UnidentifiedImageError
 
 from retina_dist.data.canvases import make_buckets, resized_size
-from retina_dist.data.images import image_sizes, read_image
-from retina_dist.data.sources import read
+from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
+from retina_dist.data.images import read_image
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations, box_faults, clean
-from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split
-from retina_dist.errors import ImageError, doing
+from retina_dist.errors import ImageError
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.text import escape, pluralize
 
@@ -53,22 +47,19 @@ def examine(config: DoctorConfig) -> DoctorReport:
     val = read_split(data, "val", train.categories, check=False)
 
     splits = {"train": train} | ({"val": val} if val else {})
-    checked: dict[str, list[ImageCheck]] = {"train": [], "val": []}
+    checked: dict[str, list[ImageCheck]] = {}
     findings: list[Finding] = []
     for split, part in splits.items():
         findings += [Finding("warning", split, text) for text in part.warnings]
-        if config.images != "none":
-            decode = config.images == "decode"
-            checked[split] = check_images(part, split, decode=decode, max_pixels=config.data.max_pixels)
-            splits[split] = part = with_file_sizes(part, checked[split])
-        findings += image_findings(checked[split], split, _tolerated(config.data))
+        files = [(r.file_name, r.path, (r.width, r.height) if r.width and r.height else None) for r in part.records]
+        checked[split] = check_images(files, split, config.images, config.data.max_pixels)
+        splits[split] = part = with_file_sizes(part, checked[split])
         if problem := implausible_boxes(part, split, config.data):
             findings.append(Finding("error", split, *problem))
         findings += box_findings(part, split)
-        if config.images != "decode":
-            what = "image files not decoded" if config.images == "header" else "image files not read"
-            findings.append(Finding("info", split, what, f"as images={config.images} says", len(part.records)))
-    findings += leak_findings(checked["train"], checked["val"])
+    tolerated = {"missing"} if config.data.missing_images == "skip" else set()
+    tolerated |= {"unreadable", "of another size"} if config.data.bad_images == "skip" else set()
+    findings += [Finding(*f) for f in file_findings(checked, tolerated)]
     findings += category_findings(splits["train"], splits.get("val"))
     if val is None:
         remedy = "training has no metrics and no best checkpoint: data.val_fraction=0.1, or data.val_annotations"
@@ -126,11 +117,6 @@ def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
     if pictures:
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet(pictures).save(path, quality=92)
-
-
-def _tolerated(data: DetectionData) -> set[str]:
-    missing = {"missing"} if data.missing_images == "skip" else set()
-    return missing | ({"unreadable", "of another size"} if data.bad_images == "skip" else set())
 
 
 @dataclass(frozen=True)
@@ -251,93 +237,13 @@ def _format_objects(
     ]
 
 
-@dataclass(frozen=True)
-class ImageCheck:
-    """What reading one file showed."""
-
-    record: ImageRecord
-    problem: Literal["missing", "unreadable", "of another size"] | None = None
-    detail: str = ""
-    size: tuple[int, int] | None = None  # (width, height) as displayed
-    digest: str | None = None  # SHA-256 of the file
-
-
-def check_images(part: Annotations, split: str, *, decode: bool, max_pixels: int) -> list[ImageCheck]:
-    """`check_image` of each image, in threads: decoders release the interpreter's lock."""
-    checks, total = [], pluralize(len(part.records), "image")
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        for check in pool.map(partial(check_image, decode=decode, max_pixels=max_pixels), part.records):
-            checks.append(check)
-            doing(f"reading {split}, {len(checks)} of {total}")
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return checks
-
-
-def check_image(record: ImageRecord, *, decode: bool, max_pixels: int) -> ImageCheck:
-    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated."""
-    try:
-        content = read(record.path)
-        size, stored = image_sizes(record.path, max_pixels, content)
-        if decode:
-            read_image(record.path, max_pixels=max_pixels, content=content)
-    except ImageError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return ImageCheck(record, "missing", str(record.path))
-        cause = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
-        reason = "not an image" if isinstance(cause, UnidentifiedImageError) else str(cause)
-        return ImageCheck(record, "unreadable", f"{record.file_name}: {reason}")
-    digest, annotated = hashlib.sha256(content).hexdigest(), (record.width, record.height)
-    if all(annotated) and annotated not in (size, stored):
-        detail = f"{record.file_name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
-        return ImageCheck(record, "of another size", detail, size, digest)
-    return ImageCheck(record, size=size, digest=digest)
-
-
-def image_findings(checks: Sequence[ImageCheck], split: str, tolerated: Collection[str] = ()) -> list[Finding]:
-    """Missing, broken and mismatching files, and files that occur twice.
-
-    A problem in `tolerated` is one that the settings leave out of training: a warning, not an error.
-    """
-    remedies = {
-        "missing": f"restore them, name their folder with data.{split}_images, or continue without: data.missing_images=skip",
-        "unreadable": "restore them, or continue without: data.bad_images=skip",
-        "of another size": "their boxes belong to another version: find it, annotate again, or data.bad_images=skip",
-    }
-    findings = []
-    for problem, remedy in remedies.items():
-        details = [check.detail for check in checks if check.problem == problem]
-        level: Level = "warning" if problem in tolerated else "error"
-        remedy = "left out of training, as you set" if problem in tolerated else remedy
-        findings += _finding(level, split, f"images {problem}", details, remedy)
-    if checks and all(check.problem in tolerated for check in checks):
-        findings += [Finding("error", split, "images, and none can be used", "restore some", len(checks))]
-
-    by_digest = defaultdict(list)
-    for check in checks:
-        if check.digest:
-            by_digest[check.digest].append(check.record.file_name)
-    twins = [" = ".join(names) for names in by_digest.values() if len(names) > 1]
-    remedy = "they count more than the others: keep one of each"
-    return findings + _finding("warning", split, "images that occur more than once", twins, remedy)
-
-
-def leak_findings(train: Sequence[ImageCheck], val: Sequence[ImageCheck]) -> list[Finding]:
-    """Validation images whose very bytes are trained on."""
-    seen = {check.digest: check.record.file_name for check in reversed(train) if check.digest}
-    leaks = [f"{c.record.file_name} = {seen[c.digest]} of train" for c in val if c.digest and c.digest in seen]
-    remedy = "take them out of one split: the metric would praise memory"
-    return _finding("error", "val", "images that are in train too", leaks, remedy)
-
-
 def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
     """`data` as training reads it: with the files' sizes where the annotations have none."""
     records = [
-        replace(check.record, width=check.size[0], height=check.size[1])
-        if check.size and not (check.record.width and check.record.height)
-        else check.record
-        for check in checks
+        replace(record, width=check.size[0], height=check.size[1])
+        if check.size and not (record.width and record.height)
+        else record
+        for record, check in zip(data.records, checks, strict=True)
     ]
     return replace(clean(data.coco, records, data.categories), warnings=data.warnings)
 

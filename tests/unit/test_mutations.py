@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from retina_dist.data.file_checks import check_image
 from retina_dist.data.images import image_size, read_image
 from retina_dist.detection.data.dataset import CocoDataModule
-from retina_dist.detection.doctor import box_findings, category_findings, check_image
-from retina_dist.detection.readers.coco import Annotations, ImageRecord, load_annotations
+from retina_dist.detection.doctor import box_findings, category_findings
+from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.serving.scoring import read_images
@@ -141,7 +142,7 @@ def image_case(folder: Path, _: Path, draw: random.Random) -> None:
         content = mutated_bytes(content, draw, head=draw.choice((32, 200)))
     path = folder / name
     path.write_bytes(content)
-    checked = check_image(ImageRecord(1, path, name, 0, 0), decode=True, max_pixels=MAX_PIXELS)
+    checked = check_image(name, path, None, decode=True, max_pixels=MAX_PIXELS)
     assert checked.problem in (None, "unreadable")
     size = image_size(path, MAX_PIXELS)
     annotated = draw.choice((None, size, size[::-1], (24, 16)))

@@ -115,11 +115,11 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     found = commands.examine(config)
     by_what = {(finding.where, finding.what): finding for finding in found.findings}
     assert found.errors == 3
-    assert by_what["train", "unreadable files"].examples[0].startswith("star/bad.png")
-    assert by_what["val", "images that are in train too"].examples == ("train/circle/000000.png = val/ring/leak.png",)
+    assert by_what["train", "images unreadable"].examples[0].startswith("star/bad.png")
+    assert by_what["val", "images that are in train too"].examples == ("ring/leak.png = circle/000000.png of train",)
     assert by_what["train", "no image in train/empty; left out of the classes"].level == "warning"
     assert by_what["labels", "images with different labels"].level == "error"
-    assert by_what["train, val", "images that occur more than once"].level == "warning"
+    assert by_what["train", "images that occur more than once"].level == "warning"
     assert any(what.startswith("square has 14 images") for _, what in by_what)
     assert found.text().splitlines()[-1].startswith("3 errors, ")
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from retina_dist.data.file_checks import check_image
 from retina_dist.data.images import (
     MAX_PIXELS,
     decode_image,
@@ -21,8 +22,6 @@ from retina_dist.data.images import (
     image_size,
     read_image,
 )
-from retina_dist.detection.doctor import check_image
-from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.errors import DataError, ImageError
 from retina_dist.predictor import predict_files
 
@@ -249,7 +248,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
             read_image(tmp_path / "a.jpg", **options)
     with pytest.raises(ImageError, match="more than 100 scans"):
         decode_image((tmp_path / "a.jpg").read_bytes())
-    checked = check_image(ImageRecord(1, tmp_path / "a.jpg", "a.jpg", 0, 0), decode=True, max_pixels=MAX_PIXELS)
+    checked = check_image("a.jpg", tmp_path / "a.jpg", None, decode=True, max_pixels=MAX_PIXELS)
     assert (checked.problem, "more than 100 scans" in checked.detail) == ("unreadable", True)
     assert decode_image(with_scans(100, side=64)).shape == (3, 64, 64)
     content = with_scans(20, side=64)  # a large one may have fewer

@@ -17,13 +17,13 @@ from PIL import Image
 
 from retina_dist.config.compose import load_config
 from retina_dist.data import shards as module
+from retina_dist.data.file_checks import check_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.doctor import check_image
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.settings import DetectionData
@@ -238,7 +238,7 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
     batch = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")[spec]
     assert batch.weight == 0
     assert where.member in said[0]
-    assert check_image(annotations.records[row], decode=True, max_pixels=10**6).problem == "unreadable"
+    assert check_image("a", where, None, decode=True, max_pixels=10**6).problem == "unreadable"
     if kind == "bit":
         split(written, format="shards")
     else:  # seen at the start

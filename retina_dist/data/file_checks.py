@@ -1,0 +1,103 @@
+"""What a doctor reads of a data set's image files: which are missing or damaged, how large they are, which are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL import UnidentifiedImageError
+
+from retina_dist.data.images import image_sizes, read_image
+from retina_dist.data.sources import Source, read
+from retina_dist.errors import ImageError, doing
+from retina_dist.text import pluralize
+
+Size = tuple[int, int] | None  # (width, height) in px
+# level, split, what, remedy, how many, and their names: the fields of a doctor's `Finding`
+FileFinding = tuple[Literal["error", "warning", "info"], str, str, str, int, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class ImageCheck:
+    """What reading one file showed."""
+
+    name: str
+    problem: Literal["missing", "unreadable", "of another size"] | None = None
+    detail: str = ""
+    size: Size = None  # as displayed
+    digest: str | None = None  # SHA-256 of the file
+
+
+def check_images(
+    files: Sequence[tuple[str, Source, Size]], split: str, images: str, max_pixels: int
+) -> list[ImageCheck]:
+    """`check_image` of each in threads, since decoders release the interpreter's lock; `images="none"` opens none of them."""
+    if images == "none":
+        return [ImageCheck(name) for name, *_ in files]
+    checks: list[ImageCheck] = []
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        for check in pool.map(lambda file: check_image(*file, decode=images == "decode", max_pixels=max_pixels), files):
+            checks.append(check)
+            doing(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return checks
+
+
+def check_image(name: str, source: Source, annotated: Size, *, decode: bool, max_pixels: int) -> ImageCheck:
+    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated, if any is."""
+    try:
+        content = read(source)
+        size, stored = image_sizes(source, max_pixels, content)
+        if decode:
+            read_image(source, max_pixels=max_pixels, content=content)
+    except ImageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return ImageCheck(name, "missing", str(source))
+        cause = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
+        reason = "not an image" if isinstance(cause, UnidentifiedImageError) else str(cause)
+        return ImageCheck(name, "unreadable", f"{name}: {reason}")
+    digest = hashlib.sha256(content).hexdigest()
+    if annotated and annotated not in (size, stored):
+        detail = f"{name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
+        return ImageCheck(name, "of another size", detail, size, digest)
+    return ImageCheck(name, size=size, digest=digest)
+
+
+def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collection[str]) -> Iterator[FileFinding]:
+    """Missing, broken and mismatching files of each split, and files that occur twice or in both splits.
+
+    A problem in `tolerated` is one that the settings leave out of training: a warning, not an error.
+    """
+    same: dict[str, dict[str, list[str]]] = defaultdict(dict)  # digest -> split -> names
+    for split, checks in checked.items():
+        remedies = {
+            "missing": f"restore them, name their folder with data.{split}_images, or continue without: data.missing_images=skip",
+            "unreadable": "restore them, or continue without: data.bad_images=skip",
+            "of another size": "their boxes belong to another version: find it, annotate again, or data.bad_images=skip",
+        }
+        for problem, remedy in remedies.items():
+            if details := tuple(check.detail for check in checks if check.problem == problem):
+                if problem in tolerated:
+                    remedy = "left out of training, as you set"
+                level: Literal["error", "warning"] = "warning" if problem in tolerated else "error"
+                yield level, split, f"images {problem}", remedy, len(details), details
+        if checks and all(check.problem in tolerated for check in checks):
+            yield "error", split, "images, and none can be used", "restore some", len(checks), ()
+        for check in checks:
+            if check.digest:
+                same[check.digest].setdefault(split, []).append(check.name)
+    for split in checked:
+        if twins := tuple(" = ".join(names[split]) for names in same.values() if len(names.get(split, ())) > 1):
+            remedy = "they count more than the others: keep one of each"
+            yield "warning", split, "images that occur more than once", remedy, len(twins), twins
+    both = [names for names in same.values() if "train" in names]
+    if leaks := tuple(f"{name} = {names['train'][0]} of train" for names in both for name in names.get("val", ())):
+        remedy = "take them out of one split: the metric would praise memory"
+        yield "error", "val", "images that are in train too", remedy, len(leaks), leaks
