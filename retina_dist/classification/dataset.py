@@ -163,7 +163,7 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
             return mix(drawn.kind, getattr(self.settings, drawn.kind), image, other)
 
 
-class ClassificationDataModule(DataModule[ClassificationDataset, ImageBatch]):
+class ClassificationDataModule(DataModule[ImageBatch]):
     """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(

@@ -20,12 +20,11 @@ import numpy as np
 from retina_dist.data.images import SUFFIXES
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import Source, objects_in
+from retina_dist.data.splits import SPLITS, held_out_rows
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
-from retina_dist.seeding import held_out
 from retina_dist.text import escape, pluralize, truncate
 
-SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}  # names of folders and CSV files
 Row = tuple[str, Source, str]  # name, source, class
 
 
@@ -58,7 +57,7 @@ class Samples:
         """At most `count` of them, evenly spaced, so that classes that lie together are all among them."""
         return self.rows(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
 
-    def rows(self, rows: np.ndarray) -> Samples:
+    def rows(self, rows: Sequence[int] | np.ndarray) -> Samples:
         """The images of these rows, with the same classes."""
         return replace(
             self,
@@ -69,13 +68,8 @@ class Samples:
 
     def split(self, fraction: float) -> tuple[Samples, Samples]:
         """The images to train on, and the `fraction` held out for validation. Raises DataError where either is none."""
-        aside = np.array([held_out(name, fraction) for name in self.names])
-        if aside.all() or not aside.any():
-            raise DataError(
-                f"data.val_fraction={fraction} of {pluralize(len(self), 'image')} leaves none for train or none for val; give "
-                "another fraction, or more images."
-            )
-        return self.rows(np.flatnonzero(~aside)), replace(self.rows(np.flatnonzero(aside)), held_out=fraction)
+        rows = held_out_rows(self.names, fraction)
+        return self.rows(rows["train"]), replace(self.rows(rows["val"]), held_out=fraction)
 
     def fingerprint(self) -> str:
         """A digest of names and labels."""
@@ -123,9 +117,9 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
 
 def _reader(root: PathOrUrl) -> tuple[str, Callable[[PathOrUrl, str], list[Row] | None]]:
     """The form of the data below `root`, and the function that reads it."""
-    if any(has_shards(root, split) for split in SPLITS):
+    if any(has_shards(root, split) for split in ("train", "val")):
         return "shards", _from_shards
-    names = [name for split in SPLITS.values() for name in split]
+    names = SPLITS["train"] + SPLITS["val"]
     if any(file.stem in names for file in root.glob("*.csv")):
         return "CSV files of labels", _from_csv
     return "a folder for each class", _from_folders

@@ -24,9 +24,9 @@ from retina_dist.classification.model import build_classifier, check_sizes, load
 from retina_dist.classification.samples import Samples, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
 from retina_dist.data.images import read_image
+from retina_dist.data.synthetic import folder_to_draw
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.errors import ConfigError
-from retina_dist.files import Url
 from retina_dist.image_task import NO_VALIDATION, ImageTask
 from retina_dist.model.weights import find_weights
 from retina_dist.reporting.pictures import write_details
@@ -173,12 +173,7 @@ class ClassificationTask(ImageTask):
 def draw_data(data: ClassificationData) -> None:
     """Draw the data set of shapes where the settings ask for it and it is not there yet."""
     if data.drawn is not None:
-        root = root_of(data.root, data.name)
-        if isinstance(root, Url):
-            raise ConfigError(
-                f"data.root={root} is a URL, and data.drawn draws into local folders only; give a folder."
-            )
-        draw_classes(root, **asdict(data.drawn))
+        draw_classes(folder_to_draw(data.root, "data.drawn"), **asdict(data.drawn))
 
 
 def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:

@@ -18,7 +18,7 @@ from itertools import islice
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ from retina_dist.errors import ImageError, UserError
 LOGGER = logging.getLogger("retina_dist")
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
-MadeBatch = TypeVar("MadeBatch", covariant=True)
 AnyBatch = TypeVar("AnyBatch")
 BadImagePolicy = Literal["error", "skip"]
 Contents = Mapping[int, bytes | ImageError]  # of images, by their number
@@ -91,47 +90,10 @@ class ImageDataset(Dataset[AnyBatch]):
             LOGGER.warning(str(error))
 
 
-class BatchSource(Protocol[MadeBatch]):
-    """Makes the batch that a spec names."""
-
-    def __getitem__(self, spec: BatchSpec) -> MadeBatch: ...
-
-
-def read_batches(
-    dataset: BatchSource[MadeBatch], specs: Iterable[BatchSpec], *, num_workers: int, pin_memory: bool
-) -> Generator[MadeBatch, None, None]:
-    """The batches of `specs` in their order, made by `num_workers` processes that read ahead; 0 reads in this process.
-
-    What a worker logs is logged here, and its UserError raised here. Closing the generator stops the workers.
-    """
-    loader = DataLoader(
-        _Reports(dataset),
-        batch_size=None,  # an item is a batch already
-        sampler=specs,
-        num_workers=num_workers,
-        multiprocessing_context=START_METHOD if num_workers else None,
-        pin_memory=pin_memory and torch.cuda.is_available(),
-        worker_init_fn=_end_with_main_process if num_workers else None,
-        generator=torch.Generator(),  # or else every start would draw from the global one
-    )
-    with without_main():
-        items: Any = iter(loader)
-    try:
-        for batch, records in items:
-            for record in records:
-                logging.getLogger(record.name).handle(record)
-            if isinstance(batch, UserError):
-                raise batch
-            yield batch
-    finally:
-        if num_workers:
-            items._shutdown_workers()  # now, not at the next garbage collection
-
-
 class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
     """A batch and what a worker logged. User errors are returned instead of raised: a worker would add its traceback."""
 
-    def __init__(self, dataset: BatchSource[Any]) -> None:
+    def __init__(self, dataset: ImageDataset[Any]) -> None:
         self.dataset = dataset
 
     def __getitem__(self, spec: BatchSpec) -> tuple[Any, list[logging.LogRecord]]:
@@ -237,12 +199,11 @@ class TensorBatch:
         return batch
 
 
-AnyDataset = TypeVar("AnyDataset", bound=BatchSource[Any])
-
-
-class DataModule(Generic[AnyDataset, AnyBatch]):
+class DataModule(Generic[AnyBatch]):
     """The batches that `train` and `val`, a dataset with its buckets, give this rank, as `settings` say.
 
+    `num_workers` processes make them ahead of their use; 0 makes them in this process. What a worker logs is logged here, and its
+    UserError raised here.
     `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. Either split
     may be None where only the other is used. For a GPU as `device`, batches are made in page-locked memory.
     """
@@ -250,8 +211,8 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
     def __init__(
         self,
         settings: ImageDataSettings,
-        train: tuple[AnyDataset, Buckets] | None,
-        val: tuple[AnyDataset, Buckets] | None,
+        train: tuple[ImageDataset[AnyBatch], Buckets] | None,
+        val: tuple[ImageDataset[AnyBatch], Buckets] | None,
         *,
         repeats: FloatArray | None = None,
         accumulate: int = 1,
@@ -261,7 +222,7 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
         device: torch.device = CPU,
     ) -> None:
         self._num_workers, self._pin_memory = settings.num_workers, device.type == "cuda"
-        self._val: tuple[AnyDataset, EvalSampler] | None = None
+        self._val: tuple[ImageDataset[AnyBatch], EvalSampler] | None = None
         if train is not None:
             self.train_dataset, buckets = train
             self.train_sampler = TrainSampler(
@@ -307,5 +268,27 @@ class DataModule(Generic[AnyDataset, AnyBatch]):
         assert self._val is not None, "there is a validation split"
         return self._read(*self._val)
 
-    def _read(self, dataset: AnyDataset, specs: Iterable[BatchSpec]) -> Generator[AnyBatch, None, None]:
-        return read_batches(dataset, specs, num_workers=self._num_workers, pin_memory=self._pin_memory)
+    def _read(self, dataset: ImageDataset[AnyBatch], specs: Iterable[BatchSpec]) -> Generator[AnyBatch, None, None]:
+        """The batches of `specs` in their order. Closing the generator stops the workers."""
+        loader = DataLoader(
+            _Reports(dataset),
+            batch_size=None,  # an item is a batch already
+            sampler=specs,
+            num_workers=self._num_workers,
+            multiprocessing_context=START_METHOD if self._num_workers else None,
+            pin_memory=self._pin_memory and torch.cuda.is_available(),
+            worker_init_fn=_end_with_main_process if self._num_workers else None,
+            generator=torch.Generator(),  # or else every start would draw from the global one
+        )
+        with without_main():
+            items: Any = iter(loader)
+        try:
+            for batch, records in items:
+                for record in records:
+                    logging.getLogger(record.name).handle(record)
+                if isinstance(batch, UserError):
+                    raise batch
+                yield batch
+        finally:
+            if self._num_workers:
+                items._shutdown_workers()  # now, not at the next garbage collection

@@ -23,9 +23,8 @@ class BatchSpec:
     """What a data worker needs to know to make one batch."""
 
     epoch: int
-    indices: tuple[
-        int, ...
-    ]  # of images; of N, image i has the index i + N where it comes again in the epoch, then i + 2N …
+    # of images; of N, image i has the index i + N where it comes again in the epoch, then i + 2N …
+    indices: tuple[int, ...]
     canvas: tuple[int, int]  # (height, width) in pixels
     min_size: int  # pixels of the short side after the resize
     weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `Batch`
@@ -37,8 +36,7 @@ class TrainSampler:
 
     All images of a step share a canvas. A step's n images are split into `accumulate` groups, those of an epoch's last, short step
     into as few as hold them, and each group into `world_size` slots, whose lengths differ by at most one; no count needs to divide
-    another. Micro-batch
-    `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on the
+    another. Micro-batch `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on the
     number of ranks. Its weight is len(slot) * world_size / n: the mean over ranks of the sum of
     weight * (mean over the slot) is the mean over the step. Fillers pad every slot to one size, so every rank takes
     part in every micro-batch, with one shape per canvas.
@@ -54,7 +52,6 @@ class TrainSampler:
         world_size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
-        min_sizes: Sequence[int] | None = None,
         repeats: FloatArray | None = None,
     ) -> None:
         self.buckets = buckets
@@ -63,7 +60,6 @@ class TrainSampler:
         self.rank, self.world_size = rank, world_size
         self.seed = seed
         self.shuffle = shuffle
-        self.min_sizes = tuple(min_sizes or buckets.min_sizes)
         self.repeats = repeats
         self.num_images = buckets.num_images if repeats is None else images_per_epoch(repeats)
         self._cached: tuple[int, list[IntArray]] = (-1, [])
@@ -86,8 +82,8 @@ class TrainSampler:
     def step(self, step: int) -> list[BatchSpec]:
         """The micro-batches of this rank, all on the same canvas as those of the other ranks."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        batch = self._epoch_plan(epoch)[index]
-        min_size = self.min_sizes[derived_seed(self.seed, "min_size", epoch, step) % len(self.min_sizes)]
+        batch, sizes = self._epoch_plan(epoch)[index], self.buckets.min_sizes
+        min_size = sizes[derived_seed(self.seed, "min_size", epoch, step) % len(sizes)]
         canvas = self.buckets.canvas(batch % self.buckets.num_images, min_size)
         most = min(self.batch_size, self.num_images)  # of a step
         groups = np.array_split(batch, self.num_micro_batches(step))
@@ -127,18 +123,12 @@ class EvalSampler:
         self.batch_size = batch_size
         self.rank, self.world_size = rank, world_size
 
-    def __len__(self) -> int:
-        return len(self._batches())
-
     def __iter__(self) -> Iterator[BatchSpec]:
         min_size = self.buckets.min_sizes[-1]
-        for batch in self._batches():
-            yield BatchSpec(0, tuple(batch.tolist()), self.buckets.canvas(batch, min_size), min_size)
-
-    def _batches(self) -> list[IntArray]:
         members = [np.flatnonzero(self.buckets.of_image == bucket) for bucket in range(len(self.buckets))]
         batches = [batch for images in members for batch in _cut(images, self.batch_size)]
-        return batches[self.rank :: self.world_size]
+        for batch in batches[self.rank :: self.world_size]:
+            yield BatchSpec(0, tuple(batch.tolist()), self.buckets.canvas(batch, min_size), min_size)
 
 
 def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import read_bytes
+from retina_dist.files import parse_path, read_bytes
 from retina_dist.seeding import derived_seed
 
 AnyBatch = TypeVar("AnyBatch")
@@ -67,6 +67,16 @@ class SyntheticData(Generic[AnyBatch]):
         """(epoch, images of that epoch already consumed) before optimizer step `step`."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch, index * self.batch_size
+
+
+def folder_to_draw(root: str | None, key: str) -> Path:
+    """The folder that `data.root` names, into which the setting `key` draws. Raises ConfigError for none and for a URL."""
+    folder = parse_path(root) if root is not None else None
+    if not isinstance(folder, Path):
+        raise ConfigError(
+            f"{key} draws into a local folder, not into data.root={root}; give one, and copy what is drawn."
+        )
+    return folder
 
 
 def draw_once(

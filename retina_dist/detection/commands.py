@@ -24,10 +24,9 @@ from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split, sized_coco, split_files, with_format
+from retina_dist.detection.splits import read_split, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
-from retina_dist.files import read_bytes, write_json
+from retina_dist.files import write_json
 from retina_dist.predictor import predict_files
 from retina_dist.reporting.console import print_redacted
 from retina_dist.text import pluralize
@@ -99,26 +98,15 @@ def predict(config: PredictConfig) -> Path:
 
 def write_shards(config: ShardsConfig) -> dict[str, int]:
     """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
-    data = replace(with_format(config.data), keep_empty_images=True)
+    data = replace(config.data, keep_empty_images=True)
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
-    splits = {split: _split(data, split, part) for split, part in parts.items() if part is not None}
+    splits = {split: _split(part, data.max_pixels) for split, part in parts.items() if part is not None}
     return write_splits(config.output, splits, shard_mb=config.shard_mb, report=print_redacted)
 
 
-def _split(data: DetectionData, split: str, part: Annotations) -> ShardSplit:
+def _split(part: Annotations, max_pixels: int) -> ShardSplit:
     sizes = sizes_of([record.path for record in part.records])
     members = [Member(r.image_id, r.path, size) for r, size in zip(part.records, sizes, strict=True)]
-    return ShardSplit(members, lambda: _annotations(data, split, part), part.warnings)
-
-
-def _annotations(data: DetectionData, split: str, part: Annotations) -> bytes:
-    """The annotation file as it is, if it is COCO's and says how large each image is; else all of that as COCO json."""
-    sized = all(entry.get("width") and entry.get("height") for entry in part.coco["images"])
-    changed = data.box_format or data.val_fraction or hasattr(data, "implementation")
-    if data.format in ("coco", "shards") and sized and not changed:
-        files = split_files(data, split)
-        assert files is not None, "the split has been read"
-        return read_bytes(files[0])
-    return (json.dumps(sized_coco(part, data.max_pixels)) + "\n").encode()
+    return ShardSplit(members, lambda: (json.dumps(sized_coco(part, max_pixels)) + "\n").encode(), part.warnings)

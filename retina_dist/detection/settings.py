@@ -18,7 +18,7 @@ class ShapesConfig:
     """The drawn data set; see `retina_dist.detection.data.synthetic`."""
 
     num_train: int = setting(800, at_least=1, at_most=10**7)
-    num_val: int = setting(160, at_least=0, at_most=10**7)
+    num_val: int = setting(160, at_least=1, at_most=10**7)
     image_size: int = setting(128, at_least=32, at_most=10**4)
     seed: int = setting(0, at_least=0)
 

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from retina_dist.data.shards import annotations_of, has_shards
+from retina_dist.data.splits import held_out_rows
+from retina_dist.data.synthetic import folder_to_draw
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, ground_truth_of, read_annotations, without_empty
+from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
 from retina_dist.detection.readers.formats import TITLES, coco_files, find_split, read_folder, recognise
+from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData
 from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import PathOrUrl, Url, names_in, parse_path
-from retina_dist.seeding import held_out
+from retina_dist.files import PathOrUrl, parse_path
 from retina_dist.text import pluralize
 
 FEWEST_BOXES = 4  # from which on most of them tell how they were written
@@ -27,14 +29,7 @@ FEWEST_BOXES = 4  # from which on most of them tell how they were written
 def draw_data(data: DetectionData) -> None:
     """Draw the shapes data set where the settings ask for it and it is not there yet."""
     if data.shapes is not None:
-        if data.root is None:
-            raise ConfigError("data.shapes needs data.root, the folder to draw into.")
-        root = parse_path(data.root)
-        if isinstance(root, Url):
-            raise ConfigError(
-                f"data.root={root} is not a local folder, into which data.shapes draws; draw it in one and copy it."
-            )
-        make_shapes(root, **asdict(data.shapes))
+        make_shapes(folder_to_draw(data.root, "data.shapes"), **asdict(data.shapes))
 
 
 def read_split(
@@ -47,16 +42,20 @@ def read_split(
     """
     if data.val_fraction and not _has_val(data):
         return _part_of_train(data, split, categories, check)
-    options: dict[str, Any] = {"categories": categories}
     source: object = f"data={data.name}"
     if isinstance(data, TorchDatasetConfig):
-        part = data.read(split, **options)
+        part = data.read(split, categories=categories)
     else:
         draw_data(data)
         recognised = data.format == "auto" and data.shapes is None and not hasattr(data, "implementation")
-        data = with_format(data)
-        part, source = _read_files(data, split, options)
-        if part and recognised:
+        data = _with_format(data)
+        if (place := _locate(data, split)) is None:
+            return None
+        content, source, images = place
+        keys = ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels")
+        options: dict[str, Any] = {key: getattr(data, key) for key in keys}
+        part = load_annotations(source, images, content=content, split=split, categories=categories, **options)
+        if recognised:
             part.format = TITLES[data.format]
     if part is None:
         return None
@@ -70,22 +69,10 @@ def read_split(
 
 
 def _has_val(data: DetectionData) -> bool:
-    """Whether the data has a validation split. Raises DataError if that split is damaged."""
+    """Whether data with a `val_fraction` has a validation split by itself. Raises DataError if that split is damaged."""
     if isinstance(data, TorchDatasetConfig):
         return "val" in data.datasets
-    if data.val_annotations or data.shapes:
-        return True
-    if reader := getattr(data, "implementation", None):
-        return reader(data).read("val") is not None
-    data = with_format(data)
-    if data.root is None:
-        return False
-    root = parse_path(data.root)
-    if data.format in FOLDER_FORMATS:
-        return read_folder(data.format, root, "val") is not None
-    if data.format == "csv":
-        return "val.csv" in names_in(root)
-    return has_shards(root, "val") if data.format == "shards" else bool(coco_files(root, "val"))
+    return data.shapes is not None or _locate(_with_format(data), "val") is not None
 
 
 def _part_of_train(data: DetectionData, split: str, categories: Categories | None, check: bool) -> Annotations:
@@ -93,49 +80,67 @@ def _part_of_train(data: DetectionData, split: str, categories: Categories | Non
     fraction = data.val_fraction or 0.0
     whole = read_split(data.with_values(val_fraction=None, keep_empty_images=True), "train", categories, check=check)
     assert whole is not None, "a missing train split is an error"
-    rows = [i for i, r in enumerate(whole.records) if held_out(r.file_name, fraction) == (split == "val")]
-    if not rows:
-        raise DataError(
-            f"data.val_fraction={fraction} of {pluralize(len(whole.records), 'image')} leaves none for {split}; give another "
-            "fraction, or more images."
-        )
-    part = _with_ground_truth(whole, rows)
+    part = _with_ground_truth(whole, held_out_rows([record.file_name for record in whole.records], fraction)[split])
     part.held_out = fraction if split == "val" else None
     return part if data.keep_empty_images or split == "val" else without_empty(part)
 
 
-def _read_files(data: DetectionData, split: str, options: dict[str, Any]) -> tuple[Annotations | None, object]:
-    """The annotations of a split and where they come from."""
-    if reader := getattr(data, "implementation", None):
-        content = reader(data).read(split)
-        if content is None and split == "train":
-            raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
-        files = (parse_path(data.root or content[1]), parse_path(content[1])) if content else None
-        options["coco"] = content[0] if content else None
-    else:
-        files = split_files(data, split)
-    if files is None:
-        return None, None
-    for key in ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels"):
-        options[key] = getattr(data, key)
-    return read_annotations(files[0], files[1], split=split, **options), files[0]
-
-
-def with_format(data: DetectionData) -> DetectionData:
-    """The settings with the format of the files instead of "auto". Raises ConfigError, or DataError for a folder of no format."""
-    if data.format != "auto" or hasattr(data, "implementation"):
-        return data
+def _with_format(data: DetectionData) -> DetectionData:
+    """The settings with the format of the files instead of "auto". Raises DataError for a folder of no format."""
     place = data.train_annotations or data.val_annotations or data.root
-    if place is None:
-        raise ConfigError(
-            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
-        )
+    if data.format != "auto" or hasattr(data, "implementation") or place is None:
+        return data
     path = parse_path(place)
     by_ending = "csv" if path.name.lower().endswith(".csv") else "coco"
     format = by_ending if place != data.root and not path.is_dir() else recognise(path)
     data = data.with_values(format=format)
     data.check()
     return data
+
+
+def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | None, PathOrUrl, PathOrUrl] | None:
+    """(content, annotations, folder of the images) of a split; the content is None where the annotations are a file.
+
+    None for a validation set that the settings do not name, or that is to be held out of train.
+    """
+    content: Items | dict[str, Any] | None
+    if reader := getattr(data, "implementation", None):
+        if part := reader(data).read(split):
+            content, folder = part[0], parse_path(part[1])
+            return content, parse_path(data.root) if data.root else folder, folder
+        if split == "train":
+            raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
+        return None
+    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
+    optional = split == "val" and annotations is None
+    if annotations is None and data.root is None:
+        if optional:
+            return None
+        raise ConfigError(
+            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
+        )
+    root = parse_path(data.root) if data.root else parse_path(annotations).parent
+    if data.format in FOLDER_FORMATS:
+        content = read_folder(data.format, root, split)
+        return (content, root, root) if content else None
+    if data.format == "shards":
+        if optional and not has_shards(root, split):
+            return None
+        return None, (parse_path(annotations) if annotations else root / annotations_of(split)), root
+    if (
+        optional
+        and data.val_fraction
+        and not ((root / "val.csv").is_file() if data.format == "csv" else coco_files(root, "val"))
+    ):
+        return None
+    file, folder = root, root
+    if annotations is not None:
+        file = parse_path(annotations)
+    elif data.format == "csv":
+        file = root / f"{split}.csv"
+    else:
+        file, folder = find_split(root, split)
+    return None, file, parse_path(images) if images else folder
 
 
 def implausible_boxes(part: Annotations, split: str, data: DetectionData | None = None) -> tuple[str, str] | None:
@@ -179,32 +184,6 @@ def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     slack = np.maximum(2, 0.02 * sizes)
     with np.errstate(invalid="ignore"):
         return np.asarray(((low >= -slack) & (high <= sizes + slack) & (high > low)).all(axis=1))
-
-
-def split_files(data: DetectionData, split: str) -> tuple[PathOrUrl, PathOrUrl] | None:
-    """The annotations of a split and the folder of its images; None for a validation set that the settings do not name."""
-    annotations, images = getattr(data, f"{split}_annotations"), getattr(data, f"{split}_images")
-    if annotations is None and data.root is None:
-        if split == "val":
-            return None
-        raise ConfigError(
-            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
-        )
-    root = parse_path(data.root) if data.root else parse_path(annotations).parent
-    if data.format in FOLDER_FORMATS:
-        return root, root
-    if data.format == "shards":
-        if split == "val" and annotations is None and not has_shards(root, split):
-            return None
-        return (parse_path(annotations) if annotations else root / annotations_of(split)), root
-    file, folder = root, root
-    if annotations is not None:
-        file = parse_path(annotations)
-    elif data.format == "csv":
-        file = root / f"{split}.csv"
-    else:
-        file, folder = find_split(root, split)
-    return file, parse_path(images) if images else folder
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:

@@ -77,7 +77,7 @@ class DetectionDataset(ImageDataset[Batch]):
         return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 
 
-class CocoDataModule(DataModule[DetectionDataset, Batch]):
+class CocoDataModule(DataModule[Batch]):
     """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(

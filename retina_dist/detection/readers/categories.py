@@ -81,10 +81,6 @@ class Categories:
         """K, the number of labels."""
         return len(self.ids)
 
-    def name_of(self, label: int) -> str:
-        """The category's name."""
-        return self.names[label]
-
     def padded(self, num_classes: int) -> Categories:
         """The same with labels up to `num_classes` that have no category, for a model that has more."""
         spare = max(0, num_classes - len(self.ids))

@@ -18,8 +18,8 @@ from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.csv_files import read_csv
-from retina_dist.detection.readers.formats import TITLES, read_folder
-from retina_dist.detection.readers.items import reading
+from retina_dist.detection.readers.formats import read_folder
+from retina_dist.detection.readers.items import Items, reading
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.settings import FOLDER_FORMATS
 from retina_dist.errors import DataError
@@ -61,58 +61,46 @@ def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[st
     }
 
 
-def load_annotations(annotations: str | PathOrUrl, images: str | PathOrUrl, **options: Any) -> Annotations:
-    """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
-    beside it), or the local folder of another format (with `split`); `images` is the folder that file names are relative to, or
-    for "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL.
-
-    The options are those of `read_annotations` and `annotations_of`. Raises DataError, naming file and entry.
-    """
-    part = read_annotations(parse_path(annotations), parse_path(images), **options)
-    if part is None:
-        raise DataError(f"{annotations} has no {options.get('split', 'train')} images.")
-    return part
-
-
-def read_annotations(
-    annotations: PathOrUrl,
-    images: PathOrUrl,
+def load_annotations(
+    annotations: str | PathOrUrl,
+    images: str | PathOrUrl,
     *,
+    content: Items | dict[str, Any] | None = None,
     format: str = "coco",
-    coco: dict[str, Any] | None = None,
     classes: str | PathOrUrl | None = None,
     split: str = "train",
     missing_images: Literal["error", "skip", "ignore"] = "error",
     bad_images: Literal["error", "skip"] = "error",
     max_pixels: int = MAX_PIXELS,
     **options: Any,
-) -> Annotations | None:
-    """As `load_annotations`, but None for a validation split that a folder does not have.
+) -> Annotations:
+    """Read a data set. `annotations` is a COCO json, a keras-retinanet CSV (with `classes`, by default classes.csv
+    beside it), or the local folder of another format (with `split`); `images` is the folder that file names are relative to, or
+    for "shards", with a COCO json, the one that holds the shards of `split`. Both may be a path or a URL. `content` is what a
+    reader has made of the annotations already.
 
-    `coco` is the content of `annotations` where a reader from outside the package has read it. Image files that do not exist
-    are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an image has no size in its
-    annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is an error or left out
-    ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
+    Image files that do not exist are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an
+    image has no size in its annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is an
+    error or left out ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
     """
-    slices, items = None, None
-    if coco is None and format == "csv":
-        items = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv", images)
-    elif coco is None and format in FOLDER_FORMATS:
-        items = read_folder(format, annotations, split)
-        if items is None:
-            return None
-    elif coco is None and format in ("coco", "shards"):
+    annotations, images = parse_path(annotations), parse_path(images)
+    slices = None
+    if content is None and format == "csv":
+        content = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv", images)
+    elif content is None and format in FOLDER_FORMATS:
+        content = read_folder(format, annotations, split)
+    elif content is None:
         if format == "shards":  # one that is too short is an error now, not in the middle of an epoch
             slices = read_index(images, split, complete=bad_images != "skip")
-        coco = _read_json(annotations)
-    elif coco is None:
-        raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
-    if items is not None:
-        coco, images = items.as_coco(max_pixels), items.images
-    assert coco is not None
+        content = _read_json(annotations)
+    if content is None:
+        raise DataError(f"{annotations} has no val images.")
+    said: list[str] = []
+    if isinstance(content, Items):
+        images, said, content = content.images, content.warnings, content.as_coco(max_pixels)
 
     def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
-        warnings += items.warnings if items else []
+        warnings += said
         records = [make_record(entry, images, annotations, slices) for entry in entries]
         if missing_images != "ignore":
             place = None if format in FOLDER_FORMATS else split
@@ -120,7 +108,7 @@ def read_annotations(
             records = fill_sizes(records, bad_images, max_pixels, warnings)
         return records
 
-    return annotations_of(coco, annotations, records_of, **options)
+    return annotations_of(content, annotations, records_of, **options)
 
 
 def annotations_of(

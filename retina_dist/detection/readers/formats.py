@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.data.shards import has_shards
-from retina_dist.detection.readers.items import SPLITS, Items, is_image
+from retina_dist.data.splits import SPLITS
+from retina_dist.detection.readers.items import Items, is_image
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, open_regular
@@ -87,7 +88,9 @@ def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
         "openimages": read_openimages,
     }
     items = readers[format](root, split)
-    return None if split == "val" and items is not None and not items.items else items
+    if split == "train" and items is None:
+        raise DataError(f"{root} has no train images.")
+    return items if split == "train" or (items and items.items) else None
 
 
 def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
@@ -96,8 +99,6 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
     Raises DataError with everything that was looked for.
     """
-    if not root.is_dir():
-        raise DataError(f"data.root={root} is not a folder; give the one that holds annotations/.")
     files = coco_files(root, split)
     if not files:
         if not coco_files(root, "train"):

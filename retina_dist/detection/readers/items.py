@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import yaml
 
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
+from retina_dist.data.splits import SPLITS
 from retina_dist.errors import DataError, ImageError, UserError, first_line
 from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import parse_number, pluralize
 
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
 DAMAGED = (

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from retina_dist.data.images import SUFFIXES, image_size
-from retina_dist.data.shards import has_shards
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl, Url
@@ -119,8 +118,6 @@ def _remedy(missing: ImageRecord, images: PathOrUrl, split: str | None) -> str:
         alike = missing.path.parent.glob(f"{glob.escape(missing.path.stem)}.*")
         for other in (file for file in alike if file.suffix.lower() in SUFFIXES):
             return f"the folder holds {escape(other.name, 80)}: correct the file names"
-        if has_shards(images, split):
-            return "the folder holds shards: give data=shards"
     return f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
+from retina_dist.data.splits import SPLITS
 from retina_dist.detection.readers.items import (
     ENDINGS,
-    SPLITS,
     Box,
     Item,
     Items,

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from retina_dist.detection.readers.items import SPLITS, Box, Item, Items, is_image, number_in, read_text, reading
+from retina_dist.data.splits import SPLITS
+from retina_dist.detection.readers.items import Box, Item, Items, is_image, number_in, read_text, reading
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
 from retina_dist.text import is_text, pluralize

@@ -20,7 +20,6 @@ from retina_dist.settings import validate
 ZERO = {
     "seed": "a seed",
     "data.shapes.seed": "a seed",
-    "data.shapes.num_val": "no validation",
     "data.num_workers": "read in the main process",
     "data.hflip": "never",
     "data.vflip": "never",

@@ -91,5 +91,5 @@ def test_real_folder(real_data: Path):
     found = load_annotations(root, root, format="voc")
     assert [(r.file_name, r.width, r.height) for r in found.records] == [("000001.jpg", 353, 500)]
     assert found.boxes[0].tolist() == [[47, 239, 195, 371], [7, 11, 352, 498]]
-    assert [found.categories.name_of(label) for label in found.labels[0].tolist()] == ["dog", "person"]
+    assert [found.categories.names[label] for label in found.labels[0].tolist()] == ["dog", "person"]
     assert found.clipped == 0

@@ -196,7 +196,7 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
     detector = Detector.from_checkpoint("RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1")
     assert detector.categories.num_classes == 91
     assert detector.categories.labels_of(np.array([90])) == 90
-    assert detector.categories.name_of(18) == "dog"
+    assert detector.categories.names[18] == "dog"
     assert 0 not in detector.categories.ids  # torchvision's __background__
     assert 12 not in detector.categories.ids  # a gap in COCO's ids
     assert torch.equal(
