@@ -36,10 +36,10 @@ class TrainSampler:
 
     All images of a step share a canvas. A step's n images are split into `accumulate` groups, those of an epoch's last, short step
     into as few as hold them, and each group into `world_size` slots, whose lengths differ by at most one; no count needs to divide
-    another. Micro-batch `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on the
-    number of ranks. Its weight is len(slot) * world_size / n: the mean over ranks of the sum of
-    weight * (mean over the slot) is the mean over the step. Fillers pad every slot to one size, so every rank takes
-    part in every micro-batch, with one shape per canvas.
+    another. Micro-batch `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on
+    the number of ranks. Its weight is len(slot) * world_size / n: the mean over ranks of the sum of weight * (mean over the slot)
+    is the mean over the step. Fillers pad every slot to one size, so every rank takes part in every micro-batch, with one shape per
+    canvas.
     """
 
     def __init__(

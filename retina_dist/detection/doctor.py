@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from retina_dist.data.canvases import make_buckets, resized_size
+from retina_dist.data.canvases import resized_size
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
+from retina_dist.detection.data.dataset import buckets_of
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations, box_faults, clean
 from retina_dist.detection.settings import DetectionData, ModelConfig
@@ -142,23 +143,15 @@ def _coverage(train: Annotations, data: DetectionData, model: ModelConfig) -> Co
     return anchor_coverage(
         train,
         [anchors.numpy() for anchors in anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors],
-        min_sizes=data.min_sizes,
-        max_size=data.max_size,
-        num_buckets=data.num_buckets,
-        threshold=model.foreground_iou,
+        data,
+        model.foreground_iou,
     )
 
 
 def anchor_coverage(
-    data: Annotations,
-    cell_anchors: Sequence[np.ndarray],
-    *,
-    min_sizes: Sequence[int],
-    max_size: int,
-    num_buckets: int,
-    threshold: float = 0.5,
+    data: Annotations, cell_anchors: Sequence[np.ndarray], settings: DetectionData, threshold: float = 0.5
 ) -> Coverage:
-    """Which boxes an anchor reaches at the largest of `min_sizes`, on the canvas of each image's bucket.
+    """Which boxes an anchor reaches at the largest of the settings' `min_sizes`, on the canvas of each image's bucket.
 
     `cell_anchors` are the anchors [a, 4] of each pyramid level, P3 to P7, centred on the origin. Exact without trying
     every anchor: of one shape, the anchor with the nearest centre overlaps most, because the overlap only falls with the
@@ -168,9 +161,10 @@ def anchor_coverage(
     if not sum(len(data.boxes[i]) for i in known):
         return Coverage(np.zeros(0), np.zeros(0), threshold)
     sizes = np.array([(data.records[i].height, data.records[i].width) for i in known])
-    buckets = make_buckets(sizes, min_sizes=min_sizes, max_size=max_size, num_buckets=num_buckets)
-    canvases = buckets.canvases[buckets.min_sizes.index(max(min_sizes)), buckets.of_image]
-    resized = np.array([resized_size(h, w, max(min_sizes), max_size) for h, w in sizes.tolist()])
+    min_size = max(settings.min_sizes)
+    buckets = buckets_of(settings, sizes)
+    canvases = buckets.canvases[buckets.min_sizes.index(min_size), buckets.of_image]
+    resized = np.array([resized_size(h, w, min_size, settings.max_size) for h, w in sizes.tolist()])
 
     # From here on one column for each box, with rows y and x.
     image = np.repeat(np.arange(len(known)), [len(data.boxes[i]) for i in known])

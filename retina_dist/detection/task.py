@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import images_per_epoch
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
-from retina_dist.detection.data.dataset import CocoDataModule, repeats_of
+from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.body import children_of
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes, weights_of
@@ -196,7 +195,7 @@ class DetectionTask(ImageTask):
         most_boxes = max(len(labels) for labels in self.train.labels)
         if data.synthetic:
             return blank_batch(size, (data.synthetic.canvas[0], data.synthetic.canvas[1]), most_boxes)
-        buckets = make_buckets(sizes, min_sizes=data.min_sizes, max_size=data.max_size, num_buckets=data.num_buckets)
+        buckets = buckets_of(data, sizes)
         canvas = max(buckets.all_canvases(), key=lambda sides: sides[0] * sides[1])
         return blank_batch(size, canvas, most_boxes)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from retina_dist.data.canvases import Buckets, make_buckets
@@ -92,12 +93,16 @@ class CocoDataModule(DataModule[Batch]):
         training, validation, repeats = None, None, None
         reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
         if train is not None:
-            dataset = DetectionDataset(train, _train_transform(settings), **reading)
-            training = dataset, _buckets(settings, dataset, settings.min_sizes)
+            keys = ("max_size", "hflip", "vflip", "photometric", "scale_jitter")
+            dataset = DetectionDataset(train, TrainTransform(**{k: getattr(settings, k) for k in keys}), **reading)
+            training = dataset, buckets_of(settings, dataset.sizes)
             repeats = repeats_of(settings, train)
         if val is not None:
             dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
-            validation = dataset, _buckets(settings, dataset, [settings.val_min_size or max(settings.min_sizes)])
+            validation = (
+                dataset,
+                buckets_of(settings, dataset.sizes, [settings.val_min_size or max(settings.min_sizes)]),
+            )
         super().__init__(settings, training, validation, repeats=repeats, seed=seed, **job)
 
 
@@ -106,13 +111,7 @@ def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None
     return repeat_factors(train.labels, settings.repeat_threshold) if settings.repeat_threshold else None
 
 
-def _buckets(settings: DetectionData, dataset: DetectionDataset, min_sizes: Sequence[int]) -> Buckets:
-    return make_buckets(
-        dataset.sizes, min_sizes=min_sizes, max_size=settings.max_size, num_buckets=settings.num_buckets
-    )
-
-
-def _train_transform(settings: DetectionData) -> TrainTransform:
-    jitter = (settings.scale_jitter[0], settings.scale_jitter[1]) if settings.scale_jitter else None
-    options = {key: getattr(settings, key) for key in ("max_size", "hflip", "vflip", "photometric")}
-    return TrainTransform(**options, scale_jitter=jitter)
+def buckets_of(settings: DetectionData, sizes: npt.ArrayLike, min_sizes: Sequence[int] | None = None) -> Buckets:
+    """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes` or those of the settings."""
+    shorter = min_sizes or settings.min_sizes
+    return make_buckets(sizes, min_sizes=shorter, max_size=settings.max_size, num_buckets=settings.num_buckets)

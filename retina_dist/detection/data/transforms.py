@@ -7,6 +7,7 @@ Random numbers come from torch's CPU generator seeded by a key, so the result de
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -57,7 +58,7 @@ class TrainTransform(EvalTransform):
         hflip: float = 0.5,
         vflip: float = 0.0,
         photometric: float = 0.0,
-        scale_jitter: tuple[float, float] | None = None,
+        scale_jitter: Sequence[float] | None = None,
     ) -> None:
         super().__init__(max_size=max_size)
         self.scale_jitter = scale_jitter

@@ -23,6 +23,7 @@ from retina_dist.detection.doctor import anchor_coverage, examine
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou
 from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.task import DetectionTask
 from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import ConfigError, DataError
@@ -261,8 +262,8 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
     """On the canvases that training would use, odd grids of the upper levels included."""
     sizes = [(90, 120), (120, 90), (100, 300), (333, 111), (64, 64), (480, 640), (96, 100)]
     data = random_boxes(tmp_path, sizes)
-    options = {"min_sizes": (96, 160), "max_size": 350, "num_buckets": 3}
-    coverage = anchor_coverage(data, CELLS, **options)
+    options: dict[str, Any] = {"min_sizes": [96, 160], "max_size": 350, "num_buckets": 3}
+    coverage = anchor_coverage(data, CELLS, DetectionData(name="x", **options))
 
     model = build_retinanet(
         num_classes=2, backbone="resnet18", fpn_channels=64, variant=variant, anchor_sizes=ANCHOR_SIZES
@@ -291,7 +292,8 @@ def test_coverage_by_hand(tmp_path: Path) -> None:
     write_coco(tmp_path / "a.json", [image], [(1, 1, box, 0) for box in boxes])
     data = load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore")
     cells = [np.array([[-8.0, -8.0, 8.0, 8.0]])] + [np.array([[-64.0, -64.0, 64.0, 64.0]])] * 4
-    coverage = anchor_coverage(data, cells, min_sizes=[64], max_size=64, num_buckets=1, threshold=0.3)
+    one = DetectionData(name="x", min_sizes=[64], max_size=64, num_buckets=1)
+    coverage = anchor_coverage(data, cells, one, threshold=0.3)
     best = [1.0, 14 / 18, 1 / 4, 80 / (256 + 320 - 80)]
     np.testing.assert_allclose(coverage.best_iou, best)
     assert (coverage.num_unreached, coverage.unreached) == (2, 0.5)
