@@ -166,10 +166,6 @@ class Url:
     def write_bytes(self, data: bytes) -> None:
         self._put(lambda system, path: system.pipe_file(path, data))
 
-    def upload(self, source: Path) -> None:
-        """Write the content of a local file, which is not held in memory as a whole."""
-        self._put(lambda system, path: system.put_file(str(source), path))
-
     def unlink(self) -> None:
         self._call("removed", lambda system, path: system.rm_file(path))
 

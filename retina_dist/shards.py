@@ -4,8 +4,7 @@
     python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512
     python -m retina_dist.train data=shards data.root=/data/coco-shards
 
-Takes the data settings of a training. The output is self-contained: annotations are copied too. Run an interrupted command
-again to continue it.
+Takes the data settings of a training. The output is self-contained: it has the annotations too.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ class ShardsConfig(DetectionRunConfig):
     """`python -m retina_dist.shards`: takes the settings of a training, and writes what `data` names."""
 
     output: str = setting(MISSING, "a folder or a URL", writes="folder or URL")
-    shard_mb: int = setting(
-        256, "MiB; an interrupted conversion rewrites at most one shard, and reads request at most one", at_least=1
-    )
+    shard_mb: int = setting(256, "MiB, made in memory; a tool that reads whole shards requests so much", at_least=1)
 
 
 @entry_point("shards", ShardsConfig)

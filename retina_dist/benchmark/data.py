@@ -30,7 +30,7 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import Source, read, sizes_of
+from retina_dist.data.sources import Source, read
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
@@ -97,7 +97,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         while sum(len(spec.indices) for spec in specs) < config.num_images:
             specs += module.train_sampler.step(len(specs))[:1]
         records = [task.train.records[i] for spec in specs for i in spec.indices]
-        size_kb = statistics.mean(sizes_of([record.path for record in records])) / 1000
+        size_kb = statistics.mean(len(read(record.path)) for record in records) / 1000
         whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
         what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
         what += f"; {strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"

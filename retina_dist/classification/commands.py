@@ -28,7 +28,6 @@ from retina_dist.classification.task import check_trainable, read_splits
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import AnyImage, find_images, read_image
 from retina_dist.data.shards import Member, ShardSplit, write_splits
-from retina_dist.data.sources import sizes_of
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.exporters import Exporter, Runner, check_ending
 from retina_dist.files import write_csv, write_json
@@ -128,14 +127,15 @@ def predict(config: PredictConfig) -> Path:
 
 
 def write_shards(config: Any) -> dict[str, int]:
-    """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
+    """Write both splits to `output`; return the number of shards of each."""
 
     def split(part: Samples) -> ShardSplit:
-        files = zip(part.sources, sizes_of(part.sources), strict=True)
         rows = enumerate(zip(part.names, part.labels.tolist(), strict=True))
         images = [{"id": i, "file_name": name, "label": part.classes[label]} for i, (name, label) in rows]
         annotations = (json.dumps({"images": images}) + "\n").encode()
-        return ShardSplit([Member(i, *file) for i, file in enumerate(files)], lambda: annotations, part.warnings)
+        return ShardSplit(
+            [Member(i, source) for i, source in enumerate(part.sources)], lambda: annotations, part.warnings
+        )
 
     parts = zip(("train", "val"), read_splits(config.data), strict=True)
     splits = {name: split(part) for name, part in parts if part is not None}

@@ -6,7 +6,6 @@ A source is a small value that can be sent to data workers; files and connection
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -118,24 +117,6 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
         yield from read_all(batch)
 
 
-def sizes_of(sources: Sequence[Source]) -> list[int]:
-    """Bytes of each, from one listing per folder behind a URL. Raises ImageError for a missing one."""
-    folders = {source.folder for source in sources if isinstance(source, RemoteFile)}
-    listed = {folder: Url(folder).all_files() for folder in folders}
-    sizes = []
-    for source in sources:
-        try:
-            if isinstance(source, ArchiveMember):
-                sizes.append(source.length)
-            elif isinstance(source, RemoteFile):
-                sizes.append(int(listed[source.folder][source.name]["size"]))
-            else:
-                sizes.append(os.stat(str(source)).st_size)
-        except (KeyError, OSError) as error:
-            raise ImageError(f"cannot find {source} ({error}); check the images folder.") from error
-    return sizes
-
-
 def objects_in(folder: Url) -> dict[str, RemoteFile]:
     """Each file in a folder and its subfolders by relative name, from a single listing. Raises DataError."""
     try:
@@ -164,8 +145,5 @@ def _checked(source: Source, content: bytes | OSError) -> bytes | ImageError:
         return ImageError(f"{source} cannot be read ({content}); restore the file, or set data.bad_images=skip.")
     if isinstance(source, ArchiveMember) and (len(content) != source.length or zlib.crc32(content) != source.crc32):
         what = f"only {len(content)} bytes are there" if len(content) != source.length else "its CRC-32 differs"
-        return ImageError(
-            f"{source} is damaged: {what}; copy the shard again, or delete it and run the same retina_dist.shards, or set "
-            "data.bad_images=skip."
-        )
+        return ImageError(f"{source} is damaged: {what}; copy the shard again, or set data.bad_images=skip.")
     return content

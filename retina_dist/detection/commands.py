@@ -14,7 +14,6 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.data.shards import Member, ShardSplit, write_splits
-from retina_dist.data.sources import sizes_of
 from retina_dist.detection import evaluation
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
@@ -97,7 +96,7 @@ def predict(config: PredictConfig) -> Path:
 
 
 def write_shards(config: ShardsConfig) -> dict[str, int]:
-    """Write both splits to `output`; return how many shards of each were written, not counting those that were there."""
+    """Write both splits to `output`; return the number of shards of each."""
     data = replace(config.data, keep_empty_images=True)
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
@@ -107,6 +106,5 @@ def write_shards(config: ShardsConfig) -> dict[str, int]:
 
 
 def _split(part: Annotations, max_pixels: int) -> ShardSplit:
-    sizes = sizes_of([record.path for record in part.records])
-    members = [Member(r.image_id, r.path, size) for r, size in zip(part.records, sizes, strict=True)]
+    members = [Member(record.image_id, record.path) for record in part.records]
     return ShardSplit(members, lambda: (json.dumps(sized_coco(part, max_pixels)) + "\n").encode(), part.warnings)

@@ -70,11 +70,7 @@ def test_shards_written_to_storage_are_those_uploaded(storage: Storage, coco: Pa
     written = write(coco, f"az://{container}/direct")
     there = Url(f"az://{container}/direct")
     assert {name: (there / name).read_bytes() for name in there.all_files()} == tree(shards)
-    assert write(coco, there.text) == {"train": 0, "val": 0}
-    (there / "train-00001.tar").write_bytes(b"torn")
     assert sum(written.values()) > 2
-    assert write(coco, there.text) == {"train": 1, "val": 0}
-    assert (there / "train-00001.tar").read_bytes() == (shards / "train-00001.tar").read_bytes()
 
 
 def test_an_epoch_from_storage_is_that_of_the_folder(coco: Path, uploaded: str) -> None:

@@ -49,11 +49,8 @@ def read_yolo(root: Path, split: str) -> Items | None:
         raise DataError(f"{path}: nc is {content['nc']}, but names has {len(names)}; make them equal.")
     entries = given if isinstance(given, list) else [given]
     files = list(dict.fromkeys(file for entry in entries for file in _images(root, content, entry)))
-    warnings = []
-    if (base := content.get("path")) and not (root / str(base)).is_dir():
-        warnings.append(f"{path}: path {str(base)!r} is not a folder here; the images are looked for below {root}")
-    if not any(str(entry).endswith(".txt") for entry in entries):  # else other lists may name the images of its labels
-        warnings += _labels_alone(files)
+    listed = any(str(entry).endswith(".txt") for entry in entries)  # other lists may name the images of its labels
+    warnings = [] if listed else _labels_alone(files)
     if split == "train" and files and not any(_labels_of(file).is_file() for file in files):
         raise DataError(
             f"{root}: none of {pluralize(len(files), 'training image')} has a label file, such as {_labels_of(files[0])}; add them."

@@ -19,7 +19,6 @@ from retina_dist.config.compose import load_config
 from retina_dist.data import shards as module
 from retina_dist.data.file_checks import check_image
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.shards import Member, ShardWriter
 from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import DetectionDataset
@@ -59,12 +58,8 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """shard_mb counts in units of LIMIT."""
-    original = ShardWriter.__init__
-
-    def init(self: ShardWriter, folder: Any, split: str, members: Any, limit: int) -> None:
-        original(self, folder, split, members, limit * LIMIT // 2**20)
-
-    monkeypatch.setattr(ShardWriter, "__init__", init)
+    original = module._tars
+    monkeypatch.setattr(module, "_tars", lambda members, limit: original(members, limit * LIMIT // 2**20))
 
 
 @pytest.fixture
@@ -133,44 +128,10 @@ def test_the_same_input_gives_the_same_bytes(coco: Path, written: Path, tmp_path
     assert {name: (there / name).read_bytes() for name in there.all_files()} == tree(written)
 
 
-@pytest.mark.parametrize("stop", range(4))
-def test_an_interrupted_writing_goes_on(
-    coco: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
-) -> None:
-    """Stopped in the middle of shard number `stop`, over both splits."""
-    original, calls, output = module._write_tar, [], tmp_path / "output"
-
-    def interrupted(path: Path, members: list[Member]) -> dict[str, Any]:
-        if len(calls) == stop:
-            path.write_bytes(b"half")
-            raise KeyboardInterrupt
-        calls.append(members)
-        return original(path, members)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_write_tar", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            write(coco, output)
-    if stop:
-        damaged = output / "train-00000.tar"
-        with pytest.raises(DataError, match="are incomplete|has no train"):
-            split(output, format="shards")
-        if stop == 3:  # and a finished one was cut off meanwhile
-            damaged.write_bytes(damaged.read_bytes()[:600])
-    total = sum(write(coco, output).values())
-    assert total == len(list(written.glob("*.tar"))) - stop + (stop == 3)
-    assert tree(output) == tree(written)
-    assert write(coco, output) == {"train": 0, "val": 0}
-
-
-def test_shards_of_something_else_are_not_touched(coco: Path, written: Path, tmp_path: Path) -> None:
+def test_shards_that_are_there_are_not_touched(coco: Path, written: Path) -> None:
     before = tree(written)
-    shutil.copytree(coco, tmp_path / "copy")
-    (tmp_path / "copy" / "train" / "0.jpg").write_bytes(b"another length")
-    with pytest.raises(DataError, match="holds train shards of other images"):
-        write(tmp_path / "copy", written)
-    with pytest.raises(DataError, match="or of another shard_mb"):
-        write(coco, written, "shard_mb=2")
+    with pytest.raises(DataError, match="holds train shards already; give another folder, or empty it"):
+        write(coco, written)
     assert tree(written) == before
 
 
