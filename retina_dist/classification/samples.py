@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retina_dist.data.images import SUFFIXES
+from retina_dist.data.images import SUFFIXES, is_image
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import Source, objects_in
 from retina_dist.data.splits import SPLITS, held_out_rows
@@ -139,10 +139,6 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
     return f"{key}={root} has no {split} images; {remedy}."
 
 
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
-
-
 def _folders_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
@@ -154,7 +150,7 @@ def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
     if split == "val" or isinstance(root, Url) or root.resolve().name in SPLITS["train"] + SPLITS["val"]:
         return None
     # a folder for each class in `root` itself, unless the root is COCO's
-    in_folders = any(_is_image(path.name) for path in root.glob("*/*")) and not any(root.glob("annotations/*.json"))
+    in_folders = any(is_image(path.name) for path in root.glob("*/*")) and not any(root.glob("annotations/*.json"))
     return _class_folders(root) if in_folders else None
 
 
@@ -172,7 +168,7 @@ def _class_folders(folder: PathOrUrl) -> list[Row] | None:
         for label in _folders_in(folder):
             paths = (f"{parent}/{name}" for parent, _, names in os.walk(folder / label) for name in names)
             files.update({path.removeprefix(f"{folder}/"): path for path in paths})
-    images = {name: file for name, file in files.items() if _is_image(name) and "/." not in f"/{name}"}
+    images = {name: file for name, file in files.items() if is_image(name) and "/." not in f"/{name}"}
     rows = [(name, file, name.split("/")[0]) for name, file in images.items() if "/" in name]
     if images and not rows:
         raise DataError(f"{folder} holds images but no folder for each class; move each image into {folder}/CLASS.")
@@ -193,9 +189,9 @@ def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
     missing: list[str] = []
     for number, line in enumerate(lines, start=1):
         cells = [cell.strip() for cell in line]
-        if not line or (number == 1 and not any(map(_is_image, cells))):  # a header
+        if not line or (number == 1 and not any(map(is_image, cells))):  # a header
             continue
-        if len(cells) != 2 or not _is_image(cells[0]) or not cells[1]:
+        if len(cells) != 2 or not is_image(cells[0]) or not cells[1]:
             words = escape(",".join(line), 80)
             raise DataError(f"{path}: line {number} is {words}, not file,label such as images/1.jpg,cat.")
         name = os.path.normpath(cells[0].replace("\\", "/"))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import glob
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import numpy as np
@@ -269,6 +270,11 @@ def _orientation_of_annotations(
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
+def is_image(name: str | PurePath) -> bool:
+    """Whether a file's name ends as that of an image."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
 def find_images(pattern: str) -> list[Path]:
     """The file, the image files of the folder or, if it has none, of its subfolders, or what the glob matches; sorted.
 
@@ -280,9 +286,9 @@ def find_images(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     candidates = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
-    files = sorted(f for f in candidates if f.is_file() and f.suffix.lower() in SUFFIXES)
+    files = sorted(f for f in candidates if f.is_file() and is_image(f))
     if not files and path.is_dir():
-        files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
+        files = sorted(f for f in path.rglob("*") if f.is_file() and is_image(f))
     if not files:
         raise DataError(
             f"input={pattern} is neither an image, nor a folder with images ({', '.join(sorted(SUFFIXES))}), nor a "

@@ -31,6 +31,7 @@ class BatchSpec:
     size: int = 1  # the least number of images in the batch; fillers make up the rest
 
 
+@dataclass(kw_only=True, eq=False)
 class TrainSampler:
     """Each epoch's images, each exactly once or as `repeats` say, `batch_size` per optimizer step over all ranks.
 
@@ -42,26 +43,17 @@ class TrainSampler:
     canvas.
     """
 
-    def __init__(
-        self,
-        *,
-        buckets: Buckets,
-        batch_size: int,
-        accumulate: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        repeats: FloatArray | None = None,
-    ) -> None:
-        self.buckets = buckets
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self.rank, self.world_size = rank, world_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.repeats = repeats
-        self.num_images = buckets.num_images if repeats is None else images_per_epoch(repeats)
+    buckets: Buckets
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    repeats: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        self.num_images = self.buckets.num_images if self.repeats is None else images_per_epoch(self.repeats)
         self._cached: tuple[int, list[IntArray]] = (-1, [])
 
     @property
@@ -110,6 +102,7 @@ class TrainSampler:
         return self._cached[1]
 
 
+@dataclass(kw_only=True, eq=False)
 class EvalSampler:
     """This rank's share of one pass over a split; all ranks together cover every image once.
 
@@ -118,10 +111,10 @@ class EvalSampler:
     can be empty.
     """
 
-    def __init__(self, *, buckets: Buckets, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        self.buckets = buckets
-        self.batch_size = batch_size
-        self.rank, self.world_size = rank, world_size
+    buckets: Buckets
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
 
     def __iter__(self) -> Iterator[BatchSpec]:
         min_size = self.buckets.min_sizes[-1]

@@ -120,8 +120,3 @@ def number_in(text: str | None, where: object, what: str) -> float:
     if not math.isfinite(value):
         raise DataError(f"{where} has {what} {(text or '')[:80]!r}, not a number; correct or remove it.")
     return value
-
-
-def is_image(path: PurePath) -> bool:
-    """Whether a file's name ends as that of an image."""
-    return path.suffix.lower() in SUFFIXES

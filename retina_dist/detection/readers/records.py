@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from retina_dist.data.images import SUFFIXES, image_size
+from retina_dist.data.images import image_size, is_image
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl, Url
@@ -116,7 +116,7 @@ def _remedy(missing: ImageRecord, images: PathOrUrl, split: str | None) -> str:
         if _is_there(images / name):
             return f"the folder holds {name}: name the one above it with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
         alike = missing.path.parent.glob(f"{glob.escape(missing.path.stem)}.*")
-        for other in (file for file in alike if file.suffix.lower() in SUFFIXES):
+        for other in filter(is_image, alike):
             return f"the folder holds {escape(other.name, 80)}: correct the file names"
     return f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
 

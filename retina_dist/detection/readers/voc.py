@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
+from retina_dist.data.images import is_image
 from retina_dist.data.splits import SPLITS
 from retina_dist.detection.readers.items import (
     ENDINGS,
     Box,
     Item,
     Items,
-    is_image,
     number_in,
     numbered,
     reading,
