@@ -43,36 +43,49 @@ def images_of(ranks: list[list[BatchSpec]]) -> list[int]:
     return [i for specs in ranks for spec in specs if spec.weight > 0 for i in spec.indices]
 
 
-@settings(max_examples=40, deadline=None)
+FACTORS = st.sampled_from([1.0, 1.0, 1.25, 1.5, 2.0, 3.75, 1.1])
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     sizes=data_sets,
     batch_size=st.integers(1, 20),
     accumulate=st.integers(1, 3),
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
+    data=st.data(),
 )
-def test_a_job_of_any_size_sees_every_image_once(sizes, batch_size, accumulate, shuffle, epoch):
+def test_a_job_of_any_size_sees_the_images_of_an_epoch(sizes, batch_size, accumulate, shuffle, epoch, data):
+    """Each image once, or as often as its repeats say."""
     buckets = buckets_of(sizes)
-    kwargs = {"batch_size": batch_size, "accumulate": accumulate, "shuffle": shuffle, "seed": 5}
-    steps = -(-len(sizes) // batch_size)
+    times = st.lists(FACTORS, min_size=len(sizes), max_size=len(sizes)).map(np.array)
+    repeats = data.draw(st.none() | times)
+    drawn = range(len(sizes)) if repeats is None else draw_repeats(repeats, derived_seed(5, "repeats", epoch)).tolist()
+    kwargs = {"batch_size": batch_size, "accumulate": accumulate, "shuffle": shuffle, "seed": 5, "repeats": repeats}
+    steps = -(-len(drawn) // batch_size)
     reference: dict[int, set[int]] = {}
     for world_size in WORLD_SIZES:
         samplers = [
             TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **kwargs) for rank in range(world_size)
         ]
         assert samplers[0].steps_per_epoch == steps
+        assert samplers[0].position(steps) == (1, 0)
         seen: Counter[int] = Counter()
         for step in range(epoch * steps, (epoch + 1) * steps):
             ranks = [sampler.step(step) for sampler in samplers]
             assert {len(specs) for specs in ranks} == {samplers[0].num_micro_batches(step)}
             assert len({(spec.canvas, spec.min_size, spec.epoch) for specs in ranks for spec in specs}) == 1
+            assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(world_size)
             images = images_of(ranks)
             seen.update(images)
             # the same images in the same step at every world size, all steps full but the last
             assert set(images) == reference.setdefault(step, set(images))
             last = step == (epoch + 1) * steps - 1
-            assert len(images) == (len(sizes) - (steps - 1) * batch_size if last else batch_size)
-        assert seen == Counter(range(len(sizes)))
+            assert len(images) == (len(drawn) - (steps - 1) * batch_size if last else batch_size)
+            spec = ranks[0][0]
+            own = [buckets.canvas([i % len(sizes)], spec.min_size) for i in images]
+            assert all(spec.canvas[0] >= height and spec.canvas[1] >= width for height, width in own)
+        assert seen == Counter(drawn)
 
 
 @settings(max_examples=60, deadline=None)
@@ -187,11 +200,8 @@ def test_repeat_factors_by_hand() -> None:
     assert repeat_factors(labels, 0.1).tolist() == [1.0] * 8
 
 
-factors = st.lists(st.sampled_from([1.0, 1.0, 1.25, 1.5, 2.0, 3.75, 1.1]), min_size=1, max_size=40).map(np.array)
-
-
 @settings(max_examples=60, deadline=None)
-@given(repeats=factors, seed=st.integers(0, 99))
+@given(repeats=st.lists(FACTORS, min_size=1, max_size=40).map(np.array), seed=st.integers(0, 99))
 def test_every_epoch_has_as_many_images_each_as_often_as_its_factor(repeats, seed) -> None:
     count = len(repeats)
     drawn = draw_repeats(repeats, seed)
@@ -210,35 +220,6 @@ def test_fractions_are_rounded_up_in_their_share_of_the_epochs() -> None:
     repeats = np.array([1.5, 2.25, 1.0, 1.75, 1.5, 1.0])
     times = sum(np.bincount(draw_repeats(repeats, seed) % 6, minlength=6) for seed in range(4000)) / 4000
     assert times == pytest.approx(repeats, abs=0.035)  # four standard deviations
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), epoch=st.integers(0, 3))
-def test_a_job_of_any_size_sees_the_same_repeated_images(data, batch_size, accumulate, epoch) -> None:
-    repeats = data.draw(factors)
-    sizes = data.draw(st.lists(st.sampled_from(SHAPES), min_size=len(repeats), max_size=len(repeats)))
-    buckets = buckets_of(sizes)
-    given = {"batch_size": batch_size, "accumulate": accumulate, "seed": 5, "repeats": repeats}
-    total = images_per_epoch(repeats)
-    steps = -(-total // batch_size)
-    reference: dict[int, set[int]] = {}
-    for world_size in WORLD_SIZES:
-        seen: Counter[int] = Counter()
-        for step in range(epoch * steps, (epoch + 1) * steps):
-            ranks = job(step, world_size, buckets, **given)  # new samplers: nothing but the step says where they are
-            assert len({(spec.canvas, spec.epoch) for specs in ranks for spec in specs}) == 1
-            images = images_of(ranks)
-            seen.update(images)
-            assert set(images) == reference.setdefault(step, set(images))
-            assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(world_size)
-            canvas = ranks[0][0].canvas
-            own = [buckets.canvas([i % len(sizes)], ranks[0][0].min_size) for i in images]
-            assert all(canvas[0] >= h and canvas[1] >= w for h, w in own)
-        assert sorted(seen) == sorted(draw_repeats(repeats, derived_seed(5, "repeats", epoch)).tolist())
-        assert set(seen.values()) == {1}
-    sampler = TrainSampler(buckets=buckets, **given)
-    assert sampler.steps_per_epoch == steps
-    assert sampler.position(steps) == (1, 0)
 
 
 def test_factors_of_one_change_nothing() -> None:

@@ -101,15 +101,8 @@ def test_boxes_that_cannot_be_learnt_from_are_dropped_and_counted(tmp_path: Path
 @pytest.mark.parametrize("evaluator", installed_evaluators())
 def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, evaluator: str):
     """A perfect detector has AP 1 whatever `iscrowd` and `area` say of a sound box."""
-    values = [
-        {"iscrowd": 0.0},
-        {"iscrowd": False},
-        {"area": -1},
-        {"area": math.nan},
-        {"area": math.inf},
-        {"area": 2e10},
-    ]
-    for value in values:
+    areas = [{"area": area} for area in (-1, math.nan, math.inf, 2e10)]
+    for value in ({"iscrowd": 0.0}, {"iscrowd": False}, *areas):
         found = load(tmp_path, with_boxes([10, 10, 20, 20], [50, 10, 20.5, 10], **value))
         assert [(type(a["iscrowd"]), a["iscrowd"], a["area"]) for a in found.coco["annotations"]] == [
             (int, 0, 400),
@@ -184,10 +177,7 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
         (changed("images", id="7"), "an entry of 'images' has id '7'"),
         (changed("images", file_name="../a.png"), "image 7 has file_name '../a.png', which is outside"),
         (changed("annotations", image_id=4), "annotation 1 is of image 4, which is not listed"),
-        (
-            changed("annotations", category_id=2),
-            "annotation 1 is of category 2, which is not listed, as is that of 1 of",
-        ),
+        (changed("annotations", category_id=2), "annotation 1 is of category 2, which is not listed, as is that of 1"),
         (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),
         (changed("categories", name="a\x1b[2Jb"), "category 18 has no name that is text without control characters"),
         (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
@@ -226,76 +216,62 @@ def corners_of(box: list[float]) -> list[float]:
     return [box[0], box[1], box[0] + box[2], box[1] + box[3]]
 
 
-@pytest.mark.parametrize(
-    ("boxes", "data", "message"),
-    [
-        (OBJECTS, {}, None),
-        (list(map(corners_of, OBJECTS)), {"box_format": "xyxy"}, None),
-        (list(map(corners_of, OBJECTS)), {"box_format": "xywh"}, None),  # said, so believed
-        (list(map(corners_of, OBJECTS)), {}, "train: 4 of 5 boxes leave .* two corners.*; set data.box_format=xyxy"),
-        (
-            OBJECTS,
-            {"box_format": "xyxy"},
-            "train: 4 of 5 boxes leave .* x, y, width, height; set data.box_format=xywh",
-        ),
-        ([[x / 100 for x in box] for box in OBJECTS], {}, "train: no box is larger than one pixel; multiply shares"),
-        (
-            [[5, 5, 10, 10], [50, 40, 90, 75]] * 6,  # as corners, half of which happen to stay inside
-            {},
-            "train: 6 of 12 boxes leave .* two corners.*; set data.box_format=xyxy",
-        ),
-        (
-            [],
-            {},
-            r"train: no box is left \(none is annotated\); correct the boxes, or give the right annotations",
-        ),
-        (
-            [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
-            {},
-            r"train: \d+ of 20 boxes leave .* x, y is the centre of a box; subtract half",
-        ),
-        ([[*box[:2], box[2] + 60, box[3]] for box in OBJECTS], {}, None),  # sloppy, but no other reading fits better
-    ],
-)
-def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, data: dict[str, Any], message: str | None):
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (100, 80)).save(tmp_path / name)
-    (tmp_path / "train.json").write_text(json.dumps(with_boxes(*boxes)))
-    config = DetectionData(
-        name="mine", train_annotations=str(tmp_path / "train.json"), train_images=str(tmp_path), **data
-    )
-    if message:
-        with pytest.raises(DataError, match=f"train.json: {message}"):
-            read_split(config, "train")
-        report = examine(DoctorConfig(data=config, images="none")).text()
-        assert re.search("ERRORS.*" + message.split(";")[0].removeprefix("train: "), report, re.S)
-    else:
-        read = read_split(config, "train")
-        assert [entry["bbox"] for entry in read.coco["annotations"]] == (
-            OBJECTS if data.get("box_format") == "xyxy" else boxes
-        )
+CORNERS = list(map(corners_of, OBJECTS))
+AS_CORNERS = "boxes leave .* two corners.*; set data.box_format=xyxy"
+AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
 
 
 @pytest.mark.parametrize(
     ("boxes", "form", "message"),
     [
+        (OBJECTS, None, None),
+        (CORNERS, "xyxy", None),
+        (CORNERS, "xywh", None),  # said, so believed
+        (CORNERS, None, f"4 of 5 {AS_CORNERS}"),
+        (OBJECTS, "xyxy", f"4 of 5 {AS_SIDES}"),
+        ([[x / 100 for x in box] for box in OBJECTS], None, "no box is larger than one pixel; multiply shares"),
+        ([[5, 5, 10, 10], [50, 40, 90, 75]] * 6, None, f"6 of 12 {AS_CORNERS}"),  # half of which happen to stay inside
+        ([], None, r"no box is left \(none is annotated\); correct the boxes, or give the right annotations"),
         (
-            torch.tensor(OBJECTS),
+            [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
             None,
-            "train: 4 of 5 boxes leave .* x, y, width, height; set data.box_format=xywh",
+            r"\d+ of 20 .* x, y is the centre of a box",
         ),
-        (torch.tensor(list(map(corners_of, OBJECTS))), None, None),
-        (tv_tensors.BoundingBoxes(OBJECTS, format="XYWH", canvas_size=(80, 100)), None, None),
+        ([[*box[:2], box[2] + 60, box[3]] for box in OBJECTS], None, None),  # sloppy, but no other reading fits better
     ],
 )
-def test_boxes_of_a_dataset_in_another_form(boxes: Any, form: str | None, message: str | None):
-    items = [(torch.zeros(3, 80, 100, dtype=torch.uint8), boxes, [0] * 5)]
-    data = TorchDatasetConfig(train=items, categories=["cat"], box_format=form, name="own")
+def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, form: str | None, message: str | None):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (100, 80)).save(tmp_path / name)
+    (tmp_path / "train.json").write_text(json.dumps(with_boxes(*boxes)))
+    files = {"train_annotations": str(tmp_path / "train.json"), "train_images": str(tmp_path)}
+    config = DetectionData(name="mine", **files, box_format=form)
     if message:
-        with pytest.raises(DataError, match=f"data=own: {message}"):
+        with pytest.raises(DataError, match=f"train.json: train: {message}"):
+            read_split(config, "train")
+        report = examine(DoctorConfig(data=config, images="none")).text()
+        assert re.search("ERRORS.*" + message.split(";")[0], report, re.S)
+    else:
+        read = read_split(config, "train")
+        assert [entry["bbox"] for entry in read.coco["annotations"]] == (OBJECTS if form == "xyxy" else boxes)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        (torch.tensor(OBJECTS), f"data=own: train: 4 of 5 {AS_SIDES}"),
+        (torch.tensor(CORNERS), None),
+        (tv_tensors.BoundingBoxes(OBJECTS, format="XYWH", canvas_size=(80, 100)), None),
+    ],
+)
+def test_boxes_of_a_dataset_in_another_form(boxes: Any, message: str | None):
+    items = [(torch.zeros(3, 80, 100, dtype=torch.uint8), boxes, [0] * 5)]
+    data = TorchDatasetConfig(train=items, categories=["cat"], name="own")
+    if message:
+        with pytest.raises(DataError, match=message):
             read_split(data, "train")
     else:
-        assert read_split(data, "train").boxes[0].tolist() == list(map(corners_of, OBJECTS))
+        assert read_split(data, "train").boxes[0].tolist() == CORNERS
 
 
 def test_a_dataset_is_read_again_in_another_form() -> None:
@@ -305,7 +281,7 @@ def test_a_dataset_is_read_again_in_another_form() -> None:
     data.box_format = None
     with pytest.raises(DataError, match="data=own: train: 4 of 5 boxes leave"):
         read_split(data, "train")
-    assert first.boxes[0].tolist() == list(map(corners_of, OBJECTS))
+    assert first.boxes[0].tolist() == CORNERS
 
 
 NUMBERS = st.floats(-50, 150) | st.floats() | st.integers(-10, 120)

@@ -337,11 +337,8 @@ def test_a_voc_list_of_training_images_alone_can_be_held_out_of(tmp_path: Path) 
     assert read(tmp_path, "val", val_fraction=0.5).keys() == {"c.wrong"}
 
 
-@pytest.mark.parametrize("key", ["train_annotations", "val_annotations", "val_images"])
-def test_files_beside_a_folder_of_everything_are_refused(key: str, tmp_path: Path) -> None:
-    ultralytics(tmp_path)
-    files: dict[str, Any] = {key: str(tmp_path)}
-    data = DetectionData(name="mine", root=str(tmp_path), format="yolo", **files)
+def test_files_beside_a_folder_of_everything_are_refused(tmp_path: Path) -> None:
+    data = DetectionData(name="mine", root=str(tmp_path), format="yolo", val_images=str(tmp_path))
     with pytest.raises(ConfigError, match="has no effect on data.format=yolo, .*; give data.root=FOLDER alone"):
         data.check()
 
