@@ -29,9 +29,10 @@ from torch.nn.functional import interpolate
 from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
+from retina_dist.data.module import ImageDataset
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import Source, read
-from retina_dist.detection.data.dataset import DetectionDataset
+from retina_dist.detection.batch import Batch
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import build_strategy
@@ -123,7 +124,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
 
 
 def _parts(
-    dataset: DetectionDataset, specs: Sequence[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]]
+    dataset: ImageDataset[Batch], specs: Sequence[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]]
 ) -> dict[str, Callable[[], object]]:
     """The timed functions by name; each does its part for the images of all `specs`, with `files` in the same order."""
     sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}

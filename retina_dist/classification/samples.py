@@ -82,13 +82,6 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
 
     `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
     """
-    if not isinstance(root, Url) and any(
-        (f / "images").is_dir() and (f / "labels").is_dir() for f in (root, root / split)
-    ):
-        raise DataError(
-            f"{root} has folders images and labels, so it is a detection data set in YOLO's form; train a detector, "
-            f"task=detection data=auto data.root={root}, or move the images into FOLDER/train/CLASS and FOLDER/val/CLASS."
-        )
     form, read = _reader(root)
     rows = read(root, split)
     if rows is None:
@@ -131,11 +124,8 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
     if not isinstance(root, Url):
         if not root.exists():
             return f"{key}={root} does not exist; {remedy}."
-        alike = [path.name for path in root.glob("*") if path.name.lower() in SPLITS[split] and path.is_dir()]
         if root.resolve().name in SPLITS["train"] + SPLITS["val"]:
             remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
-        elif alike:
-            remedy = f"rename {root / alike[0]} to {split}"
     return f"{key}={root} has no {split} images; {remedy}."
 
 

@@ -18,7 +18,7 @@ from itertools import islice
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ LOGGER = logging.getLogger("retina_dist")
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 AnyBatch = TypeVar("AnyBatch")
-BadImagePolicy = Literal["error", "skip"]
 Contents = Mapping[int, bytes | ImageError]  # of images, by their number
 NOTHING: Contents = MappingProxyType({})
 CPU = torch.device("cpu")
@@ -54,7 +53,7 @@ class ImageDataset(Dataset[AnyBatch]):
         sources: Sequence[Source],
         sizes: Tensor | None = None,
         *,
-        on_bad_image: BadImagePolicy = "error",
+        on_bad_image: str = "error",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.on_bad_image, self.max_pixels = on_bad_image, max_pixels

@@ -128,7 +128,8 @@ def write_splits(
 
 def _tars(members: Sequence[Member], limit: int) -> Iterator[tuple[bytes, list[list[Any]]]]:
     """Tar files of at most `limit` bytes unless a single image is larger; id, name, offset, length and CRC-32 of each image."""
-    buffer, rows = io.BytesIO(), []
+    buffer = io.BytesIO()
+    rows: list[list[Any]] = []
     archive = _tar(buffer)
     for member, content in zip(members, read_in_turn(m.source for m in members), strict=True):
         if isinstance(content, ImageError):

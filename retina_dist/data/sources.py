@@ -10,14 +10,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from retina_dist.errors import DataError, ImageError, UserError
 from retina_dist.files import Url, open_regular, parse_path, read_bytes
 from retina_dist.text import truncate
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 AT_ONCE = 64  # images per request when many are read
 
@@ -56,17 +53,10 @@ class ArchiveMember(NamedTuple):
         return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
 
 
-class PixelSource(Protocol):
-    """Makes images in Python."""
-
-    def pixels(self, number: int) -> Tensor:
-        """Image `number`, uint8 [3, h, w] RGB. Raises ImageError."""
-
-
 class DatasetItem(NamedTuple):
-    """An image that a Python object makes; data workers get a copy of the object."""
+    """An image that a Python object makes, as uint8 [3, h, w] RGB by `pixels(number)`; data workers get a copy of the object."""
 
-    dataset: PixelSource
+    dataset: Any
     number: int
 
     def __str__(self) -> str:

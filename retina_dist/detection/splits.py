@@ -127,17 +127,13 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
         if optional and not has_shards(root, split):
             return None
         return None, (parse_path(annotations) if annotations else root / annotations_of(split)), root
-    if (
-        optional
-        and data.val_fraction
-        and not ((root / "val.csv").is_file() if data.format == "csv" else coco_files(root, "val"))
-    ):
+    there = root.glob("val.csv") if data.format == "csv" else coco_files(root, "val")
+    if optional and data.val_fraction and not any(there):  # without the fraction, a missing one is an error
         return None
-    file, folder = root, root
     if annotations is not None:
-        file = parse_path(annotations)
+        file, folder = parse_path(annotations), root
     elif data.format == "csv":
-        file = root / f"{split}.csv"
+        file, folder = root / f"{split}.csv", root
     else:
         file, folder = find_split(root, split)
     return None, file, parse_path(images) if images else folder
