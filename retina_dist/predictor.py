@@ -180,8 +180,12 @@ class Predictor(ABC, Generic[Input, Output, Result]):
             self.model.to(before)
 
     def run_each(self, images: AnyImage | Iterable[AnyImage]) -> list[Output]:
-        """The output for each image; images are taken one by one, so that no output depends on another image."""
-        return [self.run([self.prepare(image)])[0] for image in images_of(images)]
+        """The output for each image; they are taken one by one, so that no output depends on another. Raises DataError."""
+        if isinstance(images, AnyImage):
+            images = [images]
+        if not isinstance(images, Iterable) or isinstance(images, bytes | Mapping):
+            raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
+        return [self.run([self.prepare(image)])[0] for image in images]
 
 
 def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> torch.device:
@@ -189,15 +193,6 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
     if precision not in get_args(Precision):
         raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
     return resolve_device(str(device))
-
-
-def images_of(images: AnyImage | Iterable[AnyImage]) -> list[AnyImage]:
-    """One image or several as a list. Raises DataError for anything else."""
-    if isinstance(images, AnyImage):
-        return [images]
-    if isinstance(images, Iterable) and not isinstance(images, bytes | Mapping):
-        return list(images)
-    raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
 
 
 D = TypeVar("D")

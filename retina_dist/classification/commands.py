@@ -57,7 +57,6 @@ def evaluate(config: EvaluateConfig) -> str:
 
     With `output_dir` also metrics.json, what `write_analysis` writes, and report.html.
     """
-    refuse_detection_settings(config)
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
@@ -84,23 +83,17 @@ def evaluate(config: EvaluateConfig) -> str:
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
     """The classifier and the images to judge it on."""
-    path = str(config.checkpoint)
-    classifier = TrainedClassifier.from_checkpoint(path, device=device, precision=config.precision)
-    data = data_of_checkpoint(classifier.record, ClassificationData, config.root, path)
+    classifier = predictor_of(config, device)
+    data = data_of_checkpoint(classifier.record, ClassificationData, config.root, config.checkpoint)
     return classifier, data, classifier.val_of(data, "root")
 
 
-def refuse_detection_settings(config: EvaluateConfig | PredictConfig | ServeConfig) -> None:
-    """Raise ConfigError for a setting that a classifier is given though only a detector has it."""
+def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:
+    """The classifier of `config.checkpoint`. Raises ConfigError for a setting that only a detector has."""
     for key, default in DETECTIONS_OWN.items():
         if (value := getattr(config, key, default)) != default:
             raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
-
-
-def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:
-    """The classifier of `config.checkpoint`."""
-    refuse_detection_settings(config)
-    return TrainedClassifier.from_checkpoint(config.checkpoint, device=device, precision=config.precision)
+    return TrainedClassifier.from_checkpoint(str(config.checkpoint), device=device, precision=config.precision)
 
 
 def predict(config: PredictConfig) -> Path:

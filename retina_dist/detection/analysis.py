@@ -113,20 +113,6 @@ def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
     """`confusion` at IoU .50 from `threshold` on, and `errors` by TIDE's definition; both None without hotcoco."""
     if not can_analyse() or not len(result.rows):
         return {"confusion": None, "errors": None}
-    evaluation = evaluation_of(result)
-    labels = [*result.per_class, "background"]
-    tide = evaluation.tide_errors()
-    types = {ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain} for key, gain in tide["delta_ap"].items()}
-    return {
-        "confusion": confusion_of(
-            labels, lambda: evaluation.confusion_matrix(iou_thr=0.5, min_score=threshold)["matrix"]
-        ),
-        "errors": {"AP50": tide["ap_base"], "types": types},
-    }
-
-
-def evaluation_of(result: CocoResult) -> Any:
-    """hotcoco's evaluator, with every detection matched."""
     import hotcoco
 
     known = set(result.image_ids)
@@ -137,4 +123,12 @@ def evaluation_of(result: CocoResult) -> Any:
         truth, truth.load_res(result.rows[np.isin(result.rows[:, 0], result.image_ids)]), "bbox"
     )
     evaluation.evaluate()
-    return evaluation
+    labels = [*result.per_class, "background"]
+    tide = evaluation.tide_errors()
+    types = {ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain} for key, gain in tide["delta_ap"].items()}
+    return {
+        "confusion": confusion_of(
+            labels, lambda: evaluation.confusion_matrix(iou_thr=0.5, min_score=threshold)["matrix"]
+        ),
+        "errors": {"AP50": tide["ap_base"], "types": types},
+    }

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -19,6 +19,7 @@ from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.doctor import examine as examine
+from retina_dist.detection.evaluation import predictor_of as predictor_of
 from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.predictions import TOOLS, Predicted
@@ -33,20 +34,12 @@ from retina_dist.text import pluralize
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
     from retina_dist.predict import PredictConfig
-    from retina_dist.serving.server import ServeConfig
     from retina_dist.shards import ShardsConfig
 
 
 def evaluate(config: EvaluateConfig) -> str:
     """COCO metrics and errors as a table, on the main rank; every rank calls it."""
     return evaluation.evaluate(config)[1]
-
-
-def predictor_of(config: PredictConfig | ServeConfig, device: str | torch.device) -> Detector:
-    """The detector of `config.checkpoint`."""
-    how: dict[str, Any] = {"precision": config.precision, "model": config.outside_model}
-    detector = Detector.from_checkpoint(config.checkpoint, device=device, **how)
-    return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
 
 
 def predict(config: PredictConfig) -> Path:

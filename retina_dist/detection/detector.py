@@ -36,7 +36,7 @@ from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
 
-CANVAS_DIVISOR = 32
+CANVAS_DIVISOR = 32  # the ResNet's stride: canvases are multiples of it
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,8 @@ from retina_dist.strategies.select import make_strategy
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
+    from retina_dist.predict import PredictConfig
+    from retina_dist.serving.server import ServeConfig
 
 
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
@@ -83,10 +85,16 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     return evaluate_rows(annotations.coco, rows), annotations
 
 
+def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device) -> Detector:
+    """The detector of `config.checkpoint`."""
+    how: dict[str, Any] = {"precision": config.precision, "model": config.outside_model}
+    detector = Detector.from_checkpoint(str(config.checkpoint), device=device, **how)
+    return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
+
+
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:
     """The detector and the images to judge it on."""
-    path = str(config.checkpoint)
-    detector = Detector.from_checkpoint(path, device=device, precision=config.precision, model=config.outside_model)
+    path, detector = str(config.checkpoint), predictor_of(config, device)
     data = DetectionData(name="coco", root=config.root)
     if not is_torchvision_name(path):
         root = "." if config.annotations else config.root  # with annotations nothing is read where the checkpoint says
@@ -96,8 +104,6 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, Det
             raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
         data = replace(data, format="coco", root=config.root, box_format=config.box_format)
         data = replace(data, val_annotations=config.annotations, val_images=config.images)
-    if config.tile:
-        detector = detector.tiled(config.tile, config.tile_overlap)
     return detector, data, detector.val_of(data)
 
 

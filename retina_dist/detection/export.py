@@ -22,7 +22,7 @@ from torchvision.transforms.v2.functional import resize_image
 from retina_dist.data.images import AnyImage, find_images, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.synthetic import draw_scene
-from retina_dist.detection.detector import Detector
+from retina_dist.detection.detector import CANVAS_DIVISOR, Detector
 from retina_dist.detection.model.postprocess import best_candidates, moved_by_label
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from retina_dist.export import ExportConfig
 
 INPUT, OUTPUTS = "images", ("boxes", "scores", "labels")
-DIVISOR = 32  # the ResNet's stride: canvases are multiples of it
 # px; below, the coarsest level is one cell high or wide, which torch.export takes for a special case
-LEAST = 4 * DIVISOR + 1
+LEAST = 4 * CANVAS_DIVISOR + 1
 
 
 class ExportableRetinaNet(nn.Module):
@@ -56,7 +55,7 @@ class ExportableRetinaNet(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         height, width = images.shape[-2:]
         values = (images.to(torch.float32) / 255 - self.model.mean.float()) / self.model.deviation.float()
-        values = F.pad(values, (0, -width % DIVISOR, 0, -height % DIVISOR))
+        values = F.pad(values, (0, -width % CANVAS_DIVISOR, 0, -height % CANVAS_DIVISOR))
         features = list(self.model.backbone(values).values())
         outputs = self.model.head(features)
         levels = self._anchors(values, features)

@@ -173,7 +173,7 @@ class DetectionTask(ImageTask):
         return {record.image_id: record.file_name for record in self.train.records}
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        settings = self.config.model
+        settings, data = self.config.model, self.config.data
         described: dict[str, Any] = {}
         if not self.outside_model:
             arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
@@ -185,7 +185,7 @@ class DetectionTask(ImageTask):
             | super().metadata(model)
             | {
                 "categories": self.train.categories.state(),
-                "input": {"min_size": self.val_min_size, "max_size": self.config.data.max_size},
+                "input": {"min_size": data.val_min_size or max(data.min_sizes), "max_size": data.max_size},
             }
         )
 
@@ -203,11 +203,6 @@ class DetectionTask(ImageTask):
         """A digest of the training images' ids and names: the same order of images needs the same images."""
         listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
         return hashlib.sha256(listed.encode()).hexdigest()
-
-    @property
-    def val_min_size(self) -> int:
-        """Shorter side in pixels at which the model is judged and used."""
-        return self.config.data.val_min_size or max(self.config.data.min_sizes)
 
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
         """first_batch.jpg: the images of the first step as the model sees them; nothing of noise."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from retina_dist.classification.commands import refuse_detection_settings
+from retina_dist.classification.commands import predictor_of
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate
@@ -138,7 +138,7 @@ def test_a_server_answers_from_windows_and_a_classifier_has_none(detector: Detec
     assert answers[0]["detections"] == detector.answer(expected, 0.0)["detections"] != []
     assert answers[1] == Scorer(detector).predict([small])[0]
     with pytest.raises(ConfigError, match="tile=640 is for detection; leave it out"):
-        refuse_detection_settings(PredictConfig(checkpoint="best.pt", input="a.jpg", tile=640))
+        predictor_of(PredictConfig(checkpoint="best.pt", input="a.jpg", tile=640), "cpu")
 
 
 def metrics_of(checkpoint: Path, **tiles: float) -> dict[str, float]:
