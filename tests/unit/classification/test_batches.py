@@ -107,14 +107,6 @@ def test_bad_images_are_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogC
     assert (batch.weight, batch.real_rows(), len(batch)) == (0.5, [0, 1], 4)
 
 
-def test_validation_has_every_image_once(drawn: Path) -> None:
-    expected = images_of(list(module(drawn, val_batch_size=2).val_batches()))
-    assert sorted(expected) == list(range(7))
-    shares = [list(module(drawn, r, 3, val_batch_size=2).val_batches()) for r in range(3)]
-    assert images_of([batch for share in shares for batch in share]) == expected
-    assert sum(len(batch.image_ids) for share in shares for batch in share) == 7
-
-
 def test_transforms_depend_on_their_key_alone() -> None:
     image = torch.randint(0, 256, (3, 40, 60), dtype=torch.uint8)
     transform = TrainTransform(ClassificationData(name="x", augment="trivialaugment", erasing=1.0))

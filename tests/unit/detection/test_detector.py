@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.checkpoint.store import CheckpointStore, sealed
 from retina_dist.errors import CheckpointError, ConfigError, DataError
-from retina_dist.evaluate import EvaluateConfig
 
 ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
 
@@ -137,22 +133,3 @@ def test_a_checkpoint_of_another_task_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(sealed({**content(config={"task": {"name": "classification"}}), "step": 1}))
     with pytest.raises(CheckpointError, match=r"a.pt is a checkpoint of task=classification, not of a detector"):
         Detector.from_checkpoint(tmp_path / "a.pt")
-
-
-def test_an_evaluation_reads_images_as_the_checkpoint_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the report too: an image of more than the default of max_pixels is not left out."""
-    (tmp_path / "val").mkdir()
-    Image.new("RGB", (40, 30)).save(tmp_path / "val" / "a.png")
-    truth = {
-        "images": [{"id": 1, "file_name": "a.png", "width": 40, "height": 30}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0}],
-        "categories": [{"id": 3, "name": "cat"}, {"id": 8, "name": "dog"}],
-    }
-    (tmp_path / "val.json").write_text(json.dumps(truth))
-    trained = content(config={"data": {"name": "pets", "max_pixels": 2 * MAX_PIXELS}})
-    monkeypatch.setattr("retina_dist.predictor.load_checkpoint", lambda path: trained)
-    given: list[int] = []
-    monkeypatch.setattr("retina_dist.detection.evaluation.write_report_details", lambda *args: given.append(args[3]))
-    where = {"annotations": str(tmp_path / "val.json"), "images": str(tmp_path / "val"), "output_dir": str(tmp_path)}
-    evaluate(EvaluateConfig(checkpoint="best.pt", device="cpu", num_workers=0, **where))
-    assert given == [2 * MAX_PIXELS]
