@@ -17,7 +17,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import FORMATS, DetectionData
 from retina_dist.detection.splits import describe_split, read_split, sized_coco
 from retina_dist.errors import ConfigError
-from retina_dist.files import write_json
+from retina_dist.files import check_folder, write_json
 from retina_dist.reporting.console import print_redacted
 from retina_dist.settings import MISSING, setting
 
@@ -41,7 +41,9 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     key = f"{config.split}_annotations"
     files: dict[str, Any] = {key: config.annotations, f"{config.split}_images": config.images}
     data = DetectionData(name="convert", format=config.format, root=config.root, classes=config.classes, **files)
-    if not config.root and not config.annotations:
+    if config.root:
+        check_folder(config.root)
+    elif not config.annotations:
         raise ConfigError("give root=FOLDER or annotations=FILE.")
     part = read_split(data.with_values(missing_images="ignore"), config.split, check=False)
     if part is None:

@@ -279,6 +279,12 @@ def names_in(folder: PathOrUrl) -> list[str]:
         raise UserError(f"{folder} cannot be listed ({error}); give yourself the right to read it.") from error
 
 
+def check_folder(root: str) -> None:
+    """Raise ConfigError where `root`, a command's setting of this name, is not a folder."""
+    if not parse_path(root).is_dir():
+        raise ConfigError(f"root={root} is not a folder; give the one of the data.")
+
+
 def write_bytes(target: PathOrUrl, data: bytes) -> None:
     """Write `data` durably, whole or not at all. Raises UserError."""
     if isinstance(target, Url):

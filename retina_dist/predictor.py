@@ -22,7 +22,7 @@ from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
 from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError, UserError, describe_error
-from retina_dist.files import Url, parse_path
+from retina_dist.files import Url, check_folder, parse_path
 from retina_dist.image_task import Evaluator
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
@@ -208,8 +208,7 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | 
     data = data.with_values(**{name: None for name in MADE if hasattr(data, name)})
     places = [name for name in PLACES if hasattr(data, name)]
     if root is not None:
-        if not parse_path(root).is_dir():
-            raise ConfigError(f"root={root} is not a folder; give the one of the data.")
+        check_folder(root)
         return data.with_values(**dict.fromkeys(places) | {"root": root})
     for key in places:
         value = getattr(data, key)

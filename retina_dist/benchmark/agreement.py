@@ -33,7 +33,7 @@ from retina_dist.detection.export import LEAST, differences, exporter_of, run_ex
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError
 from retina_dist.exporters import Runner
-from retina_dist.files import read_bytes, write_json
+from retina_dist.files import check_folder, read_bytes, write_json
 from retina_dist.run_config import OfCheckpoint
 from retina_dist.serving.server import ServeConfig
 from retina_dist.settings import MISSING, setting
@@ -129,6 +129,7 @@ def _asked(detector: Detector, address: str, path: Any) -> Detections:
 def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
     """Print and return a line for each form."""
     detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
+    check_folder(config.root)
     annotations = detector.val_of(DetectionData(name="agreement", format="auto", root=config.root))
     records = annotations.records[: config.num_images]
     ids = [record.image_id for record in records]

@@ -199,6 +199,8 @@ def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
     assert read_split(data, "val", train.categories) is None
     with pytest.raises(ConfigError, match="has no val split"):
         convert(ConvertConfig(root=str(tmp_path), split="val", output=str(tmp_path / "val.json")))
+    with pytest.raises(ConfigError, match="^root=absent is not a folder"):
+        convert(ConvertConfig(root="absent", output=str(tmp_path / "val.json")))
 
 
 @pytest.mark.parametrize(
