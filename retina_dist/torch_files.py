@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from retina_dist.text import escape
 
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
 SEAL_LENGTH = len(SEAL) + 64
-OURS = {"format", "pending_metrics", "sampler", "model_arguments"}  # keys by which one is known that lacks its seal
 
 
 def load_torch(source: PathOrUrl) -> tuple[Any, str]:
@@ -40,7 +38,6 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
     digest.update(seal)
     if seal.startswith(SEAL) and seal != expected:
         raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
-    _check_zip(data, source)
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -51,7 +48,7 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
             f"{source} cannot be read as a torch file of tensors and plain values ({reason}); use another file."
         ) from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
-    is_ours = isinstance(content, dict) and (content.keys() >= {"format", "step"} or len(OURS & content.keys()) > 1)
+    is_ours = isinstance(content, dict) and content.keys() >= {"format", "step"}
     if is_ours and seal != expected:
         raise CheckpointError(
             f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
@@ -71,24 +68,6 @@ def _from_safetensors(data: bytes, source: PathOrUrl) -> dict[str, torch.Tensor]
         raise CheckpointError(
             f"{source} is not a readable safetensors file ({describe_error(error)}); use another file."
         ) from error
-
-
-def _check_zip(data: bytes, source: PathOrUrl) -> None:
-    """Raise CheckpointError for a zip file that would unpack to more than its own size; torch.save does not compress.
-
-    Torch itself checks the form from before 1.6, which is no zip.
-    """
-    if not data.startswith(b"PK"):
-        return
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except Exception as error:  # a damaged directory can raise nearly anything
-        raise CheckpointError(f"{source} is a damaged zip file ({describe_error(error)}); use another file.") from error
-    if unpacked > len(data):
-        raise CheckpointError(
-            f"{source} is compressed, {unpacked} bytes in {len(data)}, which torch.save never writes; use another file."
-        )
 
 
 def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str:

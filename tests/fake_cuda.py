@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -197,10 +197,7 @@ class FakeCuda(TorchDispatchMode):
             if answer is not None:
                 return answer
             self._check_mixture(func, [x for x in tensors if x.device.type != "cuda"])
-        try:
-            return func(*args, **kwargs)
-        except DynamicOutputShapeException as error:
-            raise self._stall(f"{func} has a shape that depends on values", "use a mask, torch.where") from error
+        return func(*args, **kwargs)
 
     def wait(self, what: str, remedy: str) -> float:
         """Count a wait that is allowed here and return what the host reads; raises HostStall for any other."""
@@ -278,16 +275,8 @@ class FakeCuda(TorchDispatchMode):
         """`synchronize` of the device, a stream or an event."""
         self.wait("synchronize waits for the device", "order work by streams and events")
 
-    def show(self, tensor: Tensor) -> str:
-        """A tensor's text, for which a real one would be copied."""
-        if tensor.device.type == "cuda":
-            self.wait("a tensor is printed", "print it every so many steps, where the host waits anyway")
-        return f"FakeTensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
-
     def to_list(self, tensor: Tensor) -> Any:
         """A tensor's values, in one transfer."""
-        if tensor.device.type != "cuda":
-            return FakeTensor.item(tensor) if tensor.dim() == 0 else [self.to_list(row) for row in tensor]
         value = self.wait(f"tolist copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
         return np.full(tuple(tensor.shape), value if tensor.is_floating_point() else int(value)).tolist()
 
@@ -304,9 +293,6 @@ class _Stream:
 
     def record_event(self, event: Any = None) -> Any:
         return event or type(self)()
-
-    def elapsed_time(self, _: Any) -> float:
-        return 0.0
 
     def synchronize(self) -> None:
         self.gpu.synchronize()
@@ -334,8 +320,6 @@ def fake_cuda() -> Iterator[FakeCuda]:
         "__torch_dispatch__": classmethod(with_device(FakeTensor.__torch_dispatch__.__func__)),  # type: ignore[attr-defined]
         "__deepcopy__": deepcopy,
         "tolist": lambda x: gpu.to_list(x),
-        "__format__": lambda x, spec: format(gpu.show(x) if x.dim() else x.item(), spec),
-        "__repr__": lambda x, **_: gpu.show(x),
         "is_cuda": property(lambda x: x.device.type == "cuda"),
         "data_ptr": lambda x: x.untyped_storage()._cdata,
         "pin_memory": lambda x, *_: gpu.pin(x),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from retina_dist.engine.nonfinite import Divergence
 from retina_dist.engine.plan import Plan
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -123,7 +121,7 @@ class TrainLogger:
         self.state.meter.update(values, min(self.plan.batch_size, self.plan.num_images - begin))
 
     def flush(self) -> None:
-        """Log the means since the last call; every rank must call it. Raises Divergence when the mean loss is not finite."""
+        """Log the means since the last call; every rank must call it."""
         state, plan, step = self.state, self.plan, self.state.step
         metrics = state.meter.compute()
         if not metrics:
@@ -131,11 +129,6 @@ class TrainLogger:
         weight = metrics.pop(WEIGHT, 1.0)
         if 0 < weight < 1 - 1e-9:  # bad images were left out
             metrics |= {name: value / weight for name, value in metrics.items() if name.startswith("train/loss")}
-        if not math.isfinite(metrics["train/loss"]):
-            raise Divergence(  # each step was finite, their mean is not
-                f"train/loss={metrics['train/loss']} by step {step} at lr={plan.lr_at(step - 1):g}; "
-                "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
-            )
         self.last_loss = metrics["train/loss"]
         self.speeds.append(metrics["time/images_per_s"])
         if state.skipped_steps:

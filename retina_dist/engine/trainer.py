@@ -102,7 +102,7 @@ class Trainer:
                 if due.check:
                     check_replicas(state.replicated(), strategy, state.step)
                 if due.log:
-                    self.train_logger.flush()  # before saving, so that no checkpoint holds weights that are not finite
+                    self.train_logger.flush()  # before saving, since a checkpoint holds what is not logged yet
                 if due.validate:
                     metrics = self._validate()
                 # a request for SAVE is one step old: it is not repeated when a checkpoint was written meanwhile

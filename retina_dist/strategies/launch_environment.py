@@ -117,7 +117,8 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
         service = next((service for service, name in SERVICES.items() if name in environment), None)
     elif launcher == "srun":
         address = address or first_host(environment.get("SLURM_STEP_NODELIST", ""))
-        port = port or str(slurm_port(_number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")))
+        job, step = (int(environment.get(name, 0)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        port = port or str(slurm_port(job, step))
     if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
         raise ConfigError(f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it.")
     return replace(launch, master_address=address, master_port=int(port) if port else None, service=service)
@@ -180,11 +181,6 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int:
 def slurm_port(job: int, step: int) -> int:
     """A port that all processes of a step agree on and other jobs and steps of its first host rarely have: 10000 to 29999."""
     return 10_000 + (job + 1009 * step) % 20_000
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    value = environment.get(name, "0")
-    return int(value) if value.isdecimal() else 0
 
 
 def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> Launch:

@@ -21,6 +21,7 @@ from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import prefetched
 from retina_dist.run.build import build_plan, build_state
 from retina_dist.strategies.base import ReduceOp
+from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.fake_cuda import CUDA, FakeCuda, HostStall, fake_cuda
 
@@ -42,9 +43,7 @@ CASES = [
 class OneOfTwo(SingleDeviceStrategy):
     """A rank of two, so that statistics are averaged; what the other one sends is not known on a fake device."""
 
-    @property
-    def world_size(self) -> int:
-        return 2
+    launch = Launch(world_size=2)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
         assert x.is_cuda

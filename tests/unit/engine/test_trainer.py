@@ -20,6 +20,7 @@ from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import CheckpointError, Preempted, UserError
+from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.plans import plan_of
 
@@ -181,16 +182,12 @@ class Draws(Classifier):
         return super().forward(batch)
 
 
-class RankOf3(SingleDeviceStrategy):
-    rank = 0  # type: ignore[assignment]
-
-
 def test_every_rank_and_step_draws_random_numbers_of_its_own() -> None:
     """All ranks had rank 0's state at the start, and so the same dropout in every step."""
     drawn = []
     for rank in (0, 1, 2, 0):
-        strategy = RankOf3("cpu")
-        strategy.rank = rank  # type: ignore[misc]
+        strategy = SingleDeviceStrategy("cpu")
+        strategy.launch = Launch(rank=rank)
         one = trainer(model=Draws(), strategy=strategy, data=Data(accumulate=2))
         one.train_step(next(one.data.train_steps(0, 1)))
         one.state.step = 1

@@ -26,11 +26,6 @@ def settings(*overrides: str) -> DetectionRunConfig:
 
 
 @pytest.fixture(autouse=True)
-def _log_information(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "retina_dist")
-
-
-@pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -147,11 +142,11 @@ def test_the_run_s_settings_are_the_base_of_a_resume() -> None:
     assert settings("resume=run", "optimizer=adamw").optimizer == settings("optimizer=adamw").optimizer
 
 
-def test_checkpoints_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
     there = "trainer.checkpoint_dir=memory://bucket/elsewhere"
     assert open_run(settings(there, "output_dir=mine")).resume_step is None
     assert open_run(settings(there, "output_dir=mine", "resume=auto")).resume_step is None
-    assert caplog.messages == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
+    assert said == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
     save("", 1, 2, place="memory://bucket/elsewhere")
     for output in ("output_dir=mine", "output_dir=null"):
         with pytest.raises(ConfigError, match="memory://bucket/elsewhere already holds checkpoints"):
