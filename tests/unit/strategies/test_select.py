@@ -1,13 +1,14 @@
-"""Which strategy a launcher gets, and which combinations are refused."""
+"""Which strategy a launcher gets, where its processes meet, and which combinations are refused."""
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import pytest
 
 from retina_dist.errors import ConfigError
-from retina_dist.strategies import horovod
+from retina_dist.strategies import ddp, horovod
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
@@ -62,6 +63,17 @@ def test_ddp_meets_where_the_launcher_says(launch: Launch, place: tuple[str, int
 def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
     strategy = make_strategy("ddp", launch=Launch("mpirun", 5, 8, 1, 4, 1), device="cpu")
     with pytest.raises(ConfigError, match=r"strategy=ddp under mpirun on several hosts needs MASTER_ADDR"):
+        strategy.__enter__()
+
+
+def test_ranks_that_never_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "_shared_store", None)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = Launch("variables", 0, 3, 0, 3, master_address="127.0.0.1", master_port=port)
+    strategy = make_strategy("ddp", launch=launch, device="cpu", timeout_s=1.0)
+    with pytest.raises(ConfigError, match=r"rank 0 of 3 could not join .* \(Timed out waiting 1 s for ranks 1, 2\)"):
         strategy.__enter__()
 
 
