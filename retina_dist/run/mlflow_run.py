@@ -16,13 +16,10 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-from typing_extensions import Self
 
 from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST
@@ -74,7 +71,7 @@ def tracking_server(settings: LoggingConfig) -> str | None:
     return None
 
 
-class MlflowRun(NullLogger):
+class MlflowRun(NullLogger, AbstractContextManager["MlflowRun"]):
     """Logs metrics during a training; at its end uploads the images, tables and settings of the run folder, and sets the status.
 
     It joins the run MLFLOW_RUN_ID, whose status it leaves, or with `resumes` continues the run before; else it makes one.
@@ -137,12 +134,7 @@ class MlflowRun(NullLogger):
             where = redacted(self.uri)
             logger.warning(f"{what} did not reach MLflow at {where}; the files in {self.folder} have everything.")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end_with(error)
 
     # on the thread

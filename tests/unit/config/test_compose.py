@@ -105,9 +105,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         # what other tools call it
         ("epochs=50", "epochs is not a setting; did you mean trainer.max_duration=50epochs?"),
         ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
-        ("weights=COCO_V1", "weights is not a setting; did you mean model.weights?"),
         ("data.mosaic=1", "data.mosaic is not a setting; see data.hflip, data.photometric and data.scale_jitter"),
-        ("data.val_split=0.1", "data.val_split is not a setting; there is no such split; give the files"),
         ("checkpoint=a.pt", "evaluate, predict, serve and export take a checkpoint; train takes resume=RUN"),
         # of the other task
         (

@@ -218,12 +218,16 @@ def test_without_the_extra_a_run_says_how_to_get_a_report(tmp_path: Path, monkey
     assert not (folder / "report.html").exists()
 
 
-def test_compare_is_the_report_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_is_the_report_of_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "a"), write_run(tmp_path / "b")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "a", "b", "output=both.html"])
-    __main__.main()
+    for more in (["output=both.html"], ["--cfg", "job"]):
+        monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "a", "b", *more])
+        __main__.main()
     assert "<title>a and b</title>" in (tmp_path / "both.html").read_text()
+    assert "run: a\nother: b\n" in capsys.readouterr().out
 
 
 # the page
