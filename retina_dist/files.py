@@ -171,27 +171,27 @@ class Url:
 
     def all_files(self) -> dict[str, dict[str, Any]]:
         """What the file system tells of each file in this folder and below, by its name from here, in one listing."""
-        return dict(self._list(lambda system, path: _below(path, system.find(path, detail=True)).items()))
+        return self._list(lambda system, path: system.find(path, detail=True))
 
     def glob(self, pattern: str) -> list[Url]:
         """The files whose names, from here, fit."""
-        return [
-            self / name
-            for name in self._list(lambda system, path: _below(path, system.glob(f"{path}/{pattern}", detail=True)))
-        ]
+        return [self / name for name in self._list(lambda system, path: system.glob(f"{path}/{pattern}", detail=True))]
 
     def is_dir(self) -> bool:
         return self._call("looked at", lambda system, path: bool(system.isdir(path)))
 
-    def _list(self, look: Callable[[Any, str], Iterable[T]]) -> list[T]:
-        def fresh(system: Any, path: str) -> list[T]:
+    def _list(self, look: Callable[[Any, str], Mapping[str, Any]]) -> dict[str, Any]:
+        """What `look` finds, by names from here."""
+
+        def fresh(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()
-            return list(look(system, path))
+            start = len(path.rstrip("/")) + 1
+            return {str(name)[start:]: facts for name, facts in look(system, path).items()}
 
         try:
             return self._call("listed", fresh)
         except FileNotFoundError:
-            return []
+            return {}
 
     def _put(self, write: Callable[[Any, str], object]) -> None:
         def put(system: Any, path: str) -> None:
@@ -239,11 +239,6 @@ def _status(error: object) -> int | None:
     """The HTTP status of an error of aiohttp, azure-core or requests."""
     status = getattr(error, "status", None) or getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def _below(folder: str, entries: Mapping[str, T]) -> dict[str, T]:
-    start = len(folder.rstrip("/")) + 1
-    return {str(name)[start:]: facts for name, facts in entries.items()}
 
 
 PathOrUrl = Path | Url
