@@ -11,7 +11,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -29,7 +28,8 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
-from tests.unit.detection.test_module import SIZES, make_module, same_steps
+from tests.coco_files import noise_images, write_coco
+from tests.unit.detection.test_module import make_module, same_steps
 
 LIMIT = 20 * 1024  # bytes: a few images a shard
 
@@ -38,20 +38,10 @@ LIMIT = 20 * 1024  # bytes: a few images a shard
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eighteen noise images for training and five for validation; one name in use by two folders, one without extension."""
     root = tmp_path_factory.mktemp("coco")
-    rng = np.random.default_rng(0)
-    (root / "annotations").mkdir()
+    odd = {3: "sub/0.jpg", 5: "photo.of.me.JPG", 7: "plain"}
     for split, count in (("train", 18), ("val", 5)):
-        images = []
-        for i in range(count):
-            height, width = SIZES[i % len(SIZES)]
-            name = {3: "sub/0.jpg", 5: "photo.of.me.JPG", 7: "plain"}.get(i, f"{i}.jpg")
-            path = root / split / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path, "JPEG", quality=95)
-            images.append({"id": 1000 + i, "file_name": name, "width": width, "height": height})
-        box = {"image_id": 1001, "category_id": 1, "bbox": [2, 3, 18, 19]}
-        content = {"images": images, "annotations": [{"id": 1, **box}], "categories": [{"id": 1, "name": "thing"}]}
-        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content, indent=2))
+        images = noise_images(root / split, [odd.get(i, f"{i}.jpg") for i in range(count)], first_id=1000)
+        write_coco(root / "annotations" / f"instances_{split}.json", images, [(1001, 1, [2, 3, 18, 19], 0)])
     return root
 
 

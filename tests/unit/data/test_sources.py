@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from PIL import Image
 
 from retina_dist import files
 from retina_dist.data.samplers import BatchSpec
@@ -27,7 +24,8 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
-from tests.unit.detection.test_module import SIZES, make_module, same_steps
+from tests.coco_files import noise_images, write_coco
+from tests.unit.detection.test_module import make_module, same_steps
 
 
 class Remote(AsyncFileSystem):
@@ -80,21 +78,9 @@ def _nothing_left() -> Iterator[None]:
 def coco(tmp_path: Path) -> Path:
     """A data set of ten noise images in COCO's layout, two of them in a folder within."""
     root = tmp_path / "set"
-    (root / "annotations").mkdir(parents=True)
-    (root / "train2017" / "more").mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    images, annotations = [], []
-    for i in range(10):
-        height, width = SIZES[i % len(SIZES)]
-        name = f"{'more/' if i > 7 else ''}{i}.jpg"
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(root / "train2017" / name)
-        images.append({"id": 100 + i, "file_name": name, "width": width, "height": height})
-        for _ in range(i % 3):
-            annotations.append(
-                {"id": len(annotations) + 1, "image_id": 100 + i, "category_id": 1, "bbox": [2, 3, 18, 19]}
-            )
-    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
-    (root / "annotations" / "instances_train2017.json").write_text(json.dumps(content))
+    images = noise_images(root / "train2017", [f"{'more/' if i > 7 else ''}{i}.jpg" for i in range(10)], first_id=100)
+    boxes = [(100 + i, 1, [2, 3, 18, 19], 0) for i in range(10) for _ in range(i % 3)]
+    write_coco(root / "annotations" / "instances_train2017.json", images, boxes)
     return root
 
 

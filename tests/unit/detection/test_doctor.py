@@ -28,6 +28,7 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.doctor import DoctorConfig
 from retina_dist.errors import ConfigError, DataError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.coco_files import write_coco
 
 ANCHOR_SIZES = [[8, 10], [16, 20], [32, 40], [64, 80], [128, 160]]
 RATIOS = [0.5, 1.0, 2.0]
@@ -42,18 +43,7 @@ def settings(root: Path, *more: str) -> DoctorConfig:
     return load_config("doctor", [*arguments(root), *more])
 
 
-def write_coco(path: Path, images: list[dict[str, Any]], boxes: list[tuple[int, int, list[float], int]]) -> None:
-    """`boxes` are (image id, category id, [x, y, w, h], iscrowd), numbered from 1."""
-    content = {
-        "images": images,
-        "annotations": [
-            {"id": i, "image_id": image, "category_id": category, "bbox": box, "iscrowd": crowd}
-            for i, (image, category, box, crowd) in enumerate(boxes, start=1)
-        ],
-        "categories": [{"id": 1, "name": "thing"}, {"id": 2, "name": "rare"}, {"id": 4, "name": "never"}],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
+NAMES = {1: "thing", 2: "rare", 4: "never"}
 
 
 def defective(root: Path) -> None:
@@ -93,9 +83,9 @@ def defective(root: Path) -> None:
         (2, 1, [50.5, 30, 30, 30], 0),
         (2, 1, [0, 0, 99, 30], 1),
     ]
-    write_coco(root / "annotations/instances_train.json", train, boxes)
+    write_coco(root / "annotations/instances_train.json", train, boxes, NAMES)
     val = [{"id": i, "file_name": f"{n}.png", "width": 60, "height": 40} for i, n in enumerate(["v", "leak"], start=1)]
-    write_coco(root / "annotations/instances_val.json", val, [(1, 1, [5, 5, 20, 20], 0)])
+    write_coco(root / "annotations/instances_val.json", val, [(1, 1, [5, 5, 20, 20], 0)], NAMES)
 
 
 def test_each_defect_is_found_once(tmp_path: Path) -> None:
@@ -230,7 +220,7 @@ def test_rare_classes_and_small_objects_are_named_and_sheets_drawn(tmp_path: Pat
     for i in range(1, 21):
         Image.new("RGB", (128, 128)).save(tmp_path / f"{i}.png")
     images = [{"id": i, "file_name": f"{i}.png", "width": 128, "height": 128} for i in range(1, 21)]
-    write_coco(tmp_path / "train.json", images, boxes)
+    write_coco(tmp_path / "train.json", images, boxes, NAMES)
     data = ["data=coco", f"data.train_annotations={tmp_path}/train.json", "data.min_sizes=[128]", "data.max_size=192"]
     report = examine(load_config("doctor", [*data, f"sheets={tmp_path}/sheets"]))
     found = {f.what: (f.count, f.remedy, f.examples) for f in report.findings}
@@ -253,7 +243,7 @@ def random_boxes(folder: Path, sizes: list[tuple[int, int]]) -> Annotations:
             w, h = np.exp(rng.uniform(math.log(3), np.log([width, height])))
             boxes.append((image, 1, [rng.uniform(0, width - w), rng.uniform(0, height - h), w, h], 0))
     images = [{"id": i, "file_name": str(i), "width": w, "height": h} for i, (h, w) in enumerate(sizes, start=1)]
-    write_coco(folder / "a.json", images, boxes)
+    write_coco(folder / "a.json", images, boxes, NAMES)
     return load_annotations(folder / "a.json", folder, missing_images="ignore")
 
 
@@ -289,7 +279,7 @@ def test_coverage_by_hand(tmp_path: Path) -> None:
     """An image as large as its canvas; anchors of P3 lie around multiples of 8."""
     boxes = [[24.0, 24.0, 16.0, 16.0], [26.0, 24.0, 16.0, 16.0], [24.0, 24.0, 16.0, 4.0], [0.0, 30.0, 64.0, 5.0]]
     image = {"id": 1, "file_name": "a", "width": 64, "height": 64}
-    write_coco(tmp_path / "a.json", [image], [(1, 1, box, 0) for box in boxes])
+    write_coco(tmp_path / "a.json", [image], [(1, 1, box, 0) for box in boxes], NAMES)
     data = load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore")
     cells = [np.array([[-8.0, -8.0, 8.0, 8.0]])] + [np.array([[-64.0, -64.0, 64.0, 64.0]])] * 4
     one = DetectionData(name="x", min_sizes=[64], max_size=64, num_buckets=1)
@@ -312,7 +302,7 @@ def test_remedies_are_tried(side: tuple[float, float], remedy: str, tmp_path: Pa
     """Boxes around centres of anchors, which one setting helps, or none."""
     w, h = side
     boxes = [(1, 1, [x - w / 2, 512 - h / 2, w, h], 0) for x in (384, 512, 640)]
-    write_coco(tmp_path / "train.json", [{"id": 1, "file_name": "a", "width": 1024, "height": 1024}], boxes)
+    write_coco(tmp_path / "train.json", [{"id": 1, "file_name": "a", "width": 1024, "height": 1024}], boxes, NAMES)
     overrides = [
         "data=coco",
         f"data.train_annotations={tmp_path}/train.json",

@@ -22,8 +22,8 @@ from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ImageError
+from tests.coco_files import SIZES
 
-SIZES = [(30, 40), (40, 30), (32, 32), (24, 48)]  # (height, width)
 SETTINGS = {
     "batch_size": 4,
     "val_batch_size": 4,

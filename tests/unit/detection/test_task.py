@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,19 @@ from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.files import Url
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.coco_files import write_coco
 
 
 def write_split(root: Path, split: str, ids: dict[str, int]) -> None:
     """Two images, with one box of each category in turn."""
-    (root / "annotations").mkdir(parents=True, exist_ok=True)
-    (root / split).mkdir(exist_ok=True)
-    images, boxes = [], []
+    (root / split).mkdir(parents=True, exist_ok=True)
+    images = []
     for number in (1, 2):
         Image.new("RGB", (40, 40), (number, len(split), 0)).save(root / split / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 40, "height": 40})
-    for i, category_id in enumerate(ids.values()):
-        boxes.append({"id": i + 1, "image_id": i % 2 + 1, "category_id": category_id, "bbox": [i, i, 20, 20]})
-    coco = {"images": images, "annotations": boxes, "categories": [{"id": i, "name": n} for n, i in ids.items()]}
-    (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+    boxes = [(i % 2 + 1, category_id, [i, i, 20, 20], 0) for i, category_id in enumerate(ids.values())]
+    names = {i: name for name, i in ids.items()}
+    write_coco(root / "annotations" / f"instances_{split}.json", images, boxes, names)
 
 
 def task(root: Path, train: dict[str, int], val: dict[str, int], *overrides: str) -> DetectionTask:
