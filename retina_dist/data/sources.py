@@ -25,11 +25,6 @@ class RemoteFile(NamedTuple):
     folder: str
     name: str  # relative to the folder; separate, so that it is never parsed as part of a URL
 
-    @property
-    def part(self) -> tuple[str, int | None, int | None]:
-        """File, first byte and the byte after the last; the whole file here."""
-        return self.name, None, None
-
     def __str__(self) -> str:
         return f"{self.folder}/{self.name}"
 
@@ -43,11 +38,6 @@ class ArchiveMember(NamedTuple):
     length: int
     crc32: int  # of the part
     member: str
-
-    @property
-    def part(self) -> tuple[str, int | None, int | None]:
-        """File, first byte and the byte after the last."""
-        return self.file, self.offset, self.offset + self.length
 
     def __str__(self) -> str:
         return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
@@ -88,8 +78,12 @@ def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
     contents: dict[int, bytes | OSError] = {}
     remote: dict[str, dict[int, tuple[str, int | None, int | None]]] = {}
     for i, source in enumerate(sources):
-        if is_remote(source):
-            remote.setdefault(source.folder, {})[i] = source.part
+        if is_remote(source):  # file, first byte and the byte after the last
+            of_folder = remote.setdefault(source.folder, {})
+            if isinstance(source, RemoteFile):
+                of_folder[i] = source.name, None, None
+            else:
+                of_folder[i] = source.file, source.offset, source.offset + source.length
         else:
             contents[i] = _read_local(source)
     for folder, parts in remote.items():

@@ -282,11 +282,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     names = train.categories.names
     known = {label for label, name in enumerate(names) if name}
     learnt = _labels(train)
-    folded = {names[label].casefold(): names[label] for label in learnt}
-    absent = [
-        f"{names[label]} ({near} has boxes)" if (near := folded.get(names[label].casefold())) else names[label]
-        for label in sorted(known - learnt if learnt else ())
-    ]
+    absent = [names[label] for label in sorted(known - learnt if learnt else ())]
     findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
     images = Counter(label for labels in train.labels for label in set(labels.tolist()))
     few = [label for label, count in images.items() if count <= RARE and 10 * count <= max(images.values())]

@@ -220,10 +220,3 @@ def test_fractions_are_rounded_up_in_their_share_of_the_epochs() -> None:
     repeats = np.array([1.5, 2.25, 1.0, 1.75, 1.5, 1.0])
     times = sum(np.bincount(draw_repeats(repeats, seed) % 6, minlength=6) for seed in range(4000)) / 4000
     assert times == pytest.approx(repeats, abs=0.035)  # four standard deviations
-
-
-def test_factors_of_one_change_nothing() -> None:
-    buckets = buckets_of(SHAPES * 4)
-    plain = TrainSampler(buckets=buckets, batch_size=5)
-    ones = TrainSampler(buckets=buckets, batch_size=5, repeats=np.ones(len(SHAPES) * 4))
-    assert [plain.step(step) for step in range(12)] == [ones.step(step) for step in range(12)]
