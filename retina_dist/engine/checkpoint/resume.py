@@ -151,10 +151,10 @@ def run_folder_of(source: PathOrUrl) -> Path | None:
     if isinstance(source, Url):
         return None
     folder = source.parent if source.is_file() else source
-    checkpoints = folder if folder.name == CHECKPOINTS else folder / CHECKPOINTS
-    is_run = bool(names_in(checkpoints)) or (folder / "config.yaml").is_file()
-    inside = folder == checkpoints or (folder == source and is_run)
-    return checkpoints.parent if inside else None
+    if folder.name == CHECKPOINTS:
+        return folder.parent
+    is_run = bool(names_in(folder / CHECKPOINTS)) or (folder / "config.yaml").is_file()
+    return folder if folder == source and is_run else None
 
 
 def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: bool = False) -> None:
