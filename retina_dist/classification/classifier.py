@@ -86,14 +86,13 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """[N, K] float32 probabilities; a single image gives one row. For the forms of an image see `Detector.predict`."""
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
-    def val_of(self, data: ClassificationData, key: str = "data.root") -> Samples:
-        """As in the base; `key` is the setting of the folder, for messages."""
+    def val_of(self, data: ClassificationData) -> Samples:
         root = root_of(data.root, data.name)
         val = read_samples(root, "val", classes=self.classes)
         if val is None and data.val_fraction and (train := read_samples(root, "train", classes=self.classes)):
             return train.split(data.val_fraction)[1]
         if val is None:
-            raise ConfigError(absent(key, root, "val"))
+            raise ConfigError(absent("root", root, "val"))
         return val
 
     def evaluator_of(

@@ -85,7 +85,7 @@ def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassi
     """The classifier and the images to judge it on."""
     classifier = predictor_of(config, device)
     data = data_of_checkpoint(classifier.record, ClassificationData, config.root, config.checkpoint)
-    return classifier, data, classifier.val_of(data, "root")
+    return classifier, data, classifier.val_of(data)
 
 
 def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:

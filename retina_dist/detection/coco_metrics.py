@@ -53,7 +53,7 @@ STATS = {
 }
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
-Part = tuple[list[int], list[Detections], dict[str, Tensor]]  # image ids, detections, sums of the losses of a batch
+Part = tuple[list[int], np.ndarray, dict[str, Tensor]]  # image ids, rows [n, 7], sums of the losses of a batch
 ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
 
 
@@ -200,7 +200,10 @@ class CocoEvaluator(Evaluator[CocoResult]):
     def take(self, model: Any, batch: Batch) -> Part:
         with self.autocast():
             losses, detections = model.evaluate(batch)
-        return batch.image_ids.tolist(), detections, {name: x.float() * len(batch) for name, x in losses.items()}
+        image_ids = batch.image_ids.tolist()
+        first = dict(zip(reversed(image_ids), reversed(detections), strict=True))  # of an image that comes twice
+        rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
+        return image_ids, rows, {name: x.float() * len(batch) for name, x in losses.items()}
 
     def judge(self, parts: list[Part]) -> tuple[CocoResult, dict[str, float]]:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts."""
@@ -225,16 +228,18 @@ class CocoEvaluator(Evaluator[CocoResult]):
 
     def _gathered(self, parts: list[Part]) -> tuple[np.ndarray, list[int]]:
         """All ranks' rows by image, and the ascending ids of their images."""
-        own: dict[int, Detections] = {}
-        for image_ids, detections, _ in parts:
-            for image_id, detected in zip(image_ids, detections, strict=True):
-                own.setdefault(image_id, detected)
+        part_of: dict[int, int] = {}  # the first that has an image
+        for number, (image_ids, _, _) in enumerate(parts):
+            for image_id in image_ids:
+                part_of.setdefault(image_id, number)
         rank, device = self.strategy.rank, self.strategy.device
-        pairs = torch.tensor([(image_id, rank) for image_id in own], dtype=torch.int64, device=device).reshape(-1, 2)
-        rank_of = dict(reversed(self.strategy.all_gather(pairs).tolist()))  # the lowest that has an image
-        kept = [image_id for image_id in own if rank_of[image_id] == rank]
-        rows = detections_to_rows([own[image_id] for image_id in kept], kept, self.val.categories)
-        everyone = self.strategy.all_gather(torch.from_numpy(rows).to(device)).cpu().numpy()
+        pairs = torch.tensor([(image_id, rank) for image_id in part_of], dtype=torch.int64).reshape(-1, 2)
+        rank_of = dict(reversed(self.strategy.all_gather(pairs.to(device)).tolist()))  # the lowest that has an image
+        own = [np.zeros((0, COLUMNS))]
+        for number, (image_ids, rows, _) in enumerate(parts):
+            kept = [i for i in image_ids if part_of[i] == number and rank_of[i] == rank]
+            own.append(rows[np.isin(rows[:, 0], kept)])
+        everyone = self.strategy.all_gather(torch.from_numpy(np.concatenate(own)).to(device)).cpu().numpy()
         return everyone[np.argsort(everyone[:, 0], kind="stable")], sorted(rank_of)
 
     def _mean_losses(self, parts: list[Part]) -> dict[str, float]:

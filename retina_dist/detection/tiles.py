@@ -16,7 +16,7 @@ from torchvision.ops import batched_nms
 
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.coco_metrics import CocoEvaluator, Part
+from retina_dist.detection.coco_metrics import CocoEvaluator, Part, detections_to_rows
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.detector import Detector, joined
@@ -134,4 +134,6 @@ class TiledEvaluator(CocoEvaluator):
             doing(f"validation, {index} images")
             with self.dataset.skipping_bad_images():
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
-                yield [int(self.dataset.image_ids[index])], self.detector.run([self.detector.prepare(pixels)]), {}
+                image_ids = [int(self.dataset.image_ids[index])]
+                detections = self.detector.run([self.detector.prepare(pixels)])
+                yield image_ids, detections_to_rows(detections, image_ids, self.val.categories), {}
