@@ -234,20 +234,13 @@ class DataModule(Generic[AnyBatch]):
                 shuffle=settings.shuffle,
                 repeats=repeats,
             )
+            self.steps_per_epoch, self.position = self.train_sampler.steps_per_epoch, self.train_sampler.position
         if val is not None:
             sampler = EvalSampler(buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size)
             self._val = val[0], sampler
         if settings.num_workers:
             for dataset in {type(pair[0]) for pair in (train, val) if pair}:
                 start_fork_server(dataset.__module__)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.train_sampler.steps_per_epoch
-
-    def position(self, step: int) -> tuple[int, int]:
-        """(epoch, images of that epoch already consumed) before optimizer step `step`."""
-        return self.train_sampler.position(step)
 
     def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
         """The micro-batches of each optimizer step from `start` up to `stop`, by one set of workers.

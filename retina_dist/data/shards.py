@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
-from retina_dist.errors import ConfigError, DataError, ImageError, doing
+from retina_dist.errors import DataError, ImageError, doing
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes, write_bytes
 from retina_dist.text import escape, pluralize
 
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
-MOST_MB = 1024
-COMMAND = "python -m retina_dist.shards"
 
 
 class Member(NamedTuple):
@@ -78,8 +76,8 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
     index = _read_index(folder, split)
     if index is None:
         raise DataError(
-            f"{folder} has no {index_of(split)}, so it holds no shards; give the folder of the shards, or write them: {COMMAND} "
-            f"data=NAME data.root={folder} output=OTHER."
+            f"{folder} has no {index_of(split)}, so it holds no shards; give the folder of the shards, or write them: "
+            f"python -m retina_dist.shards data=NAME data.root={folder} output=OTHER."
         )
     lengths = _lengths(folder, index["shards"]) if complete else {}
     for shard in index["shards"] if complete else ():
@@ -101,8 +99,6 @@ def write_splits(
     output: str, splits: Mapping[str, ShardSplit], *, shard_mb: int, report: Callable[[str], object]
 ) -> dict[str, int]:
     """Write the splits to `output`; return the number of shards of each. Raises DataError where `output` holds shards of one."""
-    if shard_mb > MOST_MB:
-        raise ConfigError(f"shard_mb={shard_mb} is too large; {MOST_MB} is where larger shards gain nothing.")
     folder = parse_path(output)
     for split, part in splits.items():
         if has_shards(folder, split):

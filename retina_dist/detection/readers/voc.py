@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from retina_dist.data.images import is_image
 from retina_dist.data.splits import SPLITS
 from retina_dist.detection.readers.items import (
     ENDINGS,
@@ -137,8 +136,6 @@ def _read_list(root: Path, split: str) -> list[str]:
     for name in names:
         if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
-        if is_image(Path(name)) and not (root / "Annotations" / f"{name}.xml").exists():
-            raise DataError(f"{path} lists {name}; write names without {Path(name).suffix}.")
     return list(dict.fromkeys(names))
 
 

@@ -107,14 +107,8 @@ def test_every_operation_survives_no_boxes_and_tiny_images(size):
     for seed in range(10):
         for boxes in (torch.zeros(0, 4), torch.tensor([[0.0, 0.0, size[1], size[0]]])):
             labels = torch.zeros(len(boxes), dtype=torch.int64)
-            image, out, out_labels = transform(
-                torch.zeros(3, *size, dtype=torch.uint8),
-                boxes,
-                labels,
-                min_size=100,
-                canvas=CANVAS,
-                key=(seed,),
-            )
+            blank, how = torch.zeros(3, *size, dtype=torch.uint8), {"min_size": 100, "canvas": CANVAS, "key": (seed,)}
+            image, out, out_labels = transform(blank, boxes, labels, **how)
             assert min(image.shape) >= 1
             assert out.shape == (len(out_labels), 4)
             assert type(out) is torch.Tensor
