@@ -164,7 +164,7 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert (used.dataset.name, len(used.dataset.digest)) == (config.data.name, 36)
     assert artifacts(client, run) == {
         *("command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"),
-        *("analysis.json", "details.json", "first_batch.jpg", "images.csv", "report.html"),
+        *("analysis.json", "details.json", "first_batch.jpg", "images.csv", "metrics.json", "report.html"),
     }
     for name in ("metrics.csv", "report.html"):
         file = client.download_artifacts(run.info.run_id, name, str(tmp_path))
