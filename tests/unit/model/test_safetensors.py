@@ -16,7 +16,6 @@ from torchvision.models import resnet18
 
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_backbone_weights
-from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import CheckpointError
 from retina_dist.model.weights import read_state
 
@@ -77,9 +76,3 @@ def test_damaged_files_are_named(cut: slice, body: bytes, tmp_path: Path) -> Non
     (tmp_path / NAME).write_bytes(body[cut])
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
         read_state(str(tmp_path / NAME))
-
-
-def test_weights_are_not_a_checkpoint(body: bytes, tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(body)
-    with pytest.raises(CheckpointError, match="plain weights go into model.weights"):
-        load_checkpoint(tmp_path / NAME)

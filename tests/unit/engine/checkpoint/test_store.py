@@ -334,7 +334,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: py
     [
         (None, "there is no checkpoint"),
         (b"text", "cannot be read"),
-        ({"w": torch.zeros(1)}, "not a checkpoint of retina_dist"),
+        ({"w": torch.zeros(1)}, "not a checkpoint of retina_dist; plain weights go into model.weights"),
         ({"format": 99}, "newer"),
         ({"format": 1}, "its step is None"),
         ({"format": 1, "step": 5}, "does not end with its SHA-256"),
