@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from retina_dist.classification.commands import predictor_of
 from retina_dist.detection.batch import Detections
+from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.tiles import merge, windows_of
@@ -183,3 +185,49 @@ def test_small_objects_are_detected_in_windows(trained: tuple[Path, Path]) -> No
     print({name: (whole[name], tiled[name]) for name in ("AP", "AP50", "APs", "AR100")})
     assert whole["AP"] < 0.01
     assert tiled["AP"] > 0.2
+
+
+@pytest.mark.long
+def test_windows_are_as_good_as_sahis(trained: tuple[Path, Path]) -> None:
+    pytest.importorskip("sahi", reason="compared where it is installed: pip install sahi")
+    from sahi.models.base import DetectionModel
+    from sahi.predict import get_sliced_prediction
+    from sahi.prediction import ObjectPrediction
+    from sahi.utils.compatibility import fix_full_shape_list, fix_shift_amount_list
+
+    root, checkpoint = trained
+    detector = Detector.from_checkpoint(checkpoint)
+
+    class Ours(DetectionModel):  # type: ignore[misc]
+        def load_model(self) -> None:
+            self.model = detector
+
+        def perform_inference(self, image: np.ndarray) -> None:
+            (self.detections,) = detector.predict(np.ascontiguousarray(image))
+
+        def _create_object_prediction_list_from_original_predictions(
+            self, shift_amount_list: Any, full_shape_list: Any = None
+        ) -> None:
+            (shift,) = fix_shift_amount_list(shift_amount_list)
+            (shape,) = fix_full_shape_list(full_shape_list) or [None]
+            values = zip(self.detections["boxes"].tolist(), self.detections["scores"].tolist(), strict=True)
+            kept = [(box, score) for box, score in values if box[2] - box[0] >= 1 and box[3] - box[1] >= 1]
+            self._object_prediction_list_per_image = [
+                [
+                    ObjectPrediction(box, 0, "object", score=score, shift_amount=shift, full_shape=shape)
+                    for box, score in kept
+                ]
+            ]
+
+    truth = json.loads((root / "annotations" / "instances_val.json").read_text())
+    truth["annotations"] = [e | {"area": e["bbox"][2] * e["bbox"][3], "iscrowd": 0} for e in truth["annotations"]]
+    model, rows = Ours(model_path="-", confidence_threshold=0.05, device="cpu"), []
+    for image in truth["images"]:
+        pixels = np.asarray(Image.open(root / "val" / image["file_name"]))
+        sliced = get_sliced_prediction(pixels, model, 256, 256, 0.2, 0.2, verbose=0)
+        for found in sliced.object_prediction_list:
+            x1, y1, x2, y2 = found.bbox.to_xyxy()
+            rows.append([image["id"], x1, y1, x2 - x1, y2 - y1, found.score.value, 1])
+    theirs, ours = evaluate_rows(truth, np.array(rows)).stats, metrics_of(checkpoint, tile=256)
+    print({name: (theirs[name], ours[name]) for name in ("AP", "AP50", "APs", "AR100")})
+    assert ours["AP"] > theirs["AP"] - 0.01
