@@ -85,6 +85,7 @@ class HorovodStrategy(DistributedStrategy):
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
         self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and what is summed in place
+        self._sums: dict[tuple[str, torch.dtype, torch.Size], int] = {}  # in the order in which all ranks met them
         self._sending = True
         self._waiting_since: float | None = None
         self._left = threading.Event()
@@ -177,6 +178,7 @@ class HorovodStrategy(DistributedStrategy):
 
         def attempt(membership: HorovodMembership) -> T:
             self._check_devices()
+            self._sums.clear()  # a process that joined has met none
             result = work(membership)
             membership.answer()  # no question is left under way
             return result
@@ -255,10 +257,10 @@ class HorovodStrategy(DistributedStrategy):
         if self.world_size == 1:  # or it would wait for Horovod's next cycle
             return x.clone()
         ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
-        # Horovod caches what it negotiated by name; without one, rank 0 would collect a request from each rank for every sum. Ranks
-        # whose shapes differ wait for each other until `timeout_s`: a name without the shape would show it, and cache nothing.
-        name = f"{op}.{x.dtype}.{tuple(x.shape)}"
-        total = self._synchronize(hvd.allreduce_async(x.contiguous(), name=name, op=ops[op]))
+        # Horovod caches what it negotiated by name and shape; without a name, rank 0 would collect a request from each rank for
+        # every sum. A number in place of the shape lets Horovod refuse a new sum whose shapes differ between ranks at once.
+        number = self._sums.setdefault((op, x.dtype, x.shape), len(self._sums))
+        total = self._synchronize(hvd.allreduce_async(x.contiguous(), name=f"sum.{number}", op=ops[op]))
         return total / self.world_size if op == "mean" else total
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:

@@ -115,6 +115,12 @@ def crash() -> None:
     fail_on_last_rank(lambda: [][1], timeout_s=60)
 
 
+def unequal() -> None:
+    """Each rank gives a sum another shape."""
+    with make_strategy(device="cpu", timeout_s=60) as strategy:
+        strategy.all_reduce(torch.ones(2 + strategy.rank))
+
+
 def fail_on_last_rank(failure: Any, timeout_s: float) -> None:
     with make_strategy(device="cpu", timeout_s=timeout_s) as strategy:
         strategy.all_reduce(torch.ones(1))
@@ -134,7 +140,7 @@ def bad_input() -> None:
         strategy.run_collectively(read)
 
 
-SCENARIOS = {f.__name__: f for f in (contract, absent, frozen, crash, bad_input)}
+SCENARIOS = {f.__name__: f for f in (contract, absent, frozen, crash, unequal, bad_input)}
 
 
 def main(name: str, folder: str) -> None:

@@ -42,6 +42,12 @@ def test_a_crash_on_one_rank_ends_the_job_with_its_traceback(kind: str) -> None:
     assert job.ranks == [None, None]
 
 
+def test_horovod_refuses_a_sum_of_unequal_shapes() -> None:
+    job = run_ranks("horovod", 2, "unequal", check=False)
+    assert job.exit_code != 0
+    assert "One rank sent a tensor of shape [2], but another rank sent a tensor of shape [3]" in job.output
+
+
 @pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "horovod", OVER_MPI])
 def test_wrong_data_on_one_rank_ends_the_job_with_one_sentence(kind: str) -> None:
     job = run_ranks(kind, 2, "bad_input", check=False)
