@@ -17,7 +17,7 @@ from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
 from retina_dist.data.splits import SPLITS
 from retina_dist.errors import DataError, ImageError, UserError, first_line
 from retina_dist.files import PathOrUrl, read_bytes
-from retina_dist.text import parse_number
+from retina_dist.text import parse_number, pluralize
 
 ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
@@ -63,12 +63,14 @@ class Items:
         """The split as COCO's dictionary; image ids count from 1. Images of more than `max_pixels` are not opened."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
+        lost = 0
         for number, item in enumerate(self.items, start=1):
             size = item.size
             if self.shares:
                 try:
                     size = image_size(self.images / item.file, max_pixels)  # type: ignore[arg-type]
                 except ImageError:
+                    lost += len(item.boxes)
                     size, item = None, item._replace(boxes=())  # an error later, unless images may be missing
             images.append({"id": number, "file_name": item.file})
             images[-1] |= {"width": size[0], "height": size[1]} if size else {}
@@ -76,6 +78,11 @@ class Items:
             for name, (x1, y1, x2, y2), crowd in item.boxes:
                 box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
                 boxes.append({"image_id": number, "category_id": self.ids[name], "bbox": box, "iscrowd": int(crowd)})
+        if lost:
+            what = pluralize(lost, "box")
+            self.warnings.append(
+                f"{what} left out, in shares of images that cannot be read in {self.images}; restore them"
+            )
         categories = [{"id": i, "name": name} for name, i in self.ids.items()]
         return {"images": images, "annotations": boxes, "categories": categories}
 

@@ -50,6 +50,8 @@ def read_yolo(root: Path, split: str) -> Items | None:
         raise DataError(f"{path}: nc is {content['nc']}, but names has {len(names)}; make them equal.")
     entries = given if isinstance(given, list) else [given]
     files = list(dict.fromkeys(file for entry in entries for file in _images(root, content, entry)))
+    # a list of files may leave the images of other labels to another list
+    warnings = [] if any(str(entry).endswith(".txt") for entry in entries) else _labels_alone(files)
     if split == "train" and files and not any(_labels_of(file).is_file() for file in files):
         raise DataError(
             f"{root}: none of {pluralize(len(files), 'training image')} has a label file, such as {_labels_of(files[0])}; add them."
@@ -58,7 +60,7 @@ def read_yolo(root: Path, split: str) -> Items | None:
     if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
         above = Path(os.path.commonpath([file.parent for file in files]))
     items = [Item(str(file.relative_to(above)), _boxes(_labels_of(file), names)) for file in files]
-    return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True)
+    return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True, warnings=warnings)
 
 
 def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path]:
@@ -85,6 +87,15 @@ def _labels_of(image: Path) -> Path:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
     labels = Path(*parts).with_suffix(".txt")
     return labels if labels.parent.is_dir() else image.with_suffix(".txt")
+
+
+def _labels_alone(images: list[Path]) -> list[str]:
+    """A warning of the label files beside those of `images` that have no image."""
+    labels = {_labels_of(image) for image in images}
+    folders = sorted({path.parent for path in labels if "labels" in path.parts})
+    beside = [path for folder in folders for path in sorted(folder.glob("*.txt")) if path.name != "classes.txt"]
+    alone = [path for path in beside if path not in labels]
+    return [f"{pluralize(len(alone), 'label file')} without an image, such as {alone[0]}"] if alone else []
 
 
 def _boxes(path: Path, names: list[str]) -> list[Box]:

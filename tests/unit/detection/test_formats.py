@@ -345,6 +345,18 @@ def test_files_beside_a_folder_of_everything_are_refused(tmp_path: Path) -> None
         data.check()
 
 
+def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    write(tmp_path / "labels/train/lost.txt", "1 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "images/train/a.jpg").write_bytes(b"no image")
+    part = read_split(DetectionData(name="mine", root=str(tmp_path), missing_images="ignore"), "train", check=False)
+    assert part is not None
+    assert part.warnings == [
+        f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt",
+        f"2 boxes left out, in shares of images that cannot be read in {tmp_path}; restore them",
+    ]
+
+
 def test_rounded_shares_clip_nothing(tmp_path: Path) -> None:
     ultralytics(tmp_path)
     write(tmp_path / "labels/train/a.txt", "1 0.0833335 0.5 0.166668 1.000001\n")
