@@ -138,3 +138,20 @@ def test_sigterm_under_load_answers_what_was_accepted(checkpoint: Path) -> None:
     assert codes[200] > AT_ONCE
     assert set(codes) <= {200, 503}
     assert "Traceback" not in (checkpoint.parent / "log").read_text()
+
+
+def test_throughput_with_and_without_batches(checkpoint: Path) -> None:
+    """A ratio in one run, in turns; a figure, and no bound: batches pay on a GPU."""
+    image = make_image()
+    rates: dict[int, list[float]] = {1: [], 8: []}
+    with serving(checkpoint, "max_batch=1") as single, serving(checkpoint, "max_batch=8") as batched:
+        for _ in range(3):
+            for size, server in ((1, single), (8, batched)):
+                with ThreadPoolExecutor(AT_ONCE) as pool:
+                    start = time.perf_counter()
+                    codes = list(pool.map(lambda _, to=server: to.ask("image/png", image)[0], range(200)))
+                    rates[size].append(200 / (time.perf_counter() - start))
+                assert set(codes) == {200}
+    print(
+        f"requests/s {max(rates[1]):.0f} alone, {max(rates[8]):.0f} in batches of 8: {max(rates[8]) / max(rates[1]):.2f}"
+    )
