@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -13,7 +12,7 @@ import pytest
 from retina_dist.config.compose import load_config
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
-from tests.plugins.test_plugins import FOUND, HERE
+from tests.plugins.test_plugins import FOUND, HERE, documented
 
 CHOSEN = [FOUND, "task=discs", "logging=jsonl", "logging.digits=3"]
 
@@ -34,30 +33,15 @@ def test_it_logs_what_the_table_holds(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_weights_and_biases_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's code with a library that records its calls; by hand it was run against wandb's offline mode."""
-    code = re.search(
-        r"```python\n([^`]*?import wandb\n.*?)```",
-        (HERE.parents[1] / "docs" / "extending.md").read_text(),
-        re.DOTALL,
-    )
-    assert code
-    (tmp_path / "my_package.py").write_text(code[1])
-    (tmp_path / "logging").mkdir()
-    (tmp_path / "logging" / "wandb.yaml").write_text(
-        "_target_: my_package.WandbLogger\ntensorboard: false\nplots: false\n"
-    )
+    entry = "_target_: my_package.WandbLogger\ntensorboard: false\nplots: false\n"
+    documented("wandb\n", "logging/wandb.yaml", entry, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     wandb = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     found = f"hydra.searchpath=[file://{HERE / 'conf'},file://{tmp_path}]"
     chosen = [found, "task=discs", "logging=wandb"]
-    chosen += [
-        "logging.mode=offline",
-        "output_dir=run",
-        "trainer.max_duration=4steps",
-        "trainer.log_every=1",
-        "schedule=constant",
-    ]
+    chosen += ["logging.mode=offline", "output_dir=run", "schedule=constant"]
+    chosen += ["trainer.max_duration=4steps", "trainer.log_every=1"]
     train(load_config("train", [*chosen, "trainer.stop_after=2steps"]))
     train(load_config("train", [*chosen, "resume=auto"]))
     first, resumed = (call.kwargs for call in wandb.init.call_args_list)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
 from retina_dist.run.build import task_of
 from retina_dist.testing.task_contract import task_contract
-from tests.plugins.test_plugins import FOUND, HERE
+from tests.plugins.test_plugins import FOUND, documented
 
 CHOSEN = [FOUND, "data=parity", "model=cells"]
 
@@ -70,14 +68,8 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
 def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its entry chooses data and model, which the command line replaces."""
     monkeypatch.chdir(tmp_path)
-    run = [
-        FOUND,
-        "task=counting",
-        "logging=quiet",
-        "schedule=constant",
-        "trainer.max_duration=2steps",
-        "output_dir=run",
-    ]
+    run = [FOUND, "task=counting", "logging=quiet", "output_dir=run"]
+    run += ["trainer.max_duration=2steps", "schedule=constant"]
     config = load_config("train", run)
     assert (config.data.name, config.model.backbone, config.task.name) == ("parity", "resnet18", "counting")
     assert load_config("train", [*run, "model=retinanet_r50"]).model.backbone == "resnet50"
@@ -89,19 +81,7 @@ def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.Monk
 def test_rt_detr_of_transformers_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("scipy", reason="scipy, which its loss needs, is not installed")
-    code = re.search(
-        r"```python\n([^`]*?import RTDetr.*?)```", (HERE.parents[1] / "docs" / "extending.md").read_text(), re.DOTALL
-    )
-    assert code
-    (tmp_path / "my_package.py").write_text(code[1])
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "rtdetr.yaml").write_text("_target_: my_package.RTDetr\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_package", raising=False)
-    chosen = [
-        f"hydra.searchpath=[file://{tmp_path}]",
-        "data=parity",
-        f"data.root={tmp_path / 'shapes'}",
-        "model=rtdetr",
-    ]
+    documented("RTDetr", "model/rtdetr.yaml", "_target_: my_package.RTDetr\n", tmp_path, monkeypatch)
+    chosen = [f"hydra.searchpath=[file://{tmp_path}]", "model=rtdetr"]
+    chosen += ["data=parity", f"data.root={tmp_path / 'shapes'}"]
     task_contract(DetectionTask, load_config("train", [*chosen, "model.norm=frozen_bn"]))

@@ -1,8 +1,7 @@
-"""A task from outside the package: its settings, its contract, a training on the command line with resume."""
+"""A task from outside the package: its settings, a training of two processes, and the commands that take it."""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,12 +12,9 @@ import torch
 from retina_dist import doctor
 from retina_dist.config.compose import load_config
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.errors import ConfigError
-from retina_dist.run.assemble import train
 from retina_dist.run.build import task_class
 from retina_dist.testing.task_contract import task_contract
-from tests.chaos import equal
 from tests.commands import run_command, run_process
 from tests.plugins.cell_detector import CellDetector
 from tests.plugins.counting_task import CountingDetection
@@ -32,33 +28,9 @@ def settings(*overrides: str) -> list[str]:
     return [FOUND, "task=discs", *overrides]
 
 
-def test_a_task_from_outside_keeps_the_contract() -> None:
-    task_contract(
-        DiscTask, load_config("train", settings("data.num_train=64", "data.batch_size=7", "trainer.accumulate=2"))
-    )
-
-
 def test_detection_keeps_the_contract(tmp_path: Path) -> None:
     small = ["data=parity", "model.norm=frozen_bn", f"data.root={tmp_path / 'shapes'}"]
     task_contract(DetectionTask, load_config("train", small))
-
-
-def test_a_task_from_outside_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was stopped and resumed ends with the bits of one that was not."""
-    monkeypatch.chdir(tmp_path)
-    small = ["logging=quiet", "data.batch_size=24", "data.num_train=64", "schedule.warmup=2steps", "optimizer.lr=0.01"]
-    small += ["trainer.max_duration=8steps", "trainer.validate_every=4steps"]
-    for one_run in (
-        ["output_dir=whole"],
-        ["output_dir=half", "trainer.stop_after=3steps"],
-        ["output_dir=half", "resume=auto"],
-    ):
-        train(load_config("train", settings(*small, *one_run)))
-    one, two = (load_checkpoint(Path(name) / "checkpoints" / "last.pt") for name in ("whole", "half"))
-    assert equal(one["model"], two["model"])
-    assert one["config"]["task"]["name"] == "discs"
-    result = json.loads(Path("whole/result.json").read_text())
-    assert result["step"] == 8
 
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
