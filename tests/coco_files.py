@@ -1,4 +1,4 @@
-"""Small data sets in COCO's layout."""
+"""Small data sets in COCO's layout, and what the package reads of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import read_split
 
 SIZES = [(30, 40), (40, 30), (32, 32), (24, 48)]  # (height, width)
 
@@ -38,3 +42,10 @@ def noise_images(folder: Path, names: Sequence[str], first_id: int) -> list[dict
         Image.fromarray(pixels).save(folder / name, "JPEG", quality=95)
         images.append({"id": first_id + i, "file_name": name, "width": width, "height": height})
     return images
+
+
+def split_of(root: Path | str, split: str = "train", **settings: Any) -> Annotations:
+    """A split that must be there."""
+    found = read_split(DetectionData(name="x", root=str(root), **settings), split)
+    assert found is not None
+    return found

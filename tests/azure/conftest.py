@@ -15,7 +15,6 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -27,25 +26,13 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 INSTALL_S, START_S = 300, 60
 
 
-@dataclass(frozen=True)
-class Storage:
-    """A running emulator."""
+def new_container() -> str:
+    """Its name; with the fixture `storage` only."""
+    import fsspec
 
-    port: int
-
-    @property
-    def connection_string(self) -> str:
-        """For adlfs; Azure itself needs account name and identity instead."""
-        endpoint = f"BlobEndpoint=http://127.0.0.1:{self.port}/{ACCOUNT};"
-        return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};{endpoint}"
-
-    def container(self) -> str:
-        """A new container's name."""
-        import fsspec
-
-        name = f"c{uuid.uuid4().hex[:16]}"
-        fsspec.filesystem("az").mkdir(name)
-        return name
+    name = f"c{uuid.uuid4().hex[:16]}"
+    fsspec.filesystem("az").mkdir(name)
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -72,8 +59,8 @@ def tools() -> Path:
 
 
 @pytest.fixture(scope="session")
-def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
-    """The emulator; az:// means it as long as the session lasts."""
+def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The emulator; az:// means it as long as the session lasts. Azure itself needs account name and identity instead."""
     pytest.importorskip("adlfs", reason="az:// needs adlfs: pip install 'retina-dist[azure]'")
     folder = tmp_path_factory.mktemp("azurite")
     with socket.socket() as probe:
@@ -90,10 +77,11 @@ def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
                 assert server.poll() is None, (folder / "log.txt").read_text()
                 assert time.monotonic() < until, "Azurite does not listen"
                 time.sleep(0.1)
-            found = Storage(port)
-            patch.setenv("AZURE_STORAGE_CONNECTION_STRING", found.connection_string)
+            endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
+            account = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+            patch.setenv("AZURE_STORAGE_CONNECTION_STRING", account + endpoint)
             forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs has the environment of its start
-            yield found
+            yield
         finally:
             server.kill()
             server.wait()

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
-from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.files import Url, names_in
 from retina_dist.strategies.start_processes import command, why_missing
-from tests.azure.conftest import Storage
+from tests.azure.conftest import new_container
 from tests.chaos import equal, steps_done
+from tests.coco_files import split_of
 from tests.distributed.test_faults import END_S, log_of, started, wait_for
+from tests.unit.data.test_shards import tree, write
 from tests.unit.detection.test_module import same_steps
 
 
@@ -41,32 +40,22 @@ def shards(coco: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def uploaded(storage: Storage, shards: Path) -> str:
+def uploaded(storage: None, shards: Path) -> str:
     """The shards in storage: CONTAINER/coco."""
-    place = f"{storage.container()}/coco"
+    place = f"{new_container()}/coco"
     for name, content in tree(shards).items():
         (Url(f"az://{place}") / name).write_bytes(content)
     return place
 
 
-def write(source: Path | str, output: Path | str) -> dict[str, int]:
-    arguments = ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1"]
-    return write_shards(load_config("shards", arguments))
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 def steps(root: Path | str, count: int, *, form: str = "coco", **settings: object) -> list[list[Batch]]:
-    train = read_split(DetectionData(name="x", format=form, root=str(root)), "train")
     chosen = {"batch_size": 8, "min_sizes": [64], "max_size": 96, "photometric": 0.5, "num_workers": 0, **settings}
     data = DetectionData(name="x", **chosen)  # type: ignore[arg-type]
-    return list(CocoDataModule(data, train=train, val=None).train_steps(0, count))
+    return list(CocoDataModule(data, train=split_of(root, format=form), val=None).train_steps(0, count))
 
 
-def test_shards_written_to_storage_are_those_uploaded(storage: Storage, coco: Path, shards: Path) -> None:
-    container = storage.container()
+def test_shards_written_to_storage_are_those_uploaded(storage: None, coco: Path, shards: Path) -> None:
+    container = new_container()
     written = write(coco, f"az://{container}/direct")
     there = Url(f"az://{container}/direct")
     assert {name: (there / name).read_bytes() for name in there.all_files()} == tree(shards)
@@ -102,13 +91,13 @@ JOB = (
 
 @pytest.mark.long
 def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
-    storage: Storage, coco: Path, uploaded: str, tmp_path: Path
+    storage: None, coco: Path, uploaded: str, tmp_path: Path
 ) -> None:
     """Shards and checkpoints on az://, two ranks of Horovod with two data workers each, all killed in the middle; the other run
     reads images from the folder, in the main process, and keeps its checkpoints beside itself.
     """
     launcher = "horovodrun" if why_missing("horovodrun") is None else "torchrun"
-    container = storage.container()
+    container = new_container()
     there = [f"data.root=az://{uploaded}", "data=shards", "data.num_workers=2", "resume=auto"]
     there += [f"trainer.checkpoint_dir=az://{container}/run", "output_dir=run"]
     here = ["data=coco", f"data.root={coco}", "data.num_workers=0", "output_dir=alone"]

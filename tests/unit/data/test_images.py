@@ -26,20 +26,7 @@ from retina_dist.errors import DataError, ImageError
 from retina_dist.predictor import predict_files
 
 ORIENTATION = 0x0112
-CORNERS = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # 2 high, 3 wide, all six pixels different
-
-
 FRAMES = [Image.new("RGB", (1, 1), colour) for colour in ((200, 0, 0), (0, 200, 0))]
-
-
-def save(path: Path, orientation: int | None = None) -> Path:
-    """CORNERS as a lossless grey image."""
-    image = Image.fromarray(CORNERS)
-    exif = image.getexif()
-    if orientation is not None:
-        exif[ORIENTATION] = orientation
-    image.save(path, exif=exif)
-    return path
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "tiff"])
@@ -88,20 +75,25 @@ def test_modes(tmp_path: Path, name: str, image: Image.Image, expected: list[int
 
 @pytest.mark.filterwarnings("error")
 def test_damaged_exif_does_not_cost_the_image(tmp_path: Path):
-    Image.fromarray(CORNERS).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
+    Image.new("L", (3, 2)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
     assert read_image(tmp_path / "a.jpg").shape == (3, 2, 3)
     assert image_size(tmp_path / "a.jpg") == (3, 2)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
 def test_a_truncated_image_raises_image_error(tmp_path: Path, kind: str):
+    """Nor is a damaged PNG read in part: Pillow decodes all of it to find EXIF, and would go on as if the rest were black."""
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     path = tmp_path / f"a.{kind}"
     Image.fromarray(noise).save(path)
     read_image(path)
     content = path.read_bytes()
-    for length in (1, 10, len(content) // 4, len(content) // 2):
-        path.write_bytes(content[:length])
+    half = len(content) // 2
+    damaged = [content[:length] for length in (1, 10, half // 2, half)]
+    if kind == "png":
+        damaged.append(content[:half] + bytes(8) + content[half + 8 :])
+    for wrong in damaged:
+        path.write_bytes(wrong)
         with pytest.raises(ImageError, match=f"a.{kind} .*data.bad_images=skip"):
             read_image(path)
 
@@ -121,7 +113,8 @@ def test_missing_and_foreign_files(tmp_path: Path):
 
 
 def test_limit_on_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = save(tmp_path / "a.png")
+    path = tmp_path / "a.png"
+    Image.new("L", (3, 2)).save(path)
     assert read_image(path, max_pixels=6).shape == (3, 2, 3)
     for function in (read_image, image_size):
         with pytest.raises(
@@ -156,17 +149,6 @@ def test_a_bomb_is_refused_by_what_it_claims(tmp_path: Path, sides: tuple[int, i
             function(path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()
-
-
-def test_a_damaged_png_is_not_read_in_part(tmp_path: Path):
-    """Pillow decodes all of a PNG to find EXIF; after a failure there it would go on as if the rest were black."""
-    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "a.png")
-    content = bytearray((tmp_path / "a.png").read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 8] = bytes(8)
-    (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(ImageError, match="a.png cannot be decoded"):
-        read_image(tmp_path / "a.png")
 
 
 def test_a_program_is_no_image(tmp_path: Path):
@@ -207,7 +189,7 @@ def test_jpeg_has_pillows_bits_whoever_decodes_it(tmp_path: Path, mode: str, opt
     assert np.array_equal(read_image(tmp_path / "a.jpg").numpy(), found.numpy())
 
 
-@pytest.mark.parametrize("kind", ["sound", "LONG", "another name", "padded"])
+@pytest.mark.parametrize("kind", ["LONG", "another name", "padded"])
 def test_torchcodec_never_turns_a_jpeg(tmp_path: Path, kind: str):
     """It takes EXIF that Pillow does not; the pixels must be the stored ones, turned once by what Pillow reads."""
     exif = Image.Exif()
@@ -218,7 +200,6 @@ def test_torchcodec_never_turns_a_jpeg(tmp_path: Path, kind: str):
     at = content.index(b"\xff\xe1")
     segment = content[at : at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")]
     changed = {
-        "sound": segment,
         "LONG": segment.replace(b"\x01\x12\x00\x03", b"\x01\x12\x00\x04"),
         "another name": segment.replace(b"Exif", b"none"),
         "padded": b"\xff\xff" + segment,

@@ -90,28 +90,22 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(sizes, batch_size, accumu
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=data_sets, batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), data=st.data())
-def test_weighted_means_add_up_to_the_mean_of_the_step(sizes, batch_size, accumulate, data):
+def test_a_step_is_the_same_on_any_number_of_ranks(sizes, batch_size, accumulate, data):
+    """Weighted means add up to its mean; what is processed together, which batch norm over all ranks sees, is the same.
+
+    Every slot of every step has one size.
+    """
     buckets = buckets_of(sizes)
     step = data.draw(st.integers(0, 3 * len(sizes)))
     losses = np.random.default_rng(0).normal(size=len(sizes))
-    for world_size in WORLD_SIZES:
+    together = []
+    for world_size in (*WORLD_SIZES, 7):
         ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
         of_rank = [sum(s.weight * losses[list(s.indices)].mean() for s in specs if s.indices) for specs in ranks]
         assert np.mean(of_rank) == pytest.approx(losses[images_of(ranks)].mean(), abs=1e-12)
         lengths = [len(spec.indices) for specs in ranks for spec in specs]
         assert max(lengths) - min(lengths) <= 1
         assert all((spec.weight > 0) == bool(spec.indices) for specs in ranks for spec in specs)
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes=data_sets, batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), data=st.data())
-def test_what_is_processed_together_does_not_depend_on_the_number_of_ranks(sizes, batch_size, accumulate, data):
-    """So that batch norm over all ranks has the same statistics; and every slot of every step has one size."""
-    buckets = buckets_of(sizes)
-    step = data.draw(st.integers(0, 3 * len(sizes)))
-    together = []
-    for world_size in (*WORLD_SIZES, 7):
-        ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
         together.append([[i for spec in specs for i in spec.indices] for specs in zip(*ranks, strict=True)])
         found = {spec.size for specs in ranks for spec in specs}
         assert found == {-(-min(batch_size, len(sizes)) // (world_size * accumulate))}

@@ -24,11 +24,9 @@ from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.formats import recognise
-from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
-from tests.coco_files import noise_images, write_coco
+from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps
 
 LIMIT = 20 * 1024  # bytes: a few images a shard
@@ -68,12 +66,6 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def split(root: Path | str, name: str = "train", **settings: Any) -> Annotations:
-    found = read_split(DetectionData(name="x", root=str(root), **settings), name)
-    assert found is not None
-    return found
-
-
 def epochs(annotations: Annotations, start: int = 0, **settings: Any) -> list:
     return list(make_module(annotations, **settings).train_steps(start, 10))
 
@@ -89,7 +81,7 @@ def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> No
         assert shard.stat().st_size % 10240 == 0
         with tarfile.open(shard) as archive:
             for member in archive:
-                record = next(r for r in split(coco).records if r.image_id == int(member.name.split(".")[0]))
+                record = next(r for r in split_of(coco).records if r.image_id == int(member.name.split(".")[0]))
                 assert archive.extractfile(member).read() == Path(str(record.path)).read_bytes()  # type: ignore[union-attr]
                 assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
                 names.append(member.name)
@@ -138,7 +130,7 @@ def test_missing_images_and_other_formats(tmp_path: Path) -> None:
     write_shards(load_config("shards", [*line, "data.missing_images=skip"]))
     content = json.loads((tmp_path / "out/annotations/instances_train.json").read_text())
     assert [(i.get("width"), i.get("height")) for i in content["images"]] == [(30, 20), (30, 20)]
-    found = split(tmp_path / "out", format="shards")
+    found = split_of(tmp_path / "out", format="shards")
     assert [record.image_id for record in found.records] == [1, 3]
     assert found.boxes[0].tolist() == [[1, 2, 11, 12]]
 
@@ -148,8 +140,8 @@ def test_missing_images_and_other_formats(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, workers: int) -> None:
-    plain = epochs(split(coco))
-    annotations = split(written, format="shards")
+    plain = epochs(split_of(coco))
+    annotations = split_of(written, format="shards")
     assert all(isinstance(record.path, ArchiveMember) for record in annotations.records)
     assert same_steps(epochs(annotations, num_workers=workers), plain)
     assert same_steps(epochs(annotations, 4, num_workers=workers), plain[4:])  # and after a resume
@@ -157,7 +149,7 @@ def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, w
 
 def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
     """Data whose image in row `row` can no longer be read; and what must be said of it."""
-    annotations = split(written, format="shards")
+    annotations = split_of(written, format="shards")
     row = 4
     where = annotations.records[row].path
     assert isinstance(where, ArchiveMember)
@@ -190,11 +182,11 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
     assert where.member in said[0]
     assert check_image("a", where, None, decode=True, max_pixels=10**6).problem == "unreadable"
     if kind == "bit":
-        split(written, format="shards")
+        split_of(written, format="shards")
     else:  # seen at the start
         with pytest.raises(DataError, match=rf"{re.escape(where.file)} (is not there|has \d+ bytes, not)"):
-            split(written, format="shards")
-        split(written, format="shards", bad_images="skip")
+            split_of(written, format="shards")
+        split_of(written, format="shards", bad_images="skip")
 
 
 @pytest.mark.parametrize(
@@ -212,4 +204,4 @@ def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(DataError, match=words):
-        split(written, format="shards")
+        split_of(written, format="shards")

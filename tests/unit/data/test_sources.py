@@ -24,7 +24,7 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import Url
-from tests.coco_files import noise_images, write_coco
+from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps
 
 
@@ -92,12 +92,6 @@ def in_memory(root: Path) -> str:
     return there
 
 
-def train(root: Path | str, **settings: Any) -> Annotations:
-    found = read_split(DetectionData(name="x", root=str(root), **settings), "train")
-    assert found is not None
-    return found
-
-
 def steps(annotations: Annotations, **settings: Any) -> list:
     return list(make_module(annotations, **settings).train_steps(0, 6))
 
@@ -106,11 +100,11 @@ def steps(annotations: Annotations, **settings: Any) -> list:
 def test_training_sees_the_batches_of_the_folder(coco: Path, kind: str) -> None:
     roots = {"remote": f"remote://{coco}", "memory": in_memory(coco), "file": f"file://{coco}"}
     url = roots.get(kind, f"simplecache::file://{coco}")
-    assert same_steps(steps(train(url)), steps(train(coco)))
+    assert same_steps(steps(split_of(url)), steps(split_of(coco)))
     named = {"train_annotations": f"{url}/annotations/instances_train2017.json", "train_images": f"{url}/train2017"}
     found = read_split(DetectionData(name="x", **named), "train")
     assert found is not None
-    assert same_steps(steps(found, num_workers=2 * (kind == "chain")), steps(train(coco)))
+    assert same_steps(steps(found, num_workers=2 * (kind == "chain")), steps(split_of(coco)))
 
 
 def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) -> None:
@@ -119,7 +113,7 @@ def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) ->
     assert Remote.asked["read"] == 1
     assert Remote.asked["list"] == 2  # train2017 and the folder in it
     assert Remote.asked["info"] <= 1
-    dataset = DetectionDataset(train(url), EvalTransform(max_size=96))
+    dataset = DetectionDataset(split_of(url), EvalTransform(max_size=96))
     Remote.asked.clear()
     Remote.most_together = 0
     dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32)]
@@ -131,13 +125,13 @@ def test_missing_images_are_found_before_the_training(coco: Path) -> None:
     (coco / "train2017" / "3.jpg").unlink()
     (coco / "train2017" / "more" / "9.jpg").unlink()
     with pytest.raises(DataError, match=r"2 of 10 images are not in remote://.*train2017: 3\.jpg, more/9\.jpg"):
-        train(f"remote://{coco}")
-    left = train(f"remote://{coco}", missing_images="skip")
+        split_of(f"remote://{coco}")
+    left = split_of(f"remote://{coco}", missing_images="skip")
     assert [record.image_id for record in left.records] == [100, 101, 102, 104, 105, 106, 107, 108]
     with pytest.raises(DataError, match=r"remote://.*none\.json does not exist"):
         load_annotations(Url(f"remote://{coco}/none.json"), Url(f"remote://{coco}"))
     with pytest.raises(DataError, match="is not a folder"):
-        train("memory://nowhere")
+        split_of("memory://nowhere")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +197,7 @@ def test_a_network_that_fails_for_a_moment_is_asked_again(
 def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipped(
     coco: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = DetectionDataset(train(in_memory(coco)), EvalTransform(max_size=96), on_bad_image="skip")
+    dataset = DetectionDataset(split_of(in_memory(coco)), EvalTransform(max_size=96), on_bad_image="skip")
     failing = Failing(monkeypatch, TimeoutError("no answer"), 100, "/1.jpg")
     with pytest.raises(
         DataError, match=r"memory://.*train2017 could not be read \(TimeoutError: no answer, 4 attempts in .*1\.jpg"
@@ -223,7 +217,7 @@ def test_what_was_refused_is_not_asked_again(coco: Path, monkeypatch: pytest.Mon
 
 
 def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[str]) -> None:
-    annotations = train(f"remote://{coco}")
+    annotations = split_of(f"remote://{coco}")
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").unlink()
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")

@@ -13,13 +13,12 @@ import retina_dist as rd
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
-from retina_dist.config.compose import load_config
-from retina_dist.detection.commands import write_shards
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.errors import DataError
 from retina_dist.seeding import held_out
 from retina_dist.strategies.settings import StrategyConfig
-from tests.coco_files import write_coco
+from tests.coco_files import split_of, write_coco
+from tests.unit.data.test_shards import write
 
 
 def coco(root: Path, split: str, count: int) -> rd.DetectionData:
@@ -82,34 +81,25 @@ def test_a_part_without_an_image_is_an_error(tmp_path: Path) -> None:
 
 def test_shards_hold_both_parts(tmp_path: Path) -> None:
     data = coco(tmp_path / "set", "train", 30)
-    line = ["data=coco", f"data.root={tmp_path / 'set'}", "data.val_fraction=0.2", f"output={tmp_path / 'out'}"]
-    write_shards(load_config("shards", line))
-    written = rd.DetectionData(name="x", format="shards", root=str(tmp_path / "out"))
+    write(tmp_path / "set", tmp_path / "out", "data.val_fraction=0.2")
     for split in ("train", "val"):
-        part = read_split(written, split)
+        part = split_of(tmp_path / "out", split, format="shards")
         assert names(part) == names(read_split(data, split))
-        assert {image["id"] for image in part.coco["images"]} == {r.image_id for r in part.records}  # type: ignore[union-attr]
+        assert {image["id"] for image in part.coco["images"]} == {r.image_id for r in part.records}
 
 
 def test_a_damaged_val_split_is_an_error(tmp_path: Path) -> None:
     """Not a reason to hold images of train out."""
     coco(tmp_path / "set", "train", 5), coco(tmp_path / "set", "val", 2)
-    write_shards(load_config("shards", ["data=coco", f"data.root={tmp_path / 'set'}", f"output={tmp_path / 'out'}"]))
+    write(tmp_path / "set", tmp_path / "out")
     next((tmp_path / "out").glob("val*.json")).write_text("{")
     with pytest.raises(DataError, match="is not an index of shards"):
-        read_split(rd.DetectionData(name="x", format="shards", root=str(tmp_path / "out"), val_fraction=0.2), "val")
-
-
-class Items:
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, i: int) -> tuple:
-        return np.full((30, 40, 3), i, np.uint8), [[2.0, 3.0, 20.0, 20.0]], [0]
+        split_of(tmp_path / "out", "val", format="shards", val_fraction=0.2)
 
 
 def test_a_torch_dataset_is_split_too() -> None:
-    data = rd.TorchDatasetConfig(train=Items(), categories=["thing"], val_fraction=0.2)  # type: ignore[arg-type]
+    items = [(np.full((30, 40, 3), i, np.uint8), [[2.0, 3.0, 20.0, 20.0]], [0]) for i in range(30)]
+    data = rd.TorchDatasetConfig(train=items, categories=["thing"], val_fraction=0.2)  # type: ignore[arg-type]
     train, val = read_split(data, "train"), read_split(data, "val")
     assert len(names(train)) + len(names(val)) == 30
     assert not names(train) & names(val)

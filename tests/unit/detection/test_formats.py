@@ -1,4 +1,4 @@
-"""The same boxes in every format, read as COCO; what is damaged or cannot be said is named."""
+"""Where a split lies and which format it has; the same boxes in every format; what is damaged or cannot be said is named."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from PIL import Image
 
 from retina_dist.convert import ConvertConfig, convert
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.formats import recognise
+from retina_dist.detection.readers.formats import find_split, recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.errors import ConfigError, DataError
+from tests.coco_files import split_of
 
 # split -> image -> (class, x1, y1, x2, y2) in 40 x 20 pixels
 BOXES: dict[str, dict[str, list[tuple[str, int, int, int, int]]]] = {
@@ -33,6 +34,71 @@ def draw(folder: Path, name: str, ending: str = "jpg") -> None:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "images"),
+    [
+        ("annotations/instances_val2017.json", "val2017"),
+        ("annotations/instances_val2017.json", "images/val2017"),
+        ("annotations/val.json", "images/val"),
+        ("val.json", "."),
+        ("valid/_annotations.coco.json", "valid"),
+        ("val/_annotations.coco.json", "val"),
+    ],
+)
+def test_layouts(tmp_path: Path, annotations: str, images: str):
+    (tmp_path / images).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "train").mkdir()
+    (tmp_path / annotations).parent.mkdir(exist_ok=True)
+    (tmp_path / annotations).touch()
+    assert find_split(tmp_path, "val") == (tmp_path / annotations, tmp_path / images)
+    assert recognise(tmp_path) == "coco"
+
+
+def test_a_layout_that_is_not_known(tmp_path: Path):
+    with pytest.raises(DataError, match="has no val annotations: looked for annotations/instances_val.*FILE"):
+        find_split(tmp_path, "val")
+    with pytest.raises(DataError, match="has no annotations of boxes: looked for COCO json, .*YOLO, .*FOLDER"):
+        recognise(tmp_path)
+    with pytest.raises(DataError, match="absent is not a folder"):
+        recognise(tmp_path / "absent")
+
+
+def test_another_format_is_named(tmp_path: Path):
+    (tmp_path / "train.csv").touch()
+    assert recognise(tmp_path) == "csv"
+    with pytest.raises(
+        DataError, match="has no val annotations in COCO json: it looks like keras-retinanet CSV; give data=auto"
+    ):
+        find_split(tmp_path, "val")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("photos.zip", "it holds photos.zip; unpack them"),
+        ("train/cat/a.jpg", "a folder for each class; give experiment=finetune_classifier, or "),
+    ],
+)
+def test_what_is_no_format_is_named(tmp_path: Path, file: str, message: str):
+    write(tmp_path / file, "")
+    with pytest.raises(DataError, match=f"has no annotations of boxes: .*{message}"):
+        recognise(tmp_path)
+
+
+def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
+    """What lies beside the instances in COCO's own annotation folder."""
+    (tmp_path / "annotations").mkdir()
+    for kind in ("captions", "person_keypoints"):
+        (tmp_path / "annotations" / f"{kind}_val2017.json").touch()
+    with pytest.raises(DataError, match="has no val annotations"):
+        find_split(tmp_path, "val")
+    (tmp_path / "annotations" / "instances_val2017.json").touch()
+    assert find_split(tmp_path, "val")[0].name == "instances_val2017.json"
+
+
+# formats
 
 
 def yolo(root: Path, layout: Callable[[str, str], str], val: str = "val") -> None:
@@ -277,8 +343,7 @@ def test_missing_images_of_a_folder_format_name_no_setting(tmp_path: Path) -> No
 
 def read(root: Path, split: str = "train", **settings: Any) -> dict[str, list[list[float]]]:
     """The boxes of each image's file."""
-    part = read_split(DetectionData(name="mine", root=str(root), **settings), split)
-    assert part is not None
+    part = split_of(root, split, **settings)
     return {record.file_name: boxes.tolist() for record, boxes in zip(part.records, part.boxes, strict=True)}
 
 
@@ -360,9 +425,7 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
 def test_rounded_shares_clip_nothing(tmp_path: Path) -> None:
     ultralytics(tmp_path)
     write(tmp_path / "labels/train/a.txt", "1 0.0833335 0.5 0.166668 1.000001\n")
-    part = read_split(DetectionData(name="a", format="auto", root=str(tmp_path)), "train")
-    assert part is not None
-    assert part.clipped == 0
+    assert split_of(tmp_path).clipped == 0
 
 
 def test_images_that_yolo_lists_elsewhere_keep_their_names_when_all_is_moved(tmp_path: Path) -> None:
