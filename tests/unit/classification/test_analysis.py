@@ -46,8 +46,12 @@ def test_the_worst_images_and_the_most_confident_errors(tmp_path: Path) -> None:
 
 
 def test_logits_that_are_not_finite_are_no_error() -> None:
-    rows = rows_of(torch.full((2, 3), torch.nan), torch.full((2,), torch.nan), torch.tensor([0, 1]), torch.arange(2))
-    analysis, _ = analyse(evaluate_rows(rows.numpy(), CLASSES), ["a.jpg", "b.jpg"])
+    """Nor is any metric a number, which could be the best one."""
+    logits = torch.tensor([[torch.nan, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    rows = rows_of(logits, logits[:, 0], torch.tensor([0, 1]), torch.arange(2))
+    result = evaluate_rows(rows.numpy(), CLASSES)
+    assert all(np.isnan(value) for value in result.metrics.values())
+    analysis, _ = analyse(result, ["a.jpg", "b.jpg"])
     json.dumps(analysis, allow_nan=False)
     assert analysis["metrics"]["top1"] == {"value": None, "low": None, "high": None}
     assert np.isfinite(analysis["calibration"]["ece"])

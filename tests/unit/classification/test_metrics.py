@@ -138,9 +138,3 @@ def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pyt
     assert both(Echo()) == expected
     assert both.last_result is not None
     assert both.last_result.rows[:, 0].tolist() == list(range(7))
-
-
-def test_ruined_weights_have_no_metric_to_be_best_by() -> None:
-    logits = torch.tensor([[math.nan, 0.0], [0.0, 1.0]])
-    found = evaluate_rows(rows_of(logits, logits[:, 0], torch.tensor([0, 1]), torch.arange(2)).numpy(), ("a", "b"))
-    assert all(math.isnan(value) for value in found.metrics.values())

@@ -73,6 +73,17 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     assert np.array(result["confusion"]).sum() == 7
 
 
+def test_it_trains_on_noise_and_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    noise = ["data=synthetic", "data.synthetic={num_classes: 5, num_images: 8}", "data.image_size=32"]
+    small = [override for override in SMALL if not override.startswith("data.")]
+    assert train(load_config("train", [*small, *noise, "trainer.max_duration=2steps", "output_dir=run"])) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not Path("run/first_batch.jpg").exists()
+    last = load_checkpoint(Path("run/checkpoints/last.pt"))
+    assert (last["step"], last["classes"][-1]) == (2, "class 4")
+
+
 def test_the_analysis_is_that_of_the_best_validation_before_a_resume(
     drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
