@@ -27,6 +27,7 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.serving.scoring import read_images
 from tests.unit import mutations
+from tests.unit.detection import test_coco
 from tests.unit.mutations import is_read, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
 from tests.unit.serving import server
 
@@ -34,17 +35,8 @@ MAX_PIXELS = 1_000_000
 MAX_GROWTH = 500  # MiB
 
 IMAGES = mutations.drawn_images()
-COCO: dict[str, Any] = {
-    "images": [
-        {"id": 7, "file_name": "plain.png", "width": 24, "height": 16},
-        {"id": 3, "file_name": "turned.jpg"},
-    ],
-    "annotations": [
-        {"id": 1, "image_id": 3, "category_id": 18, "bbox": [1, 2, 10, 20], "area": 150, "iscrowd": 0},
-        {"id": 2, "image_id": 7, "category_id": 1, "bbox": [5, 5, 4.5, 5], "area": 20, "iscrowd": 0},
-    ],
-    "categories": [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
-}
+PLAIN = {"id": 7, "file_name": "plain.png", "width": 24, "height": 16}
+COCO = {**test_coco.COCO, "images": [PLAIN, {"id": 3, "file_name": "turned.jpg"}]}
 ROWS = "plain.png,1,2,11,12,cow\nturned.jpg,0.5,0,2.5,4,cat\nplain.png,3,3,9,9,cat\nplain.bmp,,,,,\n"
 XML = """<?xml version="1.0" encoding="utf-8"?>
 <annotation><filename>plain.png</filename>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from retina_dist.benchmark.agreement import AgreementConfig, agreement, compare
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
+from tests.coco_files import write_coco
 from tests.unit.serving.server import make_image, small_detector
 
 
@@ -43,14 +43,9 @@ def test_all_forms_of_a_detector_agree(tmp_path: Path, monkeypatch: pytest.Monke
     images = [{"id": i, "file_name": f"{i}.png", "width": 150 + 10 * i, "height": 170} for i in (1, 2)]
     for image in images:
         (tmp_path / "val" / image["file_name"]).write_bytes(make_image(image["id"], (image["width"], 170)))
-    boxes = [
-        {"id": i, "image_id": i, "category_id": 3, "bbox": [9, 9, 60, 60], "area": 3600, "iscrowd": 0} for i in (1, 2)
-    ]
-    categories = [{"id": 3, "name": "cat"}, {"id": 8, "name": "dog"}]
-    coco = {"images": images, "annotations": boxes, "categories": categories}
-    (tmp_path / "annotations").mkdir()
+    boxes = [(i, 3, [9, 9, 60, 60], 0) for i in (1, 2)]
     for split in ("train", "val"):
-        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+        write_coco(tmp_path / "annotations" / f"instances_{split}.json", images, boxes, {3: "cat", 8: "dog"})
     (tmp_path / "train").symlink_to("val")
     table = agreement(AgreementConfig(checkpoint="best.pt", root=str(tmp_path)))
     assert list(table) == ["PyTorch", ".pt", ".pt2", ".onnx", "server", "one tile"]

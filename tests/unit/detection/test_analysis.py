@@ -15,35 +15,18 @@ import pytest
 from retina_dist.detection.analysis import ERRORS, analyse
 from retina_dist.detection.coco_metrics import CocoResult, evaluate_rows, read_results
 from retina_dist.reporting.analysis import lines_of
+from tests.unit.detection import test_coco_metrics
+from tests.unit.detection.test_coco_metrics import box, rows_of
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "analysis_detection.json"
 BOX = (10.0, 10.0, 40.0, 40.0)
 AWAY = (120.0, 120.0, 40.0, 40.0)
 
 
-def truth_of(*boxes: tuple[int, tuple[float, ...], int], crowd: tuple[int, ...] = ()) -> dict[str, Any]:
-    """(image, box, category) on three images of two categories; those of the places in `crowd` are crowds."""
-    entries = [
-        {
-            "id": i,
-            "image_id": image,
-            "category_id": k,
-            "bbox": list(box),
-            "area": box[2] * box[3],
-            "iscrowd": i in crowd,
-        }
-        for i, (image, box, k) in enumerate(boxes)
-    ]
-    images = [{"id": i, "file_name": f"{i}.jpg", "width": 200, "height": 200} for i in (1, 2, 3)]
-    return {
-        "images": images,
-        "annotations": entries,
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-    }
-
-
-def rows_of(*rows: tuple[int, tuple[float, ...], float, int]) -> np.ndarray:
-    return np.array([[image, *box, score, category] for image, box, score, category in rows]).reshape(-1, 7)
+def truth_of(*boxes: tuple[int, tuple[float, ...], int], crowd: int = 0) -> dict[str, Any]:
+    """(image, box, category) on three images of two categories."""
+    truth = test_coco_metrics.truth_of([1, 2, 3], *(box(image, k, place, crowd) for image, place, k in boxes))
+    return truth | {"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]}
 
 
 def moved(pixels: float) -> tuple[float, ...]:
@@ -79,14 +62,14 @@ def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
         "counts": [[1, 0, 1], [0, 0, 2], [0, 0, 0]],
     }
     assert [(image["file_name"], image["misses"], image["score"]) for image in analysis["worst"]] == [
-        ("3.jpg", 2, 0.6),
-        ("2.jpg", 1, 0.7),
-        ("1.jpg", 0, 0.85),
+        ("3.png", 2, 0.6),
+        ("2.png", 1, 0.7),
+        ("1.png", 0, 0.85),
     ]
     table = list(csv.DictReader((tmp_path / "images.csv").open()))
-    assert [row["file_name"] for row in table] == ["3.jpg", "2.jpg", "1.jpg"]
+    assert [row["file_name"] for row in table] == ["3.png", "2.png", "1.png"]
     assert table[2] == {
-        "file_name": "1.jpg",
+        "file_name": "1.png",
         "image_id": "1",
         "hits": "1",
         "false_alarms": "0",
@@ -121,7 +104,7 @@ def test_the_form_is_that_of_the_sample() -> None:
     [
         (truth_of((1, BOX, 1)), rows_of()),
         (truth_of(), rows_of((1, BOX, 0.5, 1))),
-        (truth_of((1, BOX, 1), (2, BOX, 1), crowd=(0, 1)), rows_of((1, BOX, 0.5, 1))),
+        (truth_of((1, BOX, 1), (2, BOX, 1), crowd=1), rows_of((1, BOX, 0.5, 1))),
     ],
     ids=["nothing detected", "nothing to detect", "crowds only"],
 )

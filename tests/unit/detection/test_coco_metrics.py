@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.detection.batch import Batch
+from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,
     STATS,
@@ -67,7 +67,7 @@ def truth_of(image_ids: Sequence[int], *boxes: dict[str, Any]) -> dict[str, Any]
 
 def rows_of(*rows: tuple[int, Sequence[float], float, int]) -> np.ndarray:
     """(image, box, score, category) each."""
-    return np.array([[image, *bbox, score, category] for image, bbox, score, category in rows], dtype=np.float64)
+    return np.array([[image, *bbox, score, category] for image, bbox, score, category in rows]).reshape(-1, 7)
 
 
 @each_evaluator
@@ -111,7 +111,7 @@ def test_random_corners_equal_pycocotools(seed: int, evaluator: str) -> None:
     rows += [(99, RIGHT, 0.9, CAT), (images[0], RIGHT, 0.9, 1)][: rng.integers(0, 3)]
     rng.shuffle(rows)  # type: ignore[arg-type]
     some = None if rng.random() < 0.7 else [int(i) for i in rng.choice(images, rng.integers(0, len(images) + 1), False)]
-    arrays = rows_of(*rows).reshape(-1, 7)  # type: ignore[arg-type]
+    arrays = rows_of(*rows)  # type: ignore[arg-type]
     found, expected = (
         evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, evaluator=name)
         for name in (evaluator, "pycocotools")
@@ -208,16 +208,8 @@ class Sees(torch.nn.Module):
 
 
 def batch_of(*image_ids: int) -> Batch:
-    n = len(image_ids)
-    return Batch(
-        images=torch.zeros(n, 3, 8, 8, dtype=torch.uint8),
-        image_sizes=torch.full((n, 2), 8),
-        original_sizes=torch.full((n, 2), 200),
-        image_ids=torch.tensor(image_ids, dtype=torch.int64),
-        boxes=torch.zeros(n, 1, 4),
-        labels=torch.zeros(n, 1, dtype=torch.int64),
-        num_boxes=torch.zeros(n, dtype=torch.int64),
-    )
+    image, boxes, labels = torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0)
+    return collate([Sample(image, boxes, labels, i, (200, 200)) for i in image_ids], (8, 8))
 
 
 def annotations_of(truth: dict[str, Any]) -> Annotations:

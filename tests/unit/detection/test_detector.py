@@ -11,25 +11,13 @@ import torch
 from PIL import Image
 
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.checkpoint.store import CheckpointStore, sealed
 from retina_dist.errors import CheckpointError, ConfigError, DataError
-
-ARGUMENTS = {"num_classes": 2, "backbone": "resnet18", "fpn_channels": 32, "score_threshold": 0.0}
+from tests.unit.serving import server
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = build_retinanet(**ARGUMENTS)  # type: ignore[arg-type]
-    return {
-        "model": model.state_dict(),
-        "ema": None,
-        "model_arguments": ARGUMENTS,
-        "categories": Categories((3, 8), ("cat", "dog")).state(),
-        "input": {"min_size": 64, "max_size": 96},
-        **changes,
-    }
+    return server.content(score_threshold=0.0) | changes
 
 
 def test_no_image_changes_the_result_of_another() -> None:
@@ -45,27 +33,13 @@ def test_no_image_changes_the_result_of_another() -> None:
     assert detector.predict([]) == []
 
 
-def test_an_image_is_turned_as_it_is_shown(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 80, 3), dtype=np.uint8)
-    image = Image.fromarray(pixels)
-    image.getexif()[0x0112] = 6
-    image.save(tmp_path / "a.png", exif=image.getexif())
-    detector = Detector.from_content(content(), "a checkpoint")
-    upright = torch.from_numpy(np.rot90(pixels, -1).copy()).permute(2, 0, 1)
-    found, expected = detector.predict([tmp_path / "a.png", upright])
-    assert torch.equal(found["boxes"], expected["boxes"])
-    assert found["boxes"][:, 2].max() <= 40
-
-
 def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = store.save(content(), 1)
     store.wait()
     detector = Detector.from_checkpoint(path)
-    assert detector.categories.ids == (3, 8)
+    assert detector.categories.ids == (3, -1, 8)
     assert (detector.min_size, detector.max_size, detector.model.training) == (64, 96, False)
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        Detector.from_checkpoint(tmp_path / "absent.pt")
     with pytest.raises(ConfigError, match="checkpoint is of type NoneType; give the path of a .pt file"):
         Detector.from_checkpoint(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="^device=gpu is not a device"):
@@ -83,7 +57,9 @@ def test_the_average_is_preferred() -> None:
 def test_forms_of_an_image(tmp_path: Path) -> None:
     array = np.random.default_rng(0).integers(0, 256, (40, 80, 3), dtype=np.uint8)
     image, tensor = Image.fromarray(array), torch.from_numpy(array).permute(2, 0, 1)
-    image.save(tmp_path / "a.png")
+    stored = Image.fromarray(np.rot90(array))
+    stored.getexif()[0x0112] = 6  # turned when it is shown
+    stored.save(tmp_path / "a.png", exif=stored.getexif())
     detector = Detector.from_content(content(), "a checkpoint")
     path = tmp_path / "a.png"
     forms = [path, str(path), image, image.convert("RGBA"), array, array[:, ::-1][:, ::-1], tensor, tensor / 255]
@@ -118,7 +94,7 @@ def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"model_arguments": {**ARGUMENTS, "num_classes": 5}},
+        {"model_arguments": {**server.ARGUMENTS, "num_classes": 5}},
         {"input": None},
         {"categories": {"ids": [1], "names": ["cat"]}},
         {"ema": {"updates": 1}},

@@ -15,7 +15,7 @@ from torchvision.models import get_model
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
-from retina_dist.detection.batch import Batch
+from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.model import targets
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.targets import match
@@ -30,22 +30,14 @@ def make_batch(num_boxes: list[int], num_classes: int = 91, seed: int = 0) -> Ba
     """Random full-canvas images with `num_boxes[i]` boxes each."""
     generator = torch.Generator().manual_seed(seed)
     height, width = CANVAS
-    count, most = len(num_boxes), max(8, *num_boxes)
-    size = torch.rand(count, most, 2, generator=generator) * torch.tensor([width * 0.8, height * 0.8]) + 1
-    corner = torch.rand(count, most, 2, generator=generator) * (torch.tensor([width, height]) - size)
-    boxes = torch.cat((corner, corner + size), dim=-1)
-    padding = torch.arange(most) >= torch.tensor(num_boxes)[:, None]
-    boxes[padding] = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    labels = torch.randint(0, num_classes, (count, most), generator=generator).masked_fill(padding, 0)
-    return Batch(
-        images=torch.randint(0, 256, (count, 3, *CANVAS), generator=generator, dtype=torch.uint8),
-        image_sizes=torch.tensor([CANVAS] * count),
-        original_sizes=torch.tensor([CANVAS] * count),
-        image_ids=torch.arange(count),
-        boxes=boxes,
-        labels=labels,
-        num_boxes=torch.tensor(num_boxes),
-    )
+    samples = []
+    for i, count in enumerate(num_boxes):
+        size = torch.rand(count, 2, generator=generator) * torch.tensor([width * 0.8, height * 0.8]) + 1
+        corner = torch.rand(count, 2, generator=generator) * (torch.tensor([width, height]) - size)
+        labels = torch.randint(0, num_classes, (count,), generator=generator)
+        image = torch.randint(0, 256, (3, *CANVAS), generator=generator, dtype=torch.uint8)
+        samples.append(Sample(image, torch.cat((corner, corner + size), dim=-1), labels, i, CANVAS))
+    return collate(samples, CANVAS)
 
 
 def torchvision_inputs(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:

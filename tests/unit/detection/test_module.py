@@ -8,7 +8,6 @@ import sys
 from dataclasses import fields
 from multiprocessing import forkserver, spawn
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +19,10 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import NO_IMAGE, Batch
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ImageError
-from tests.coco_files import SIZES
+from tests.coco_files import SIZES, noise_images, write_coco
 
 SETTINGS = {
     "batch_size": 4,
@@ -36,23 +36,13 @@ SETTINGS = {
 }
 
 
-def make_annotations(folder: Path, count: int = 10) -> SimpleNamespace:
-    """`count` images of noise with ids 100, 101, ...; image i has i % 3 boxes with label i."""
-    rng = np.random.default_rng(0)
-    records, boxes, labels = [], [], []
-    for i in range(count):
-        height, width = SIZES[i % len(SIZES)]
-        path = folder / f"{i}.png"
-        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
-        records.append(SimpleNamespace(image_id=100 + i, path=path, file_name=path.name, width=width, height=height))
-        boxes.append(np.array([[2.0, 3.0, 20.0, 22.0]] * (i % 3), dtype=np.float32).reshape(-1, 4))
-        labels.append(np.full(i % 3, i, dtype=np.int64))
-    return SimpleNamespace(records=tuple(records), boxes=boxes, labels=labels)
-
-
 @pytest.fixture
-def annotations(tmp_path):
-    return make_annotations(tmp_path)
+def annotations(tmp_path: Path) -> Annotations:
+    """Ten images of noise with ids 100, 101, ...; image i has i % 3 boxes with label i."""
+    images = noise_images(tmp_path, [f"{i}.png" for i in range(10)], first_id=100)
+    boxes = [(100 + i, i, [2, 3, 18, 19], 0) for i in range(10) for _ in range(i % 3)]
+    write_coco(tmp_path / "a.json", images, boxes, {i: str(i) for i in range(10)})
+    return load_annotations(tmp_path / "a.json", tmp_path)
 
 
 def make_module(annotations, val=None, *, accumulate=1, seed=3, rank=0, world_size=1, **settings) -> CocoDataModule:

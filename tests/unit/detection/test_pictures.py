@@ -14,6 +14,7 @@ from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.pictures import class_color, draw_boxes, write_report_details
 from retina_dist.detection.readers.coco import load_annotations
+from tests.coco_files import write_coco
 
 NAMES = ("cat", "dog", "Müller-Ж")
 
@@ -56,14 +57,8 @@ def test_a_report_gets_images_with_objects_and_predictions(tmp_path: Path) -> No
     """Those that analysis.json lists and that can be read, large ones smaller, marks in the pixels of the original."""
     Image.new("RGB", (1200, 600), "teal").save(tmp_path / "large.png")
     sizes = {7: ("large.png", 1200, 600), 8: ("missing.png", 64, 48), 9: ("unlisted.png", 64, 48)}
-    coco = {
-        "images": [{"id": i, "file_name": f, "width": w, "height": h} for i, (f, w, h) in sizes.items()],
-        "categories": [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}],
-        "annotations": [
-            {"id": 1, "image_id": 7, "category_id": 3, "bbox": [600, 300, 100, 50], "area": 5000, "iscrowd": 0}
-        ],
-    }
-    (tmp_path / "val.json").write_text(json.dumps(coco))
+    images = [{"id": i, "file_name": f, "width": w, "height": h} for i, (f, w, h) in sizes.items()]
+    write_coco(tmp_path / "val.json", images, [(7, 3, [600, 300, 100, 50], 0)], {3: "cat", 5: "dog"})
     annotations = load_annotations(tmp_path / "val.json", tmp_path, missing_images="ignore")
     rows = [[7, 600, 300, 100, 50, 0.9, 3], [7, 0, 0, 9, 9, 0.2, 5], [8, 0, 0, 9, 9, 0.8, 3]]
     result = evaluate_rows(annotations.coco, np.array(rows, dtype=float))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import BoxCoder
 
-from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.batch import Detections, Sample, collate
 from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.settings import ModelConfig
@@ -157,23 +157,17 @@ def test_a_models_detections(variant: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64).eval()
     torch.nn.init.constant_(model.head.classification_head.cls_logits.bias, -2.0)
-    sizes = torch.tensor([[96, 128], [64, 100]])
-    batch = Batch(
-        images=torch.randint(0, 256, (2, 3, *CANVAS), dtype=torch.uint8),
-        image_sizes=sizes,
-        original_sizes=sizes * torch.tensor([2, 1]),
-        image_ids=torch.arange(2),
-        boxes=torch.zeros(2, 1, 4),
-        labels=torch.zeros(2, 1, dtype=torch.int64),
-        num_boxes=torch.zeros(2, dtype=torch.int64),
-    )
+    sizes = [(96, 128), (64, 100)]
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
+    samples = [Sample(x, torch.zeros(0, 4), torch.zeros(0), 0, (2 * h, w)) for x, (h, w) in zip(images, sizes)]
+    batch = collate(samples, CANVAS)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         heads, levels = model.predict(batch)
         assert heads["cls_logits"].dtype == dtype
         found = model.detections(heads, levels, batch)
     counts = [len(level) for level in levels]
     heads = {name: list(value.float().split(counts, 1)) for name, value in heads.items()}
-    expected = model.postprocess_detections(heads, [levels] * 2, [(96, 128), (64, 100)])
+    expected = model.postprocess_detections(heads, [levels] * 2, sizes)
     for one in expected:
         one["boxes"] *= torch.tensor([1.0, 2.0, 1.0, 2.0])
     assert min(assert_same(found, expected)) > 50

@@ -14,7 +14,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.suspicious import examine_labels, suspects_of, write_page, write_proposals
 from retina_dist.doctor import DoctorConfig
-from tests.unit.detection.test_detector import ARGUMENTS, content
+from tests.unit.serving import server
 
 BOX, BESIDE, AWAY = [20.0, 20.0, 40.0, 40.0], [40.0, 20.0, 40.0, 40.0], [120.0, 120.0, 40.0, 40.0]
 CAT, DOG = 1, 2
@@ -83,10 +83,10 @@ def test_both_splits_are_ranked_without_metrics(tmp_path: Path, monkeypatch: pyt
         Image.new("RGB", (200, 200), "gray").save(tmp_path / split / "1.jpg")
         (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
         (tmp_path / f"{split}.json").write_text("{}")
-    arguments = ARGUMENTS | {"score_threshold": 0.99}
     data = {"name": "cells", "root": str(tmp_path), "num_workers": 0}
     categories = Categories((CAT, DOG), ("cat", "<dog>")).state()
-    trained = content(model_arguments=arguments, categories=categories, config={"data": data})
+    trained = server.content(num_classes=2, score_threshold=0.9999)
+    trained |= {"categories": categories, "config": {"data": data}}
     monkeypatch.setattr("retina_dist.predictor.load_checkpoint", lambda path: trained)
     monkeypatch.setattr("retina_dist.detection.suspicious.SHOWN", 1)
     report = examine_labels(DoctorConfig(checkpoint="best.pt", output_dir=str(tmp_path)))

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from retina_dist.config.compose import load_config
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.evaluation import evaluate
-from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.task import DetectionTask
@@ -23,6 +21,7 @@ from retina_dist.evaluate import EvaluateConfig
 from retina_dist.files import Url
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.coco_files import write_coco
+from tests.unit.serving import server
 
 
 def write_split(root: Path, split: str, ids: dict[str, int]) -> None:
@@ -77,15 +76,9 @@ def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path
 
 def checkpoint_of(folder: Path, **data: Any) -> Path:
     """A checkpoint of an untrained detector of FIRST's categories whose settings name this data."""
-    torch.manual_seed(0)
-    arguments = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16, "score_threshold": 0.0}
-    content = {
-        "model": build_retinanet(**arguments).state_dict(),  # type: ignore[arg-type]
-        "ema": None,
+    content = server.content(score_threshold=0.0) | {
         "step": 1,
-        "model_arguments": arguments,
         "categories": Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state(),
-        "input": {"min_size": 32, "max_size": 48},
         "config": {"data": asdict(replace(DetectionData(name="coco"), **data))},
     }
     (folder / "theirs.pt").write_bytes(sealed(content))

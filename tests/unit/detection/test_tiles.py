@@ -22,6 +22,7 @@ from retina_dist.errors import ConfigError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.predict import PredictConfig
 from retina_dist.serving.scoring import Scorer
+from tests.coco_files import write_coco
 from tests.commands import run_command
 from tests.unit.serving.server import make_image, small_detector
 
@@ -32,9 +33,8 @@ def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects
     `num_objects` are those of a scene to train on and of one to validate on.
     """
     rng = np.random.default_rng(0)
-    (root / "annotations").mkdir(parents=True)
     for split, count, objects in (("train", num_train, num_objects[0]), ("val", num_val, num_objects[1])):
-        (root / split).mkdir()
+        (root / split).mkdir(parents=True)
         images, boxes = [], []
         for number in range(1, count + 1):
             coarse = rng.integers(60, 140, (side // 32, side // 32, 3), dtype=np.uint8)
@@ -51,12 +51,10 @@ def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects
                     draw.line((x + size // 2, y, x + size // 2, y + size - 1), colour, size // 4)
                 else:
                     (draw.ellipse, draw.rectangle)[kind](corners, fill=colour)
-                bbox = [x, y, size, size]
-                boxes.append({"id": len(boxes) + 1, "image_id": number, "category_id": 1, "bbox": bbox})
+                boxes.append((number, 1, [x, y, size, size], 0))
             scene.save(root / split / f"{number}.jpg", quality=95)
             images.append({"id": number, "file_name": f"{number}.jpg", "width": side, "height": side})
-        coco = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "object"}]}
-        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+        write_coco(root / "annotations" / f"instances_{split}.json", images, boxes, {1: "object"})
     return root
 
 
@@ -220,7 +218,7 @@ def test_windows_are_as_good_as_sahis(trained: tuple[Path, Path]) -> None:
             ]
 
     truth = json.loads((root / "annotations" / "instances_val.json").read_text())
-    truth["annotations"] = [e | {"area": e["bbox"][2] * e["bbox"][3], "iscrowd": 0} for e in truth["annotations"]]
+    truth["annotations"] = [e | {"area": e["bbox"][2] * e["bbox"][3]} for e in truth["annotations"]]
     model, rows = Ours(model_path="-", confidence_threshold=0.05, device="cpu"), []
     for image in truth["images"]:
         pixels = np.asarray(Image.open(root / "val" / image["file_name"]))

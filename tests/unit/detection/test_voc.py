@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.voc import VOC_CLASSES, read_voc
 from retina_dist.errors import DataError
 
@@ -84,12 +83,3 @@ def test_errors_of_the_folder(tmp_path: Path):
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
     with pytest.raises(DataError, match="train.txt lists '../../a', which leaves the Annotations folder"):
         read_voc(root, "train")
-
-
-def test_real_folder(real_data: Path):
-    root = real_data / "keras-retinanet-testdata" / "pascal"
-    found = load_annotations(root, root, format="voc")
-    assert [(r.file_name, r.width, r.height) for r in found.records] == [("000001.jpg", 353, 500)]
-    assert found.boxes[0].tolist() == [[47, 239, 195, 371], [7, 11, 352, 498]]
-    assert [found.categories.names[label] for label in found.labels[0].tolist()] == ["dog", "person"]
-    assert found.clipped == 0
