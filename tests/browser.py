@@ -5,7 +5,6 @@ https://chromedevtools.github.io/devtools-protocol
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -92,17 +90,6 @@ class Page:
         """Press a key, such as press("Tab", 9)."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=text)
-
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        """A PNG of the whole page, or of the window."""
-        data = self.call(
-            "Page.captureScreenshot", captureBeyondViewport=whole, **({"clip": self._size()} if whole else {})
-        )
-        path.write_bytes(base64.b64decode(data["data"]))
-
-    def _size(self) -> dict[str, float]:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from retina_dist.strategies.start_processes import environment
@@ -28,6 +29,14 @@ def run_process(line: Sequence[str], *, cwd: Path, timeout: float = 300) -> str:
     done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Until it is true; raises AssertionError when that takes longer."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 _server = multiprocessing.get_context("forkserver")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,11 +25,6 @@ SMALL = (
     "trainer.num_threads=1",
     "trainer.log_every=1",
 )
-
-
-@pytest.fixture(scope="session")
-def inside() -> Callable[..., subprocess.CompletedProcess[str]]:
-    return run_command
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@ import io
 import os
 import select
 import struct
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.reporting.progress import ERASE, Progress
 from retina_dist.run.assemble import train
+from tests.commands import wait_for
 
 
 class Clock:
@@ -71,10 +71,7 @@ def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
 
         def waits(*args, **named):
             result = function(*args, **named)
-            until = time.monotonic() + 60
-            while not any(shown.startswith(line) for shown in lines):
-                assert time.monotonic() < until, line
-                time.sleep(0.01)
+            wait_for(lambda: any(shown.startswith(line) for shown in lines))
             return result
 
         monkeypatch.setattr(owner, name, waits)

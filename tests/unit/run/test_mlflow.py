@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +15,7 @@ from retina_dist.errors import ConfigError, Preempted
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow_run
 from retina_dist.run.mlflow_run import MlflowRun, tracking_server
+from tests.commands import wait_for
 
 URI = "http://me:secret@127.0.0.1:9"
 
@@ -117,13 +116,6 @@ def make(folder: Path, resumes: bool = False, data_digest: str = "") -> MlflowRu
     return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes, data_digest)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("error", "status"), [(Preempted(), "KILLED"), (KeyboardInterrupt(), "KILLED"), (RuntimeError(), "FAILED")]
 )
@@ -132,7 +124,7 @@ def test_a_run_ends_as_the_training_does(mlflow: Server, tmp_path: Path, error: 
         raise error
     assert mlflow.runs["0"].info.status == status
     with make(tmp_path, resumes=True):
-        until(lambda: mlflow.runs["0"].info.status == "RUNNING")
+        wait_for(lambda: mlflow.runs["0"].info.status == "RUNNING")
     assert [run.info.status for run in mlflow.runs.values()] == ["FINISHED"]
 
 
@@ -183,10 +175,10 @@ def test_a_server_that_dies_and_comes_back_gets_all(
 ) -> None:
     run = make(tmp_path)
     run.log({"a": 1.0}, 1)
-    until(lambda: mlflow.values)
+    wait_for(lambda: mlflow.values)
     mlflow.away = True
     run.log({"a": 2.0}, 2)
-    until(lambda: len(caplog.messages) == 2)
+    wait_for(lambda: len(caplog.messages) == 2)
     run.log({"a": 3.0, "b": 4.0}, 3)
     mlflow.away = False
     run.end_with(None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from retina_dist.detection.detector import Detector, ImageResult
 from retina_dist.errors import ConfigError
 from retina_dist.serving.scoring import RequestError, Scorer
 from retina_dist.serving.server import ServeConfig, listen
+from tests.commands import wait_for
 from tests.unit.serving.server import (
     MAX_PIXELS,
     REFUSALS,
@@ -79,13 +79,6 @@ class Fake:
         if b"crash" in images:
             raise ZeroDivisionError
         return [{"width": len(data)} for data in images]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def metric(client: TestClient, name: str) -> float:

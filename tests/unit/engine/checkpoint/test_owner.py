@@ -23,20 +23,16 @@ from retina_dist.engine.plan import TrainerConfig
 from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.files import PathOrUrl, names_in, parse_path
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.commands import wait_for
+from tests.unit.engine.checkpoint.test_store import save
 
 FORK = multiprocessing.get_context("fork")
+WEIGHTS = {"w": torch.ones(1)}
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def other_process(function: Callable[[], Any]) -> Any:
@@ -215,21 +211,17 @@ def store_of(folder: PathOrUrl, step: int | None = None) -> CheckpointStore:
 def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: PathOrUrl) -> None:
     former = store_of(folder)
     former.claim()
-    former.save({"w": torch.ones(1)}, 1)
-    former.wait()
+    save(former, WEIGHTS, 1)
     now = store_of(folder, 1)
     now.claim()
     before = names_in(folder)
-    former.save({"w": torch.ones(1)}, 2)
     with pytest.raises(CheckpointError, match=r"step 2 was not saved: .* was taken over by process \d+ on \S+ since"):
-        former.wait()
+        save(former, WEIGHTS, 2)
     assert names_in(folder) == before
-    now.save({"w": torch.ones(1)}, 3)
-    now.wait()
+    save(now, WEIGHTS, 3)
     assert [e["step"] for e in read_manifest(folder)] == [3]
-    former.save({"w": torch.ones(1)}, 4)
     with pytest.raises(CheckpointError, match="taken over"):
-        former.wait()
+        save(former, WEIGHTS, 4)
     newest = load_latest(folder)
     assert newest is not None
     assert newest[1]["step"] == 3
@@ -241,25 +233,21 @@ def test_one_that_was_suspended_while_it_wrote_removes_nothing_of_the_new_owner(
     """It wakes up after its last look at the owner, and writes its manifest over the new one."""
     former, now = store_of(folder), store_of(folder, 1)
     former.claim()
-    former.save({"w": torch.ones(1)}, 1)
-    former.wait()
+    save(former, WEIGHTS, 1)
     original = store.write_bytes
 
     def suspended(target: PathOrUrl, data: bytes) -> None:
         if target.name == "manifest.json":
             monkeypatch.undo()
             now.claim()
-            now.save({"w": torch.ones(1)}, 3)
-            now.wait()
+            save(now, WEIGHTS, 3)
         original(target, data)
 
     monkeypatch.setattr(store, "write_bytes", suspended)
-    former.save({"w": torch.ones(1)}, 2)
     with pytest.raises(CheckpointError, match="step 2 was not saved"):
-        former.wait()
+        save(former, WEIGHTS, 2)
     assert "step_00000003.pt" in names_in(folder)
     if isinstance(folder, Path):
         assert load_checkpoint(folder / "last.pt")["step"] == 3
-    now.save({"w": torch.ones(1)}, 4)
-    now.wait()
+    save(now, WEIGHTS, 4)
     assert [e["step"] for e in read_manifest(folder)] == [4]
