@@ -25,7 +25,6 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").glob("*.md")
 )
 LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
-PLACEHOLDERS = {"...": ""}
 
 
 def commands_of(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -74,8 +73,7 @@ def overrides_of(words: list[str]) -> list[tuple[str, ...]]:
     """The overrides of a command, those of each job of a sweep; without Hydra's flags and placeholders."""
     sweep = "-m" in words or "--multirun" in words
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    for given, value in PLACEHOLDERS.items():
-        settings = [setting.replace(given, value) for setting in settings]
+    settings = [setting.replace("...", "") for setting in settings]
     if not sweep:
         return [tuple(settings)]
     pairs = [setting.partition("=") for setting in settings]

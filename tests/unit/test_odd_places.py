@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.errors import UserError
 from retina_dist.files import parse_path
+from tests.coco_files import write_coco
 
 PATIENCE_S = 20
 
@@ -46,9 +46,7 @@ def _nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def coco(folder: Path, name: str = "a.jpg") -> Path:
     images = [{"id": 1, "file_name": name, "width": 8, "height": 8}]
-    (folder / "coco.json").write_text(
-        json.dumps({"images": images, "annotations": [], "categories": [{"id": 1, "name": "a"}]})
-    )
+    write_coco(folder / "coco.json", images, [])
     return folder / "coco.json"
 
 

@@ -37,6 +37,7 @@ CASES = [
     ("v2", "fp16", "sync_bn", "tensor_norm", "sgd"),
     ("v1", "tf32", "sync_bn", "global_norm", "adamw"),
     ("classifier", "fp16", "bn", "global_norm", "adamw"),
+    ("classifier", "fp32", "bn", "global_norm", "sgd"),
 ]
 
 
@@ -92,14 +93,12 @@ def batches(model: str) -> tuple[Any, list[Any]]:
     return detection_batch((64, 64)), other
 
 
-def build_step(
-    config: Any, model: nn.Module, precision: str = "fp32", world_size: int = 2, **options: Any
-) -> TrainStep:
+def build_step(config: Any, model: nn.Module, precision: str, **options: Any) -> TrainStep:
     config = replace(config, trainer=replace(config.trainer, precision=precision))
     config = replace(config, optimizer=replace(config.optimizer, name=options.pop("optimizer", "sgd")))
-    strategy = OneOfTwo("cuda") if world_size == 2 else SingleDeviceStrategy("cuda")
+    strategy = OneOfTwo("cuda")
     state = build_state(config, model.train(), strategy)
-    plan = build_plan(config, 1000, world_size)
+    plan = build_plan(config, 1000, 2)
     return TrainStep(state, plan, strategy, precision=precision, gradient_clip=0.1, **options)  # type: ignore[arg-type]
 
 
@@ -126,7 +125,8 @@ def test_a_step_waits_once_and_copies_its_batch_only(
             meter.update(values, 6)
     assert gpu.waits == {FINITE: 1}
     assert seen["dtype"] is {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    assert torch.backends.cudnn.allow_tf32 is (precision == "tf32")
+    flags = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    assert flags == (precision == "tf32",) * 2, "after the context, as the backward pass meets them"
     assert all(value.is_cuda for value in values.values())
     assert step.state.ema is not None
     assert step.state.ema.updates == 2

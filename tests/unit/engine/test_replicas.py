@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.engine import replicas
 from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, checksum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
-from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import ThreadRank
 from tests.plans import plan_of
 from tests.unit.engine.test_trainer import Recorder, Rows
@@ -232,13 +230,6 @@ def test_metrics_that_differ_over_ranks_end_the_first_validation() -> None:
         assert "the metric val/loss is nan on rank 0 and 1 on rank 1" in str(error)
     for losses, _, _ in fitted(right, lambda rank: {"val/loss": 1.0 + 1e-9 * rank, "val/recall": math.nan}):
         assert len(losses) == 4
-
-
-def test_skipped_images_lower_the_weights_of_a_sound_step() -> None:
-    alone = SingleDeviceStrategy("cpu")
-    replicas.check_shares([0.75], alone, 1, skips=True)
-    with pytest.raises(ReplicaMismatch, match=r"add up to 0\.75"):
-        replicas.check_shares([0.75], alone, 1)
 
 
 def test_an_attribute_that_leads_back_to_itself_is_compared_once() -> None:

@@ -30,7 +30,7 @@ PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer")
 NASTY = '</script><img src=x onerror="window.broken=1">'  # a class, a file and a setting may be called so
 
 
-def write_run(folder: Path, task: str = "detection", lr: float = 0.01, images: bool = True) -> Path:
+def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
     """A run folder with everything that a report reads."""
     logger = CsvLogger(folder / "metrics.csv")
     for step in range(1, 301):
@@ -66,7 +66,7 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01, images: b
         "result.json": {"status": "ok", "step": 300, "train/loss": 1.0, "seconds": 99.0, "images_per_s": 50.0},
         "timings.json": {"slowest": 1, "ranks": [rank, rank]},
         "analysis.json": analysis,
-        "details.json": {"precision_recall": lines, "images": ids if images else {}},
+        "details.json": {"precision_recall": lines, "images": ids},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
@@ -157,7 +157,10 @@ def test_a_page_of_odd_names_and_without_a_matrix(tmp_path: Path) -> None:
     path.write_text(json.dumps(analysis | {"confusion": None, "errors": None}))
     assert write_report(folder).read_text().count("nothing was detected") == 2
     path.write_text(json.dumps(analysis | {"confusion": None, "errors": None, "calibration": None}))
-    assert write_report(folder).read_text().count("it needs <code>pip install") == 3
+    shutil.rmtree(folder / "images")
+    html = write_report(folder).read_text()
+    assert html.count("it needs <code>pip install") == 3
+    assert "Left out: the folder has no images of the best validation." in html
 
 
 def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> None:
@@ -190,8 +193,6 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     assert {row[4] for row in differences(read_run(first), read_run(second))} == {""}
     (first / "resamples.npz").write_text("damaged")
     assert write_report(first).is_file(), "a report of one run does not need it"
-    with pytest.raises(DataError, match="resamples.npz cannot be read"):
-        write_report(first, second)
 
 
 def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
@@ -304,9 +305,3 @@ def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -
     assert not tab.run("document.querySelector('dialog').open")
     assert tab.run("document.activeElement.className") == "picture"
     assert tab.errors == []
-
-
-def test_images_that_were_removed_are_left_out(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    shutil.rmtree(folder / "images")
-    assert "Left out: the folder has no images of the best validation." in write_report(folder).read_text()

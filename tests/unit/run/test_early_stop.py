@@ -20,7 +20,7 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.run.build import best_metric, build_plan, build_state, task_class
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from tests.unit.engine.test_trainer import trainer
+from tests.unit.engine.test_trainer import Recorder, trainer
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 EPOCHS, PATIENCE = 20, 1
@@ -43,17 +43,6 @@ SETTINGS = [
     f"trainer.patience={PATIENCE}",
     "trainer.check_replicas_every=0steps",
 ]
-
-
-class Log:
-    """The monitored metric of each validation by its step."""
-
-    def __init__(self) -> None:
-        self.validations: dict[int, float] = {}
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        if "val/loss" in metrics:
-            self.validations[step] = metrics["val/loss"]
 
 
 class Seen:
@@ -81,10 +70,11 @@ def fit(config: RunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     task = task_class(config)(config, strategy)
     plan = build_plan(config, task.num_images, strategy.world_size)
     state = build_state(config, copy.deepcopy(model), strategy, best_metric(config, task.validates))
-    data, log = task.build_data(), Log()
+    data, log = task.build_data(), Recorder()
     seen = Seen(data)
     Trainer(TrainStep(state, plan, strategy), seen, log, validate=task.build_evaluator(data)).fit()
-    return {"step": state.step, "epochs": seen.epochs, "validations": log.validations, "best": state.best.value}
+    validations = {step: row["val/loss"] for step, row in log.rows if "val/loss" in row}
+    return {"step": state.step, "epochs": seen.epochs, "validations": validations, "best": state.best.value}
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from retina_dist.config.compose import load_config
 from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
+from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run import assemble, memory
 from retina_dist.run.build import build_plan, build_state, build_train_step, task_class
 from retina_dist.run.memory import (
@@ -252,9 +253,7 @@ def test_an_unknown_gpu_names_those_that_are_known(wrong: str, near: str) -> Non
 
 
 def losses_of(folder: Path) -> list[float]:
-    rows = (folder / "metrics.csv").read_text().splitlines()
-    place = rows[0].split(",").index("train/loss")
-    return [float(row.split(",")[place]) for row in rows[1:] if row.split(",")[place]]
+    return read_metrics(folder / "metrics.csv")["train/loss"][1]
 
 
 @pytest.mark.usefixtures("straight")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,17 @@ import pytest
 from PIL import Image
 
 from scripts.crop_boxes import crop_boxes
+from tests.coco_files import write_coco
 
 
-def data(folder: Path, name: str = "cell") -> tuple[Path, Path]:
+def data(folder: Path) -> tuple[Path, Path]:
     """One image whose pixels tell their column, with boxes [x, y, width, height] of two classes and one without an area."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     pixels = np.broadcast_to(np.arange(40, dtype=np.uint8)[None, :, None], (30, 40, 3))
     Image.fromarray(pixels.copy()).save(folder / "a.png")
-    boxes = [([4.5, 2, 10, 6], 1), ([30, 20, 10, 10], 2), ([3, 3, 0, 5], 1)]
-    coco = {
-        "images": [{"id": 1, "file_name": "a.png", "width": 40, "height": 30}],
-        "annotations": [
-            {"id": i, "image_id": 1, "bbox": box, "category_id": category}
-            for i, (box, category) in enumerate(boxes, start=1)
-        ],
-        "categories": [{"id": 1, "name": name}, {"id": 2, "name": "disc"}],
-    }
-    (folder / "coco.json").write_text(json.dumps(coco))
+    images = [{"id": 1, "file_name": "a.png", "width": 40, "height": 30}]
+    boxes = [(1, 1, [4.5, 2, 10, 6], 0), (1, 2, [30, 20, 10, 10], 0), (1, 1, [3, 3, 0, 5], 0)]
+    write_coco(folder / "coco.json", images, boxes, {1: "cell", 2: "disc"})
     return folder / "coco.json", folder
 
 
