@@ -147,31 +147,21 @@ def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, w
     assert same_steps(epochs(annotations, 4, num_workers=workers), plain[4:])  # and after a resume
 
 
-def damaged(written: Path, kind: str) -> tuple[Annotations, int, str]:
-    """Data whose image in row `row` can no longer be read; and what must be said of it."""
-    annotations = split_of(written, format="shards")
-    row = 4
-    where = annotations.records[row].path
-    assert isinstance(where, ArchiveMember)
-    path = written / where.file
-    content = bytearray(path.read_bytes())
-    if kind == "gone":
-        path.unlink()
-        return annotations, row, f"{where.file} (member {where.member}"
-    if kind == "short":
-        path.write_bytes(content[: where.offset + 100])
-        return annotations, row, "only 100 bytes are there"
-    content[where.offset + where.length // 2] ^= 1
-    path.write_bytes(content)
-    return annotations, row, "its CRC-32 differs"
-
-
 @pytest.mark.parametrize("kind", ["gone", "short", "bit"])
 def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -> None:
-    annotations, row, what = damaged(written, kind)
-    where = annotations.records[row].path
+    annotations = split_of(written, format="shards")
+    where = annotations.records[4].path
     assert isinstance(where, ArchiveMember)
-    spec = BatchSpec(0, (row,), canvas=(96, 96), min_size=32, weight=1.0)
+    path, what = written / where.file, "its CRC-32 differs"
+    content = bytearray(path.read_bytes())
+    content[where.offset + where.length // 2] ^= 1
+    if kind == "short":
+        content, what = content[: where.offset + 100], "only 100 bytes are there"
+    path.write_bytes(content)
+    if kind == "gone":
+        path.unlink()
+        what = f"{where.file} (member {where.member}"
+    spec = BatchSpec(0, (4,), canvas=(96, 96), min_size=32, weight=1.0)
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
     with pytest.raises(ImageError) as caught:
         dataset[spec]
