@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 p
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Horovod gets NCCL where a GPU is; without one it would only lengthen the build.
+HOROVOD_GPU ?= $(if $(wildcard /dev/nvidia[0-9]*),auto,no)
 # A change of the dependencies, of the Makefile or of the Python installs anew.
 KEY := $(shell cat setup.cfg pyproject.toml Makefile 2>/dev/null | cksum | cut -d' ' -f1)
 
@@ -60,7 +62,7 @@ $(VENV)/installed-$(KEY):
 
 # Without a compiler the build fails with what is missing, and the tests of Horovod are skipped with that reason.
 $(VENV)/horovod-$(KEY): $(VENV)/installed-$(KEY) scripts/install_horovod.py scripts/horovod.patch
-	-$(RUN) scripts/install_horovod.py && rm -f $(VENV)/horovod-* && touch $@
+	-$(RUN) scripts/install_horovod.py --gpu $(HOROVOD_GPU) && rm -f $(VENV)/horovod-* && touch $@
 
 clean:  ## Remove the virtual environment and caches; data sets and runs stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

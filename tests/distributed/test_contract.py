@@ -42,6 +42,7 @@ def test_a_crash_on_one_rank_ends_the_job_with_its_traceback(kind: str) -> None:
     assert job.ranks == [None, None]
 
 
+@pytest.mark.long
 def test_horovod_refuses_a_sum_of_unequal_shapes() -> None:
     job = run_ranks("horovod", 2, "unequal", check=False)
     assert job.exit_code != 0
