@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+from retina_dist.errors import DataError
+from retina_dist.text import pluralize
 
 
 def seed_everything(seed: int) -> None:
@@ -45,6 +48,20 @@ def derived_seed(*key: int | str) -> int:
 def held_out(name: str, fraction: float) -> bool:
     """Whether the image of this name is in the `fraction` of a training set that validates; adding others never moves it."""
     return derived_seed("held out", name) < fraction * 2**63
+
+
+def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]:
+    """The rows of the images of "train" and, for `fraction` of them, of "val". Raises DataError where that leaves either empty."""
+    rows: dict[str, list[int]] = {"train": [], "val": []}
+    for row, name in enumerate(names):
+        rows["val" if held_out(name, fraction) else "train"].append(row)
+    for split in rows:
+        if not rows[split]:
+            raise DataError(
+                f"data.val_fraction={fraction} of {pluralize(len(names), 'image')} leaves none for {split}; give another fraction, "
+                "or more images."
+            )
+    return rows
 
 
 @contextmanager

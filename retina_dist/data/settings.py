@@ -1,4 +1,4 @@
-"""The settings that the image data of every task shares."""
+"""The settings that the image data of every task shares; the names of splits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from retina_dist.run_config import DataSettings
 from retina_dist.settings import setting
 
 MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
+# split -> names of its folders and files
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
 @dataclass

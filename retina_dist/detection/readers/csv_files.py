@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from retina_dist.data.splits import SPLITS
+from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import (
     ENDINGS,
     Box,

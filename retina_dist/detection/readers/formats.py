@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.data.images import is_image
+from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import has_shards
-from retina_dist.data.splits import SPLITS
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import yaml
 
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
-from retina_dist.data.splits import SPLITS
+from retina_dist.data.settings import SPLITS
 from retina_dist.errors import DataError, ImageError, UserError, first_line
 from retina_dist.files import PathOrUrl, read_bytes
 from retina_dist.text import parse_number, pluralize

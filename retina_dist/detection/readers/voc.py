@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from retina_dist.data.splits import SPLITS
+from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import (
     ENDINGS,
     Box,

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from retina_dist.data.images import is_image
-from retina_dist.data.splits import SPLITS
+from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import Box, Item, Items, number_in, read_text, reading
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
