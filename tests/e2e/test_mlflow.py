@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from retina_dist.run import mlflow_run
 from retina_dist.run.assemble import train
 from retina_dist.run.mlflow_run import MlflowRun
 from retina_dist.settings import flattened
+from tests.commands import wait_for
 from tests.e2e.conftest import SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
@@ -69,11 +69,8 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        until = time.monotonic() + 180
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None, (folder / "server.log").read_text()
-            assert time.monotonic() < until, (folder / "server.log").read_text()
-            time.sleep(0.2)
+        wait_for(lambda: _answers(f"http://127.0.0.1:{port}/health") or server.poll() is not None, 180)
+        assert server.poll() is None, (folder / "server.log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(server.pid, 9)

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.strategies.start_processes import command, environment
+from tests.chaos import equal
+from tests.commands import run_process
 from tests.e2e.conftest import ROOT, SMALL
 
 pytestmark = pytest.mark.skipif(
@@ -47,9 +48,7 @@ def cluster() -> Iterator[dict[str, str]]:
 def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, str], tmp_path: Path) -> None:
     settings = [*SMALL, "trainer.max_duration=12steps", "trainer.checkpoint_every=2steps", "logging.plots=false"]
     under_torchrun = command("torchrun", 2, "retina_dist.train", [*settings, "output_dir=torchrun"])
-    subprocess.run(
-        under_torchrun, cwd=tmp_path, env=environment(1) | {"PYTHONPATH": str(ROOT)}, check=True, timeout=300
-    )
+    run_process(under_torchrun, cwd=tmp_path)
 
     under_ray = [
         sys.executable,
@@ -72,8 +71,7 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
     assert "resumed from ray/checkpoints/step_" in (tmp_path / "words").read_text(), "Ray started the workers again"
     ours, theirs = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("ray", "torchrun"))
     assert ours["step"] == theirs["step"] == 12
-    assert ours["model"].keys() == theirs["model"].keys()
-    assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in theirs["model"])
+    assert equal(ours["model"], theirs["model"])
 
 
 def wait_for_checkpoint(folder: Path, job: subprocess.Popen[bytes]) -> int:
