@@ -35,6 +35,7 @@ import torch
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.start_processes import command, environment, why_missing
+from tests.e2e.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = {"single": "python", "ddp": "torchrun", "horovod": "horovodrun"}
@@ -42,22 +43,11 @@ STEPS, CHECKPOINT_EVERY = 24, 3
 TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
 END_S = 90  # a job that has not ended by then after its fault hangs
 JOB = (
-    "model.backbone=mobilenet_v3_small",
-    "data.shapes.num_train=24",
-    "data.shapes.num_val=6",
-    "data.shapes.image_size=64",
-    "data.batch_size=4",
-    "data.val_batch_size=3",
-    "data.min_sizes=[64]",
-    "data.max_size=96",
-    "data.num_workers=0",
-    "schedule.warmup=2steps",
+    *SMALL,
     f"trainer.max_duration={STEPS}steps",
     "trainer.validate_every=8steps",
     f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
     "trainer.keep_last=3",
-    "trainer.log_every=1",
-    "trainer.num_threads=1",
     "trainer.ema_decay=0.9",
     f"strategy.timeout_s={TIMEOUT_S}",
     "logging.plots=false",

@@ -15,14 +15,13 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 
 from retina_dist.strategies.start_processes import executable
 from tests import chaos
 from tests.chaos import differences, rank_processes, steps_done
 from tests.commands import run_command
 from tests.distributed.ranks import launched, variables
-from tests.distributed.test_training import MODULE, checkpoint, flat, numbers
+from tests.distributed.test_training import MODULE, checkpoint, same_training, same_weights
 
 END_S = 240
 # Five images a step, which two processes cannot share equally, and norms over all of them; plain SGD makes little of rounding.
@@ -158,22 +157,6 @@ def test_eight_seven_and_eight_processes_train_what_one_does(tmp_path: Path) -> 
             assert job.wait(3 * END_S) == 0, log_of(tmp_path)
     assert "9 images a step = 7 processes x 1 accumulated x 1 or 2" in log_of(tmp_path)
     same_training(tmp_path / "run", tmp_path / "one")
-
-
-def same_training(run: Path, other: Path) -> None:
-    """Every step once, and losses and weights that differ by rounding in float64 only."""
-    assert len(numbers(run, "train/loss")) == len(numbers(other, "train/loss")) == checkpoint(run)["step"]
-    assert numbers(run, "train/loss") == pytest.approx(numbers(other, "train/loss"), abs=1e-10)
-    same_weights(run, other)
-
-
-def same_weights(run: Path, other: Path) -> None:
-    assert checkpoint(run)["sampler"] == checkpoint(other)["sampler"]
-    for part in ("model", "ema"):
-        found, expected = (checkpoint(folder)[part] for folder in (run, other))
-        weights, others = (flat(values.get("model", values)) for values in (found, expected))
-        assert weights.dtype == torch.float64
-        torch.testing.assert_close(weights, others, rtol=0, atol=1e-10)
 
 
 @pytest.mark.long

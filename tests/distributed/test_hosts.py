@@ -15,8 +15,7 @@ from retina_dist.strategies.start_processes import environment, executable, why_
 from tests.commands import run_command
 from tests.distributed.hosts import INTERFACE, CannotRun, Host, TwoHosts, find, two_hosts
 from tests.distributed.ranks import KINDS, ROOT
-from tests.distributed.test_faults import same_training
-from tests.distributed.test_training import MODULE
+from tests.distributed.test_training import MODULE, same_training
 from tests.e2e.conftest import SMALL
 
 BACKENDS = {"mpi": "Horovod over MPI", "horovod": "Horovod over Gloo", "ddp": "DDP over Gloo"}

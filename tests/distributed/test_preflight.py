@@ -7,20 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.coco_files import write_coco
 from tests.commands import run_process
 from tests.distributed.ranks import launched
 
 SETTINGS = ("data=coco", "model=retinanet_tiny", "trainer.max_duration=1epoch", "cluster=true", "output=report.json")
-TRAIN = {
-    "images": [{"id": 1, "file_name": "a.jpg", "width": 60, "height": 40}],
-    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [5, 5, 20, 20], "iscrowd": 0}],
-    "categories": [{"id": 1, "name": "thing"}],
-}
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("horovodrun", marks=pytest.mark.long)])
 def test_two_sound_ranks_pass(launcher: str, tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text(json.dumps(TRAIN))
+    images = [{"id": 1, "file_name": "a.jpg", "width": 60, "height": 40}]
+    write_coco(tmp_path / "train.json", images, [(1, 1, [5, 5, 20, 20], 0)])
     (tmp_path / "a.jpg").touch()
     settings = [*SETTINGS, "data.train_annotations=train.json", "data.train_images=.", "data.num_workers=0"]
     printed = run_process(launched(launcher, 2, "retina_dist.doctor", *settings), cwd=tmp_path)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from retina_dist.strategies.launch_environment import slurm_port
 from tests.chaos import differences, steps_done
@@ -90,6 +89,4 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(cluster:
     assert "resume=auto: no checkpoint" in said
     assert re.search(rf"resumed from {run}/checkpoints/\S+, step {stopped}\n", said)
     assert not differences(run, alone)
-    found, expected = checkpoint(run)["model"], checkpoint(alone)["model"]
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert os.EX_TEMPFAIL == 75  # what the script waits for
