@@ -79,8 +79,9 @@ class Chain:
     def run(self, wanted: int) -> int:
         """Disturb until the training is done or `wanted` faults were made, then let it finish; the number of faults."""
         faults: list[str] = []
+        may_be_filled = os.path.ismount(self.folder.parent)  # a small separate disk, where that does no harm
         while len(faults) < wanted and steps_done(self.folder) < STEPS - 1:
-            fault = self.random.choice([f for f in FAULTS if "disk" not in f or full_disk_is_possible(self.folder)])
+            fault = self.random.choice([f for f in FAULTS if "disk" not in f or may_be_filled])
             if fault not in ("truncate", "flip a bit"):
                 self._disturbed(fault)
             elif not damage(self.folder, fault, self.random):
@@ -204,11 +205,6 @@ def filled(folder: Path) -> Iterator[None]:
         filler.unlink()
 
 
-def full_disk_is_possible(folder: Path) -> bool:
-    """Whether the folder is on a small separate disk, which may be filled without harm."""
-    return os.path.ismount(folder.parent)
-
-
 def steps_done(folder: Path) -> int:
     """The last step that metrics.csv knows."""
     try:
@@ -226,7 +222,7 @@ def rank_processes(folder: Path) -> list[int]:
         with suppress(OSError):  # gone meanwhile
             line = (process / "cmdline").read_text(errors="replace")
             places = re.findall(r"\0output_dir=([^\0]*)", line)
-            if TRAINS.match(line) and (process / "cwd").resolve() / places[-1] == folder.resolve():
+            if TRAINS.match(line) and places and (process / "cwd").resolve() / places[-1] == folder.resolve():
                 variables = (process / "environ").read_text(errors="replace").split("\0")
                 launch = detect_launch(dict(v.split("=", 1) for v in variables if "=" in v))
                 ranks.setdefault(launch.rank, int(process.name))
