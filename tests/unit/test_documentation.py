@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,6 @@ def command_of(words: list[str]) -> tuple[str, list[str]] | None:
     return name, rest
 
 
-@cache
-def compose(name: str, overrides: tuple[str, ...]) -> Any:
-    return load_config(name, list(overrides))
-
-
 def overrides_of(words: list[str]) -> list[tuple[str, ...]]:
     """The overrides of a command, those of each job of a sweep; without Hydra's flags and placeholders."""
     sweep = "-m" in words or "--multirun" in words
@@ -105,7 +99,7 @@ def test_a_command_composes(name: str, words: list[str]) -> None:
         return
     assert name in COMMANDS or name in {f"benchmark_{kind}" for kind in KINDS}
     for overrides in overrides_of(words):
-        compose(name, overrides)
+        load_config(name, list(overrides))
 
 
 def links_of(page: Path) -> Iterator[tuple[Path, str]]:
