@@ -6,7 +6,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -136,8 +135,11 @@ class ImageTask(Task):
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Raise CheckpointError unless the labels of the checkpoint `source` have the same names."""
-        theirs = self.classes_in(state, source)
-        if other := [repr(a or b) for a, b in zip_longest(theirs, self.class_names) if a != b]:
+        theirs, ours = self.classes_in(state, source), self.class_names
+        if list(theirs) != list(ours):
+            other = [repr(n) for n in dict.fromkeys([*theirs, *ours]) if (n in theirs) != (n in ours)] or [
+                "their order"
+            ]
             raise CheckpointError(
                 f"{source} was trained on other classes than data={self.config.data.name} has ({', '.join(other[:3])}); resume "
                 f"with the same data, or start a new run with model.weights={source}."

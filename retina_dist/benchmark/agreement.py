@@ -55,7 +55,10 @@ class AgreementConfig(OfCheckpoint):
 
 
 def compare(detector: Detector, expected: list[Detections], others: list[Detections]) -> dict[str, float]:
-    """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side."""
+    """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side.
+
+    As `differences`, it leaves out those whose score is within NEAR_SCORE of where the other side may have been cut off.
+    """
     apart = torch.cat([differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)])
     near = (apart <= torch.tensor([NEAR_PX, NEAR_SCORE])).all(dim=1)
     box, score = torch.cat([torch.zeros(1, 2), apart[near]]).amax(dim=0).tolist()

@@ -218,7 +218,9 @@ def examine(config: Any) -> DoctorReport:
     checked = {}
     for split, part in parts.items():
         files = [(name, source, None) for name, source in zip(part.names, part.sources, strict=True)]
-        checked[split] = check_images(files, split, config.images, data.max_pixels)
+        checks = check_images(files, split, config.images, data.max_pixels)
+        # a listed file that is gone since is left out by the same setting as a damaged one
+        checked[split] = [replace(c, problem="unreadable") if c.problem == "missing" else c for c in checks]
     findings += [Finding(*f) for f in file_findings(checked, {"unreadable"} if data.bad_images == "skip" else ())]
     findings += _of_other_labels(checked, parts)
     if sizes := [check.size for checks in checked.values() for check in checks if check.size]:

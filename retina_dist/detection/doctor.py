@@ -58,6 +58,9 @@ def examine(config: DoctorConfig) -> DoctorReport:
         if problem := implausible_boxes(part, split, config.data):
             findings.append(Finding("error", split, *problem))
         findings += box_findings(part, split)
+        if config.images != "decode":
+            what = "image files not decoded" if config.images == "header" else "image files not read"
+            findings.append(Finding("info", split, what, f"as images={config.images} says", len(part.records)))
     tolerated = {"missing"} if config.data.missing_images == "skip" else set()
     tolerated |= {"unreadable", "of another size"} if config.data.bad_images == "skip" else set()
     findings += [Finding(*f) for f in file_findings(checked, tolerated)]

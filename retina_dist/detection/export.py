@@ -198,7 +198,7 @@ def differences(detector: Detector, one: Detections, other: Detections, margin: 
         least = detector.model.score_thresh
         if len(those["scores"]) == detector.model.detections_per_img:  # the rest was cut off
             least = max(least, float(those["scores"].min()))
-        counted = these["scores"] > least + margin
+        counted = ~(these["scores"] <= least + margin)  # NaN too
         apart = (these["boxes"][counted][:, None].double() - those["boxes"].double()).abs().amax(dim=2)  # [N, M]
         scores = (these["scores"][counted][:, None].double() - those["scores"].double()).abs()
         pairs = torch.stack((apart, scores), dim=2).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from retina_dist.engine.checkpoint.store import sealed
-from retina_dist.engine.replicas import leaves_of
 from retina_dist.errors import ConfigError
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -200,11 +199,26 @@ def _saved(content: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+def _leaves(value: Any) -> Iterator[Any]:
+    """The tensors, arrays and plain values in batches of any class, with the keys of mappings and the names of attributes."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif hasattr(value, "tolist") or not hasattr(value, "__dict__"):
+        yield value
+    else:
+        yield from _leaves(vars(value))
+
+
 def _plain(value: Any) -> list[Any]:
-    """What compares equal for equal batches of any class."""
-    return [(name, x.dtype, x.tolist()) if isinstance(x, Tensor) else (name, x) for name, x in leaves_of(value)]
+    """What compares equal for equal batches."""
+    return [(str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf for leaf in _leaves(value)]
 
 
 def _elements(value: Any) -> int:
-    """Numbers in the tensors of batches."""
-    return sum(x.numel() for _, x in leaves_of(value) if isinstance(x, Tensor))
+    """Numbers in the tensors and arrays of batches."""
+    return sum(math.prod(leaf.shape) for leaf in _leaves(value) if hasattr(leaf, "tolist"))
