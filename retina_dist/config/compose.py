@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 RUN_CONFIG = "config.yaml"
 # Settings of a start, which a resume does not take from the run.
-OF_ONE_START = ("resume", "output_dir", "launcher", "dry_run", "debug", "trainer.stop_after")
+OF_ONE_START = ("resume", "output_dir", "dry_run", "debug", "trainer.stop_after")
 
 SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module states it
 

@@ -101,7 +101,7 @@ def entry_point(
                     at = sys.argv.index(values[0], 1)  # beside the others: Hydra takes one run of overrides
                     values, sys.argv = [*values, *entry], [*sys.argv[:at], *entry, *sys.argv[at:]]
                     if options.cfg is None and detect_launch().rank == 0:
-                        print_redacted(f"{entry[0]}, because nothing was drawn into data.root")
+                        print_redacted(f"data.root is read by {entry[0]}")
                 prepare(name, values, options)
                 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
                 with translate_hydra_errors(command_of(name)):

@@ -95,7 +95,7 @@ def _small_objects(coverage: Coverage, data: DetectionData) -> list[Finding]:
     if count < 10 or count <= WORTH_SAYING * len(coverage.size):
         return []
     scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
-    sides = [round(side * scale / 32) * 32 for side in data.min_sizes]
+    sides = [max(round(side * scale / 32), side // 32 + 1) * 32 for side in data.min_sizes]
     remedy = (
         f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, at {scale**2:.1f} times the memory"
     )

@@ -177,7 +177,8 @@ class Trainer:
         self._wait_for_store()
         self.stop.close()
         why = self.stop_reason() or "another rank was asked to"
-        raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; continue with resume=auto.")
+        folder = self.store.folder if self.store else "auto"
+        raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; continue with resume={folder}.")
 
 
 def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generator[Sequence[Any], None, None]:

@@ -207,7 +207,7 @@ def test_a_root_alone_is_read_in_its_own_format(
     assert chosen("data.root=mine", "resume=auto") == "mine"
     assert main(monkeypatch, "train", "data.root=mine", "dry_run=true") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "data=auto, because nothing was drawn into data.root"
+    assert lines[0] == "data.root is read by data=auto"
     assert any(line.endswith("COCO json, as recognised") for line in lines)
     result = run_command("retina_dist.train", "data.root=mine", "seed=1,2", "dry_run=true", "-m", cwd=tmp_path)
     assert result.stdout.count("data: mine") == 2
