@@ -28,6 +28,7 @@ from retina_dist.text import escape, pluralize
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+UNFINISHED = "shards.unfinished"  # a file that is there while shards are written, and after an interruption
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
 
 
@@ -98,14 +99,22 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
 def write_splits(
     output: str, splits: Mapping[str, ShardSplit], *, shard_mb: int, report: Callable[[str], object]
 ) -> dict[str, int]:
-    """Write the splits to `output`; return the number of shards of each. Raises DataError where `output` holds shards of one."""
+    """Write the splits to `output`; return the number of shards of each.
+
+    Raises DataError where `output` holds shards or annotations of one. What an interrupted call wrote is replaced.
+    """
     folder = parse_path(output)
+    interrupted = any(folder.glob(UNFINISHED))
     for split, part in splits.items():
-        if has_shards(folder, split):
-            raise DataError(f"output={folder} holds {split} shards already; give another folder, or empty it.")
+        there = [path for name in (index_of(split), f"{split}-*.tar") for path in folder.glob(name)]
+        if not interrupted and (there := there + list(folder.glob(annotations_of(split)))):
+            raise DataError(f"output={folder} holds {there[0].name} already; give an empty folder.")
+        for path in there:
+            path.unlink()
         for text in part.warnings:
             logger.warning(f"{split}: {text}")
-    written = {}
+    write_bytes(folder / UNFINISHED, b"run the same command again\n")
+    written, last = {}, {}
     for split, part in reversed(list(splits.items())):  # train, which every training needs, is complete last
         shards: list[dict[str, Any]] = []
         for content, rows in _tars(part.members, shard_mb * 2**20):
@@ -113,12 +122,15 @@ def write_splits(
             doing(f"writing {name}")
             write_bytes(folder / name, content)
             shards.append({"file": name, "bytes": len(content), "images": rows})
-        write_bytes(folder / annotations_of(split), part.annotations())
         index = {"format": FORMAT, "split": split, "shards": shards}
-        write_bytes(folder / index_of(split), (json.dumps(index, separators=(",", ":")) + "\n").encode())
+        last[annotations_of(split)] = part.annotations()
+        last[index_of(split)] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
         written[split] = len(shards)
         size = sum(shard["bytes"] for shard in shards) / 2**20
         report(f"{split}: {pluralize(len(part.members), 'image')} in {pluralize(len(shards), 'shard')}, {size:.1f} MiB")
+    for name, content in last.items():
+        write_bytes(folder / name, content)
+    (folder / UNFINISHED).unlink()
     return written
 
 

@@ -25,7 +25,7 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.formats import recognise
 from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url
+from retina_dist.files import Url, write_bytes
 from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps
 
@@ -112,9 +112,34 @@ def test_the_same_input_gives_the_same_bytes(coco: Path, written: Path, tmp_path
 
 def test_shards_that_are_there_are_not_touched(coco: Path, written: Path) -> None:
     before = tree(written)
-    with pytest.raises(DataError, match="holds train shards already; give another folder, or empty it"):
+    with pytest.raises(DataError, match=r"holds train\.index\.json already; give an empty folder"):
         write(coco, written)
     assert tree(written) == before
+    before = tree(coco)
+    with pytest.raises(DataError, match=r"holds instances_train\.json already"):
+        write(coco, coco)
+    assert tree(coco) == before
+
+
+@pytest.mark.parametrize("place", ["file://{}/new", "memory://{}/new"])
+@pytest.mark.parametrize("file", ["train-00001.tar", "annotations/instances_train.json", "train.index.json"])
+def test_an_interrupted_writing_is_run_again(
+    coco: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, place: str
+) -> None:
+    there = Url(place.format(tmp_path))
+
+    def interrupted(target: Any, data: bytes) -> None:
+        if str(target).endswith(file):
+            raise KeyboardInterrupt
+        write_bytes(target, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_bytes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write(coco, there)
+    write_bytes(there / "train-00099.tar", b"")  # of larger shards
+    write(coco, there)
+    assert {name: (there / name).read_bytes() for name in there.all_files()} == tree(written)
 
 
 def test_missing_images_and_other_formats(tmp_path: Path) -> None:
