@@ -13,7 +13,7 @@ from typing import Literal
 from PIL import UnidentifiedImageError
 
 from retina_dist.data.images import image_sizes, read_image
-from retina_dist.data.sources import Source, read
+from retina_dist.data.sources import AT_ONCE, Source, is_remote, read, read_all
 from retina_dist.errors import ImageError, doing
 from retina_dist.text import pluralize
 
@@ -40,20 +40,42 @@ def check_images(
     if images == "none":
         return [ImageCheck(name) for name, *_ in files]
     checks: list[ImageCheck] = []
+    remote = any(is_remote(source) for _, source, _ in files)
+    at_once = AT_ONCE if remote else max(1, len(files))
+
+    def check_one(file: tuple[str, Source, Size], content: bytes | ImageError | None) -> ImageCheck:
+        return check_image(*file, decode=images == "decode", max_pixels=max_pixels, content=content)
+
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        for check in pool.map(lambda file: check_image(*file, decode=images == "decode", max_pixels=max_pixels), files):
-            checks.append(check)
-            doing(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
+        for start in range(0, len(files), at_once):
+            part = files[start : start + at_once]
+            contents = read_all([source for _, source, _ in part]) if remote else [None] * len(part)
+            for check in pool.map(check_one, part, contents):
+                checks.append(check)
+                doing(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
     finally:
         pool.shutdown(cancel_futures=True)
     return checks
 
 
-def check_image(name: str, source: Source, annotated: Size, *, decode: bool, max_pixels: int) -> ImageCheck:
-    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated, if any is."""
+def check_image(
+    name: str,
+    source: Source,
+    annotated: Size,
+    *,
+    decode: bool,
+    max_pixels: int,
+    content: bytes | ImageError | None = None,
+) -> ImageCheck:
+    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated, if any is.
+
+    `content` is what `read_all` has read of it already.
+    """
     try:
-        content = read(source)
+        if isinstance(content, ImageError):
+            raise content
+        content = read(source) if content is None else content
         size, stored = image_sizes(source, max_pixels, content)
         if decode:
             read_image(source, max_pixels=max_pixels, content=content)

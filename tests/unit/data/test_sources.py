@@ -14,6 +14,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from retina_dist import files
+from retina_dist.data.file_checks import check_images
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import RemoteFile, read, read_all
 from retina_dist.detection.data.dataset import DetectionDataset
@@ -119,6 +120,9 @@ def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) ->
     dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32)]
     assert Remote.asked == {"read": 4}
     assert Remote.most_together == 4
+    files = [(record.file_name, record.path, None) for record in split_of(url).records]
+    assert not any(check.problem for check in check_images(files, "train", "decode", 10**6))
+    assert Remote.most_together == len(files)
 
 
 def test_missing_images_are_found_before_the_training(coco: Path) -> None:
