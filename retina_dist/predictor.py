@@ -208,7 +208,8 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | 
     data = data.with_values(**{name: None for name in MADE if hasattr(data, name)})
     places = [name for name in PLACES if hasattr(data, name)]
     if root is not None:
-        check_folder(root)
+        if not isinstance(parse_path(root), Url):
+            check_folder(root)
         return data.with_values(**dict.fromkeys(places) | {"root": root})
     for key in places:
         value = getattr(data, key)
