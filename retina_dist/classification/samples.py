@@ -83,6 +83,13 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
 
     `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
     """
+    if not isinstance(root, Url) and any(
+        (f / "images").is_dir() and (f / "labels").is_dir() for f in (root, root / split)
+    ):
+        raise DataError(
+            f"{root} has folders images and labels, so it is a detection data set in YOLO's form; train a detector, "
+            f"task=detection data=auto data.root={root}, or move the images into FOLDER/train/CLASS and FOLDER/val/CLASS."
+        )
     form, read = _reader(root)
     rows = read(root, split)
     if rows is None:
