@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,8 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
             f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
         )
     root = parse_path(data.root) if data.root else parse_path(annotations).parent
+    if data.root and annotations is None and isinstance(root, Path) and not root.is_dir():
+        raise DataError(f"data.root={root} is not a folder; give the one that holds the annotations.")
     if data.format in FOLDER_FORMATS:
         content = read_folder(data.format, root, split)
         return (content, root, root) if content else None
@@ -127,8 +130,11 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
         if optional and not has_shards(root, split):
             return None
         return None, (parse_path(annotations) if annotations else root / annotations_of(split)), root
-    there = root.glob("val.csv") if data.format == "csv" else coco_files(root, "val")
-    if optional and data.val_fraction and not any(there):  # without the fraction, a missing one is an error
+    if (  # without the fraction, a missing one is an error
+        optional
+        and data.val_fraction
+        and not any(root.glob("val.csv") if data.format == "csv" else coco_files(root, "val"))
+    ):
         return None
     if annotations is not None:
         file, folder = parse_path(annotations), root

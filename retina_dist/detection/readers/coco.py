@@ -87,7 +87,7 @@ def load_annotations(
     slices = None
     if content is None and format == "csv":
         content = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv", images)
-    elif content is None and format in FOLDER_FORMATS:
+    elif content is None and format not in ("coco", "shards"):
         content = read_folder(format, annotations, split)
     elif content is None:
         if format == "shards":  # one that is too short is an error now, not in the middle of an epoch

@@ -10,7 +10,7 @@ from retina_dist.data.images import is_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import has_shards
 from retina_dist.detection.readers.items import Items
-from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, open_regular
 
@@ -76,6 +76,8 @@ def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
     from retina_dist.detection.readers.voc import read_cvat, read_voc
     from retina_dist.detection.readers.yolo import read_yolo
 
+    if format not in FOLDER_FORMATS:
+        raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
     if isinstance(root, Url):
         raise DataError(
             f"data.root={root}: {TITLES[format]} is read from local folders only; make shards of it there (python -m "

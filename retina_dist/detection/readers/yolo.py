@@ -52,6 +52,8 @@ def read_yolo(root: Path, split: str) -> Items | None:
     files = list(dict.fromkeys(file for entry in entries for file in _images(root, content, entry)))
     # a list of files may leave the images of other labels to another list
     warnings = [] if any(str(entry).endswith(".txt") for entry in entries) else _labels_alone(files)
+    if (base := content.get("path")) and not (root / str(base)).is_dir():
+        warnings.append(f"{path}: path {str(base)!r} is not a folder here; the images are looked for below {root}")
     if split == "train" and files and not any(_labels_of(file).is_file() for file in files):
         raise DataError(
             f"{root}: none of {pluralize(len(files), 'training image')} has a label file, such as {_labels_of(files[0])}; add them."

@@ -13,7 +13,7 @@ from PIL import Image
 
 from retina_dist.convert import ConvertConfig, convert
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.formats import find_split, recognise
+from retina_dist.detection.readers.formats import TITLES, find_split, recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.errors import ConfigError, DataError
@@ -61,8 +61,11 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
         find_split(tmp_path, "val")
     with pytest.raises(DataError, match="has no annotations of boxes: looked for COCO json, .*YOLO, .*FOLDER"):
         recognise(tmp_path)
-    with pytest.raises(DataError, match="absent is not a folder"):
-        recognise(tmp_path / "absent")
+    for format in ("auto", *TITLES):
+        with pytest.raises(DataError, match="absent is not a folder; give the one"):
+            read(tmp_path / "absent", format=format)
+    with pytest.raises(DataError, match="data.format=xml is unknown; use coco, "):
+        load_annotations(tmp_path, tmp_path, format="xml")
 
 
 def test_another_format_is_named(tmp_path: Path):
@@ -418,6 +421,7 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
     assert part is not None
     assert part.warnings == [
         f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt",
+        f"{tmp_path}/data.yaml: path '/elsewhere/x' is not a folder here; the images are looked for below {tmp_path}",
         f"2 boxes left out, in shares of images that cannot be read in {tmp_path}; restore them",
     ]
 
