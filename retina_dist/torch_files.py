@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
     digest.update(seal)
     if seal.startswith(SEAL) and seal != expected:
         raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
+    if data.startswith(b"PK") and (unpacked := _unpacked_size(data)) > len(data):
+        raise CheckpointError(
+            f"{source} is compressed, {unpacked} bytes in {len(data)}, which torch.save never writes; use another file."
+        )
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -54,6 +59,15 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
             f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
         )
     return content, digest.hexdigest()
+
+
+def _unpacked_size(data: bytes) -> int:
+    """Bytes of a zip file's members once unpacked; 0 of one with a damaged directory, which torch refuses."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except Exception:  # a damaged directory can raise nearly anything
+        return 0
 
 
 def _from_safetensors(data: bytes, source: PathOrUrl) -> dict[str, torch.Tensor]:

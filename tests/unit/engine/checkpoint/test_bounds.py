@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import time
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import CheckpointError, UserError
 from retina_dist.run_config import data_settings_of
+from retina_dist.torch_files import load_torch
 
 SMALL = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16}
 
@@ -58,6 +63,17 @@ def test_model_arguments(content: dict[str, Any], key: str, value: object, words
 def test_input_sizes(content: dict[str, Any], size: tuple[object, object]) -> None:
     with pytest.raises(CheckpointError, match="min_size="):
         Detector.from_content({**content, "input": {"min_size": size[0], "max_size": size[1]}}, "a.pt")
+
+
+def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, path = io.BytesIO(), tmp_path / "bomb.pt"
+    torch.save({"w": torch.zeros(2_000_000)}, saved)
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in archive.namelist():
+            packed.writestr(name, archive.read(name))
+    monkeypatch.setattr(torch, "load", lambda *arguments, **named: pytest.fail("it was unpacked"))
+    with pytest.raises(CheckpointError, match=r"bomb\.pt is compressed, 8\d{6} bytes in \d{4,5}, which torch"):
+        load_torch(path)
 
 
 # its settings
