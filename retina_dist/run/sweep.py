@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from retina_dist.config.compose import command_of, typed
 from retina_dist.config.entry_point import reported_errors
@@ -116,7 +117,7 @@ class SweepTable(Callback):
         rows = rows_of(folder)
         if detect_launch().rank or config.dry_run or not rows:
             return
-        print("\n" + aligned(_cells(rows)))
+        print("\n" + aligned(_cells(rows, "{:.4g}".format)))
         best = best_of(rows)
         print(f"\n{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
         if best:
@@ -128,15 +129,16 @@ class SweepTable(Callback):
 
 
 def _check_settings(config: DictConfig) -> None:
-    """Raise what a job would for its keys and types; each value is tried beside the first ones of the other settings."""
-    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    """Raise what a job would for its keys and types; up to 50 values of a setting are tried beside the first of the others."""
+    hydra: Any = OmegaConf.to_container(config.hydra)  # with ${hydra:...}, which only a job knows
+    given = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     values: dict[str, list[str]] = {}
-    for override in parser.parse_overrides([*given, *config.hydra.overrides.task]):
+    for override in parser.parse_overrides([*given, *hydra["overrides"]["task"]]):
         if not override.is_interval_sweep():
             swept = override.is_sweep_override()
-            each = list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()]
-            values[override.get_key_element()] = each
+            each = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            values[override.get_key_element()] = list(islice(each, 50))
     first = {key: each[0] for key, each in values.items()}
     jobs = dict.fromkeys(tuple((first | {key: value}).items()) for key, each in values.items() for value in each)
     name = config.hydra.job.config_name
@@ -144,14 +146,15 @@ def _check_settings(config: DictConfig) -> None:
         overrides = [f"{key}={value}" for key, value in job]
         with translate_hydra_errors(command_of(name)):
             composed = compose(name, overrides)
-        typed(composed, name, overrides)
+        if "${hydra:" not in OmegaConf.to_yaml(composed):
+            typed(composed, name, overrides)
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     """Write the table of the jobs, and a bar for each job and measure, to `out`, by default `folder`/report.html."""
     rows = rows_of(folder)
     best = best_of(rows)
-    columns, *lines = _cells(rows)
+    columns, *lines = _cells(rows, "{:.4g}".format)
     swept = [" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in row["swept"].items()) for row in rows]
     labels = [f"{Path(row['folder']).name}  {text}" for row, text in zip(rows, swept, strict=True)]
     colors = [COLORS[1 if best and row["folder"] == best[0]["folder"] else 0] for row in rows]
@@ -210,14 +213,14 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return cells
 
 
-def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """The table of the jobs; its first line has the names of the columns."""
+def _cells(rows: list[dict[str, Any]], form: Callable[[float], str] = repr) -> list[list[str]]:
+    """The table of the jobs, by default with every digit; its first line has the names of the columns."""
     columns = ["job", *rows[0]["swept"], "status", _monitor(rows), "95 % interval", "comparison"]
     columns += [LOSS, "images_per_s", "seconds", "folder", "error"]
     lines = []
     for row, bars in zip(rows, compare_with_best(rows), strict=True):
         values = [row.get(key) for key in ("best", LOSS, "images_per_s", "seconds")]
-        best, *numbers = ("" if value is None else f"{value:.6g}" for value in values)
+        best, *numbers = ("" if value is None else form(value) for value in values)
         settings = [Path(row["folder"]).name, *row["swept"].values(), row["status"]]
         lines.append([*settings, best, *bars, *numbers, row["folder"], row["error"] or ""])
     return [columns, *lines]

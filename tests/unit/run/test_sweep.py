@@ -29,7 +29,7 @@ def trained(config: Any) -> dict[str, float]:
     folder.mkdir(parents=True, exist_ok=True)
     value = config.optimizer.lr * 10
     mode = config.trainer.monitor_mode
-    result = {"status": "ok", "error": None, LOSS: 1.0, "images_per_s": 40.0, "best": value}
+    result = {"status": "ok", "error": None, LOSS: 1.0, "images_per_s": 40.123456789, "best": value}
     write_json(folder / RESULT, {**result, "monitor": "coco/AP", "monitor_mode": mode})
     (folder / "checkpoints").mkdir(exist_ok=True)
     return {"coco/AP": config.optimizer.lr * 10}
@@ -62,11 +62,12 @@ def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFi
     assert [row["folder"] for row in rows] == [f"runs/shapes-sweep/{i}" for i in range(4)]
     last = rows[-1]
     assert (last["optimizer.lr"], last["data.batch_size"], last["status"], last["error"]) == ("0.01", "8", "ok", "")
-    assert (float(last["coco/AP"]), float(last[LOSS]), float(last["images_per_s"])) == (0.1, 1.0, 40.0)
+    assert (float(last["coco/AP"]), float(last[LOSS]), float(last["images_per_s"])) == (0.1, 1.0, 40.123456789)
     assert "seed" not in last, "the same in all jobs"
     assert Path("runs/shapes-sweep/report.html").is_file()
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2"
+    assert "40.12  " in printed[4]
     assert any(line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed)
     sweep("optimizer.lr=1e-3,1e-2", "trainer.monitor_mode=min", "output_dir=lowest")
     assert capsys.readouterr().out.splitlines()[-1].endswith("lowest/0")
@@ -96,6 +97,8 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
 def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("seed=range(1,3)", "hydra.sweep.dir=there", "hydra.sweep.subdir=s${seed}") == 0
     assert [row["folder"] for row in table("there")] == ["there/s1", "there/s2"]
+    assert sweep("seed=1,2", "logging.run_name=a${hydra:job.num}", "output_dir=named") == 0
+    assert [row["status"] for row in table("named")] == ["ok", "ok"]
     assert sweep("model=glob(retinanet_r*)", "output_dir=models") == 0
     assert [row["model"] for row in table("models")] == ["retinanet_r18", "retinanet_r50", "retinanet_r50_v2"]
     assert sweep("experiment=sweep_lr_batch", "data.batch_size=4", "output_dir=file") == 0  # the command line wins
