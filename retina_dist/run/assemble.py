@@ -154,7 +154,7 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
 
         find_gpu(config.gpu)
     if fresh and config.resume not in (None, "", "auto"):
-        check_resume(parse_path(config.resume))
+        check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
     elif fresh and not (config.resume or config.dry_run):
         open_run(config)
     task = task_class(config)

@@ -167,15 +167,20 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
 
-def check_resume(source: PathOrUrl) -> None:
-    """Raise CheckpointError where there is no local `source`, before the data is read or made."""
-    if isinstance(source, Path) and not source.exists():
+def check_resume(source: PathOrUrl, elsewhere: object) -> None:
+    """Raise CheckpointError where the local `source` holds no checkpoint, nor may `elsewhere`, before the data is read or made."""
+    if not isinstance(source, Path) or source.is_file():
+        return
+    if not source.exists():
         raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
+    names = [*names_in(source / CHECKPOINTS), *names_in(source)]
+    if not elsewhere and not any(name.endswith(".pt") for name in names):
+        raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
 
 
 def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, dict[str, Any]]:
     """The checkpoint `source`, a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`; and its content."""
-    check_resume(source)
+    check_resume(source, elsewhere)
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
         return source, load_checkpoint(source)
     newest = load_latest(source / CHECKPOINTS) or load_latest(source)
@@ -278,9 +283,9 @@ def next_folder(name: str, *, make: bool = False) -> Path:
             if make:
                 folder.mkdir(parents=True)
             return folder
-        except FileExistsError:  # made by another process meanwhile
-            continue
         except OSError as error:
+            if isinstance(error, FileExistsError) and folder.parent.is_dir():  # made by another process meanwhile
+                continue
             raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
     raise AssertionError("there is always another number")
 

@@ -12,7 +12,7 @@ import torch
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.resume import open_run
+from retina_dist.engine.checkpoint.resume import check_resume, next_folder, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.records import write_start
@@ -47,6 +47,12 @@ def test_fresh_runs_are_numbered() -> None:
     assert open_run(settings()).folder == Path("runs/shapes-8")
     assert open_run(settings("data.name=other")).folder == Path("runs/other")
     assert sorted(p.name for p in Path("runs").iterdir()) == ["shapes", "shapes-7", "shapes-9", "shapes-old"]
+
+
+def test_runs_that_cannot_be_made() -> None:
+    Path("runs").symlink_to("absent")
+    with pytest.raises(ConfigError, match="runs/shapes cannot be made .*; give an output_dir=FOLDER"):
+        next_folder("shapes", make=True)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten() -> None:
@@ -85,7 +91,7 @@ def test_a_named_checkpoint_or_run_folder() -> None:
         open_run(settings("resume=absent.pt"))
     Path("empty").mkdir()
     with pytest.raises(CheckpointError, match="without checkpoints"):
-        open_run(settings("resume=empty"))
+        check_resume(Path("empty"), None)
 
 
 def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:
