@@ -228,8 +228,10 @@ class MlflowRun(NullLogger, AbstractContextManager["MlflowRun"]):
             return None
         try:
             run = self.client.get_run(json.loads(read_bytes(self.id_file))["run_id"])
-        except (FileNotFoundError, ValueError, KeyError, self.mlflow.MlflowException) as error:
-            if self._is_away(error):
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        except self.mlflow.MlflowException as error:
+            if error.get_http_status_code() != 404:
                 raise
             return None
         return run if run.info.lifecycle_stage == "active" else None

@@ -128,7 +128,7 @@ def test_a_run_ends_as_the_training_does(mlflow: Server, tmp_path: Path, error: 
     assert [run.info.status for run in mlflow.runs.values()] == ["FINISHED"]
 
 
-def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make(tmp_path):
         pass
     mlflow.runs["0"].info.lifecycle_stage = "deleted"
@@ -137,6 +137,11 @@ def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path) -> None:
             (tmp_path / "mlflow.json").write_text(content)
         with make(tmp_path, resumes=True):
             pass
+    assert len(mlflow.runs) == 4
+    monkeypatch.setattr(mlflow.MlflowException, "status", 403)
+    (tmp_path / "mlflow.json").write_text('{"run_id": "of someone else"}')
+    with make(tmp_path, resumes=True):
+        pass
     assert len(mlflow.runs) == 4
 
 
