@@ -56,8 +56,13 @@ class LoggerCollection:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
-        for logger in self.loggers:
-            logger.log(metrics if logger is self.console else defined, step)
+        try:
+            for logger in self.loggers:
+                logger.log(metrics if logger is self.console else defined, step)
+        except OSError as error:
+            raise DataError(
+                f"the metrics of step {step} cannot be written ({error}); correct the cause and resume with resume=auto."
+            ) from error
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:

@@ -84,6 +84,14 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
     assert path.read_text() == "name,age\nAda,36\n"
 
 
+def test_metrics_that_cannot_be_written(path):
+    logger = LoggerCollection([CsvLogger(path)], NullLogger())
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match="metrics of step 3 cannot be written .*; correct the cause and resume"):
+        logger.log({}, 3)
+
+
 def test_read_metrics_gives_back_every_digit(path):
     logger = LoggerCollection([CsvLogger(path)], NullLogger())
     for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
