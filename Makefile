@@ -8,26 +8,27 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 p
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Horovod gets NCCL where a GPU is; without one it would only lengthen the build.
-HOROVOD_GPU ?= $(if $(wildcard /dev/nvidia[0-9]*),auto,no)
 # A change of the dependencies, of the Makefile or of the Python installs anew.
 KEY := $(shell cat setup.cfg pyproject.toml Makefile 2>/dev/null | cksum | cut -d' ' -f1)
+# Horovod gets NCCL where a GPU is or was asked for by make horovod; for tests without one it would only lengthen the build.
+HOROVOD_GPU ?= $(if $(filter horovod,$(MAKECMDGOALS))$(wildcard /dev/nvidia[0-9]* $(VENV)/horovod-auto-$(KEY)),auto,no)
+HOROVOD := $(VENV)/horovod-$(HOROVOD_GPU)-$(KEY)
 
 train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
 	$(RUN) -m retina_dist.train $(ARGS)
 
-test: $(VENV)/horovod-$(KEY)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
+test: $(HOROVOD)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-long: $(VENV)/horovod-$(KEY)  ## The tests that make test leaves out because others say nearly the same in less time
+long: $(HOROVOD)  ## The tests that make test leaves out because others say nearly the same in less time
 	$(RUN) -m pytest -m long $(ARGS)
 
-horovod: $(VENV)/horovod-$(KEY)  ## Set up and build Horovod
+horovod: $(HOROVOD)  ## Set up and build Horovod
 
-parity: $(VENV)/horovod-$(KEY)  ## Compare all launchers with one process, 1, 2 and 4 processes, in fp64
+parity: $(HOROVOD)  ## Compare all launchers with one process, 1, 2 and 4 processes, in fp64
 	$(RUN) -m retina_dist.parity processes=[1,2,4] steps=3 $(ARGS)
 
-chaos: $(VENV)/horovod-$(KEY)  ## Kill, stop and damage small trainings 100 times; each must end with the weights of an undisturbed one
+chaos: $(HOROVOD)  ## Kill, stop and damage small trainings 100 times; each must end with the weights of an undisturbed one
 	$(RUN) -m tests.chaos $(ARGS)
 
 engines: $(VENV)/installed-$(KEY)  ## Try the files of scripts/ with Ray Train and SkyPilot (1 GB of packages more)
@@ -61,7 +62,7 @@ $(VENV)/installed-$(KEY):
 	touch $@
 
 # Without a compiler the build fails with what is missing, and the tests of Horovod are skipped with that reason.
-$(VENV)/horovod-$(KEY): $(VENV)/installed-$(KEY) scripts/install_horovod.py scripts/horovod.patch
+$(HOROVOD): $(VENV)/installed-$(KEY) scripts/install_horovod.py scripts/horovod.patch
 	-$(RUN) scripts/install_horovod.py --gpu $(HOROVOD_GPU) && rm -f $(VENV)/horovod-* && touch $@
 
 clean:  ## Remove the virtual environment and caches; data sets and runs stay
