@@ -130,12 +130,10 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
         if optional and not has_shards(root, split):
             return None
         return None, (parse_path(annotations) if annotations else root / annotations_of(split)), root
-    if (  # without the fraction, a missing one is an error
-        optional
-        and data.val_fraction
-        and not any(root.glob("val.csv") if data.format == "csv" else coco_files(root, "val"))
-    ):
-        return None
+    if optional and data.val_fraction:  # without the fraction, a missing one is an error
+        found = root.glob("val.csv") if data.format == "csv" else coco_files(root, "val")
+        if not any(found):
+            return None
     if annotations is not None:
         file, folder = parse_path(annotations), root
     elif data.format == "csv":
@@ -167,7 +165,7 @@ def implausible_boxes(part: Annotations, split: str, data: DetectionData | None 
         else:
             form = "they are two corners, x1, y1, x2, y2"
             remedy = "set data.box_format=xyxy, or xywh where they are right as they are"
-        readings = [(form, remedy, start, start * corners + side + start * corners, 0.95 if fits.mean() < 0.5 else 1)]
+        readings = [(form, remedy, start, side + 2 * start * corners, 0.95 if fits.mean() < 0.5 else 1)]
         if known.sum() >= 20:
             form, remedy = "x, y is the centre of a box", "subtract half of width and height"
             readings.append((form, remedy, start - side / 2, start + side / 2, 1))
