@@ -71,6 +71,17 @@ def test_a_val_split_that_is_there_is_used(tmp_path: Path) -> None:
     assert len(names(read_split(data, "train"))) == 20
 
 
+def test_a_val_csv_that_is_there_is_used(tmp_path: Path) -> None:
+    for i in range(4):
+        Image.new("RGB", (40, 30)).save(tmp_path / f"{i}.png")
+    (tmp_path / "classes.csv").write_text("thing,0\n")
+    (tmp_path / "train.csv").write_text("".join(f"{i}.png,2,3,22,23,thing\n" for i in range(4)))
+    data = rd.DetectionData(name="x", root=str(tmp_path), val_fraction=0.5)
+    assert names(read_split(data, "val")) == {f"{i}.png" for i in range(4) if held_out(f"{i}.png", 0.5)} == {"0.png"}
+    (tmp_path / "val.csv").write_text("1.png,2,3,22,23,thing\n")
+    assert names(read_split(data, "val")) == {"1.png"}
+
+
 def test_a_part_without_an_image_is_an_error(tmp_path: Path) -> None:
     data = coco(tmp_path, "train", 3).with_values(val_fraction=0.001)
     with pytest.raises(DataError, match=r"data\.val_fraction=0\.001 of 3 images leaves none for val; give another"):
