@@ -31,11 +31,10 @@ from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import LEAST, differences, exporter_of, run_exported
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ConfigError
 from retina_dist.exporters import Runner
 from retina_dist.files import check_folder, read_bytes, write_json
 from retina_dist.run_config import OfCheckpoint
-from retina_dist.serving.server import ServeConfig
+from retina_dist.serving.server import ServeConfig, server_of
 from retina_dist.settings import MISSING, setting
 
 NEAR_PX, NEAR_SCORE = 1.0, 0.01  # detections of one label that are nearer are the same one
@@ -70,9 +69,7 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
     yield "PyTorch", lambda path: detector.predict(path)[0]
     for form in (".pt", ".pt2", ".onnx"):
         if form == ".pt2" and detector.min_size < LEAST:
-            print(
-                f".pt2 of any size takes images of {LEAST} px a side or more, this detector {detector.min_size} px; left out"
-            )
+            print(f".pt2 is left out: it takes {LEAST} px a side or more, this detector has {detector.min_size} px")
             continue
         yield form, partial(_exported, detector, exporter_of(detector, checkpoint).read_back(form))
     with _server(detector, checkpoint) as address:
@@ -80,12 +77,10 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
     yield "one tile", lambda path: detector.tiled(max(pixels_of(path).shape[1:])).predict(path)[0]
 
 
-def _of_categories(detector: Detector, detections: Detections) -> Detections:
+def _of_categories(detector: Detector, every: Detections) -> Detections:
     """Without labels that are no category, which the server leaves out."""
-    kept = torch.tensor(detector.categories.ids)[detections["labels"]] >= 0
-    return Detections(
-        boxes=detections["boxes"][kept], scores=detections["scores"][kept], labels=detections["labels"][kept]
-    )
+    kept = torch.tensor(detector.categories.ids)[every["labels"]] >= 0
+    return Detections(boxes=every["boxes"][kept], scores=every["scores"][kept], labels=every["labels"][kept])
 
 
 def _exported(detector: Detector, run: Runner, path: Any) -> Detections:
@@ -95,15 +90,7 @@ def _exported(detector: Detector, run: Runner, path: Any) -> Detections:
 @contextmanager
 def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
     """A server of this process on a free port; its address."""
-    try:
-        import uvicorn
-
-        from retina_dist.serving.app import create_app
-        from retina_dist.serving.scoring import Scorer
-    except ImportError as error:
-        raise ConfigError(f'this needs {error.name}, which is missing; pip install "retina-dist[serve]".') from error
-    app = create_app(Scorer(detector), ServeConfig(checkpoint=checkpoint))
-    server = uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", log_level="error"))
+    server = server_of(lambda: detector, ServeConfig(checkpoint=checkpoint), "error")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
@@ -119,13 +106,13 @@ def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
 def _asked(detector: Detector, address: str, path: Any) -> Detections:
     request = urllib.request.Request(address, read_bytes(path), {"Content-Type": "application/octet-stream"})
     with urllib.request.urlopen(request, timeout=600) as answer:
-        found = json.load(answer)["images"][0]["detections"]
+        detected = json.load(answer)["images"][0]["detections"]
     labels = {i: label for label, i in enumerate(detector.categories.ids)}
-    boxes: Tensor = torch.tensor([d["bbox"] for d in found], dtype=torch.float64).reshape(-1, 4)
+    boxes: Tensor = torch.tensor([d["bbox"] for d in detected], dtype=torch.float64).reshape(-1, 4)
     return Detections(
         boxes=box_convert(boxes, "xywh", "xyxy").float(),
-        scores=torch.tensor([d["score"] for d in found]),
-        labels=torch.tensor([labels[d["category_id"]] for d in found], dtype=torch.int64),
+        scores=torch.tensor([d["score"] for d in detected]),
+        labels=torch.tensor([labels[d["category_id"]] for d in detected], dtype=torch.int64),
     )
 
 
@@ -152,7 +139,4 @@ def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
     return table
 
 
-@entry_point("benchmark_agreement", AgreementConfig)
-def main(config: AgreementConfig) -> None:
-    """Compare."""
-    agreement(config)
+main = entry_point("benchmark_agreement", AgreementConfig)(agreement)

@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
 from retina_dist.data.module import ImageDataset
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.data.sources import Source, read
+from retina_dist.data.sources import read
 from retina_dist.detection.batch import Batch
+from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
 from retina_dist.run.build import build_strategy
@@ -46,9 +47,7 @@ CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean
 class DataBenchmarkConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark data`: takes the settings of a training."""
 
-    num_images: int = setting(
-        32, "read in each round; without data.root or data.train_annotations so many are made, 640 x 480", at_least=1
-    )
+    num_images: int = setting(32, "read in each round; without data.root so many are made, 640 x 480", at_least=1)
     rounds: int = setting(5, at_least=1)
 
 
@@ -78,6 +77,7 @@ def make_images(folder: Path, count: int) -> None:
 DECODE = "read and decode"
 WHOLE = "whole, up to the batch"
 PLAIN = "Pillow, resize in float32, collate"
+Part = Callable[[], object]
 
 
 def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
@@ -103,8 +103,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
         what += f"; {strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
         print(f"{what}\n", flush=True)
-        files = [(record.path, (record.width, record.height)) for record in records]
-        parts = _parts(module.train_dataset, specs, files)
+        parts = _parts(module.train_dataset, specs, records)
         times: dict[str, list[float]] = {name: [] for name in parts}
         for turn in range(config.rounds + 1):  # the first one warms up
             for name, part in parts.items():
@@ -123,29 +122,24 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
     return finish(config, "data", ratios, what=what, mean_file_kb=round(size_kb, 1), ms_an_image=rows)
 
 
-def _parts(
-    dataset: ImageDataset[Batch], specs: Sequence[BatchSpec], files: Sequence[tuple[Source, tuple[int, int]]]
-) -> dict[str, Callable[[], object]]:
-    """The timed functions by name; each does its part for the images of all `specs`, with `files` in the same order."""
+def _parts(dataset: ImageDataset[Batch], specs: list[BatchSpec], records: list[ImageRecord]) -> dict[str, Part]:
+    """The timed functions by name; each does its part for the images of all `specs`, the `records` in their order."""
     sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}
 
     def plain() -> None:
-        sources = iter(files)
+        sources = (record.path for record in records)
         for spec in specs:
             batch = torch.zeros(len(spec.indices), 3, *spec.canvas)
             for canvas, (height, width) in zip(batch, sizes[spec], strict=True):
-                with Image.open(io.BytesIO(read(next(sources)[0]))) as image:
+                with Image.open(io.BytesIO(read(next(sources)))) as image:
                     pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float().div_(255)
                 canvas[:, :height, :width] = interpolate(pixels[None], size=(height, width), mode="bilinear")[0]
 
     return {
-        DECODE: lambda: deque((read_image(*file) for file in files), maxlen=0),
+        DECODE: lambda: deque((read_image(each.path, (each.width, each.height)) for each in records), maxlen=0),
         WHOLE: lambda: deque((dataset[spec] for spec in specs), maxlen=0),
         PLAIN: plain,
     }
 
 
-@entry_point("benchmark_data", DataBenchmarkConfig)
-def main(config: DataBenchmarkConfig) -> Any:
-    """The table."""
-    benchmark(config)
+main = entry_point("benchmark_data", DataBenchmarkConfig)(benchmark)

@@ -8,7 +8,7 @@
 The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
 beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
 medians over the rounds, because a machine's speed drifts. Each launcher is also compared with the first one at
-as many processes. output=NAME.json also draws NAME.png, the length of an epoch over the number of processes.
+as many processes. output=NAME.json also draws NAME.html, the length of an epoch over the number of processes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,8 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_json
 from retina_dist.optim.settings import ScheduleConfig
-from retina_dist.reporting.page import INSTALL, Chart, missing_packages, write_page
-from retina_dist.run.build import (
-    build_plan,
-    build_state,
-    build_strategy,
-    build_train_step,
-    configure_torch,
-    task_class,
-)
+from retina_dist.reporting.page import Chart, page_if_possible, write_page
+from retina_dist.run.build import build_plan, build_state, build_strategy, build_train_step, configure_torch, task_class
 from retina_dist.run.records import describe_job
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
@@ -65,18 +58,16 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     jobs = [("python", 1), *((launcher, n) for launcher in usable(config.launchers) for n in config.processes)]
     speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
     backends: dict[tuple[str, int], str] = {}
-    num_images = config.num_images or 0
+    images = config.num_images or 0
     for turn in range(config.rounds):
         for job in jobs:
             with tempfile.TemporaryDirectory() as folder:
                 figures = run_job(*job, "retina_dist.benchmark.scaling", Path(folder))
             speeds[job].append(figures["images_per_s"])
             backends[job] = figures["backend"]
-            num_images = num_images or figures["num_images"]
+            images = images or figures["num_images"]
             print(f"round {turn + 1}: {figures['job']}: {figures['images_per_s']:.2f} img/s", flush=True)
-    rows = [
-        row_of(job, values, speeds[jobs[0]], num_images) | {"backend": backends[job]} for job, values in speeds.items()
-    ]
+    rows = [row_of(job, values, speeds[jobs[0]], images) | {"backend": backends[job]} for job, values in speeds.items()]
     print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}   speed-up in each round")
     for row in rows:
         print(
@@ -89,24 +80,17 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     print(f"for comparison: {IN_2018}")
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
     if config.output:
-        out, notes = (
-            Path(config.output).with_suffix(".html"),
-            [f"An epoch of {num_images:,} images; {what}.", f"{IN_2018}."],
-        )
-        chart = {"Epochs": [epochs_chart(rows)]}
-        if lacking := missing_packages():
-            print(f"\nno {out}, as {lacking} is not installed: {INSTALL}")
-        else:
-            print(f"\nwritten to {write_page(out, 'Scaling', chart, notes=notes)}")
+        out = Path(config.output).with_suffix(".html")
+        charts, notes = {"Epochs": [epochs_chart(rows)]}, [f"An epoch of {images:,} images; {what}.", f"{IN_2018}."]
+        print(page_if_possible(lambda: write_page(out, "Scaling", charts, notes=notes)))
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
-    return finish(config, "scaling", ratios, what=what, num_images=num_images, rows=rows)
+    return finish(config, "scaling", ratios, what=what, num_images=images, rows=rows)
 
 
 def measure(config: ScalingConfig) -> dict[str, Any]:
     """Train `warmup` and then `steps` steps on the micro-batches of the first step; images a second of all ranks, and facts.
 
-    Every rank calls it. `data.batch_size` is that of one process and micro-batch. Time counts until all ranks and their devices
-    have done their work.
+    Every rank calls it. Time counts until all ranks and their devices have done their work.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
@@ -146,14 +130,14 @@ def measure(config: ScalingConfig) -> dict[str, Any]:
 
 def _endless(config: ScalingConfig, total: int) -> ScalingConfig:
     """`config` for steps of `total` images in all, without validation, at a rate with which no loss diverges."""
-    length = f"{config.warmup + config.steps}steps"
-    trainer = replace(config.trainer, max_duration=length, stop_after=None, validate_every="0steps")
+    steps, never = f"{config.warmup + config.steps}steps", "0steps"
+    trainer = replace(config.trainer, max_duration=steps, stop_after=None, validate_every=never, checkpoint_every=never)
     return replace(
         config,
         data=replace(config.data, batch_size=total),
         optimizer=replace(config.optimizer, lr=1e-7),
         schedule=ScheduleConfig(name="constant", warmup="0steps"),
-        trainer=replace(trainer, checkpoint_every="0steps"),
+        trainer=trainer,
     )
 
 
@@ -194,9 +178,8 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
     traces: list[dict[str, Any]] = [ideal | {"line": {"dash": "dot", "color": "#8a929c"}}]
     for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
         line = sorted((row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"])
-        label = (
-            f"{launcher} ({line[-1]['backend']}): {line[-1]['speedup']:.2f} times as fast with {line[-1]['processes']}"
-        )
+        most = line[-1]
+        label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
         line = line if line[0]["processes"] == 1 else [rows[0], *line]
         middle, fastest, slowest = np.array([row["epoch_minutes"] for row in line]).T
         whiskers = {"symmetric": False, "array": (slowest - middle).tolist(), "arrayminus": (middle - fastest).tolist()}
@@ -210,10 +193,7 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
 @entry_point("benchmark_scaling", ScalingConfig)
 def main(config: ScalingConfig) -> Any:
     """The table, or in a launched process its part."""
-    if config.worker:
-        measure(config)
-    else:
-        benchmark(config)
+    return measure(config) if config.worker else benchmark(config)
 
 
 if __name__ == "__main__":

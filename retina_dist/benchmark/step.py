@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,17 +41,14 @@ from retina_dist.settings import setting
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 BASE = "torchvision"
+PATHS = (BASE, f"{BASE}-tf32", f"{BASE}-fp16", "fp32", "tf32", "bf16", "fp16", "fp32-compile", "bf16-compile")
 
 
 @dataclass
 class StepConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
 
-    paths: list[str] = setting(
-        ["torchvision", "fp32", "bf16"],
-        "torchvision[-tf32|-fp16] is torchvision's loop; fp32, tf32, fp16, bf16, fp32-compile, bf16-compile are ours; "
-        "the first is the base",
-    )
+    paths: list[str] = setting([BASE, "fp32", "bf16"], f"of {', '.join(PATHS)}; the first is the base")
     batch_sizes: list[int] = setting([16])
     canvases: list[list[int]] = setting([[128, 128]], "height and width, multiples of 32")
     num_classes: int = setting(91, at_least=1)
@@ -61,37 +58,16 @@ class StepConfig(BenchmarkConfig):
     rounds: int = setting(5, at_least=1)
 
 
-class StepVariant(NamedTuple):
-    """How a step is taken."""
-
-    precision: str = "fp32"
-    compiled: bool = False  # by torch.compile
-
-
-# The first three are torchvision's loop.
-PATHS = {
-    "torchvision": StepVariant(),
-    "torchvision-tf32": StepVariant("tf32"),
-    "torchvision-fp16": StepVariant("fp16"),
-    "fp32": StepVariant(),
-    "tf32": StepVariant("tf32"),
-    "bf16": StepVariant("bf16"),
-    "fp16": StepVariant("fp16"),
-    "fp32-compile": StepVariant(compiled=True),
-    "bf16-compile": StepVariant("bf16", compiled=True),
-}
-
-
 def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
     """Noise images that fill the canvas, each with `boxes` boxes, as `data=synthetic` makes them."""
     annotations = synthetic_annotations(SyntheticConfig(list(canvas), boxes, num_classes, size), seed)
     return synthetic_batch(annotations, range(size), 1.0, seed=seed, device=torch.device("cpu"))
 
 
-def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
-    """A training's `TrainStep` on one batch."""
-    strategy = SingleDeviceStrategy(config.strategy.device)
-    trainer = replace(config.trainer, precision=way.precision, channels_last=True, compile=way.compiled)
+def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Callable[[], Tensor]:
+    """A training's `TrainStep` on one batch, of the precision that `path` names, with -compile compiled."""
+    strategy, (precision, _, compiled) = SingleDeviceStrategy(config.strategy.device), path.partition("-")
+    trainer = replace(config.trainer, precision=precision, channels_last=True, compile=bool(compiled))
     config = replace(config, trainer=trainer)
     state = build_state(config, copy.deepcopy(model), strategy)
     train_step = build_train_step(config, state, _plan(config, len(batch)), strategy)
@@ -107,15 +83,16 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVarian
     return step
 
 
-def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, way: StepVariant) -> Callable[[], Tensor]:
+def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Callable[[], Tensor]:
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
+    precision = path.partition("-")[2] or "fp32"
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = _plan(config, len(batch)).lr_at(0)
     trained, momentum = [p for p in theirs.parameters() if p.requires_grad], config.optimizer.momentum
     optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=config.optimizer.weight_decay)
-    scaler = torch.amp.GradScaler(device.type, enabled=way.precision == "fp16")
-    arithmetic = autocast(device, way.precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    arithmetic = autocast(device, precision)
     images = [(image.contiguous() / 255).to(device) for image in batch.images]  # the lists that its model takes
     rows = zip(batch.boxes[:, : config.boxes].to(device), batch.labels[:, : config.boxes].to(device), strict=True)
     targets = [{"boxes": boxes, "labels": labels} for boxes, labels in rows]
@@ -146,7 +123,7 @@ def _plan(config: StepConfig, batch_size: int) -> Plan:
 
 
 def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[dict[str, Any]]:
-    """One row of the table for each path: milliseconds, images a second, ratios, memory, and the first loss."""
+    """A row of the table for each path."""
     device = SingleDeviceStrategy(config.strategy.device).device
     seed_everything(config.seed)
     model = build_model(config.model, config.num_classes)
@@ -160,7 +137,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # by earlier paths
         print_redacted(f"{where}: first steps of {name}", sys.stderr)
-        steps[name] = (torchvision_step if name.startswith(BASE) else our_step)(config, model, batch, PATHS[name])
+        steps[name] = (torchvision_step if name.startswith(BASE) else our_step)(config, model, batch, name)
         first_loss = float(steps[name]())
         for _ in range(config.warmup):
             steps[name]()
@@ -191,7 +168,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
 
 def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
-    if not config.paths or set(config.paths) - PATHS.keys():
+    if not config.paths or set(config.paths) - set(PATHS):
         raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
     configure_torch(config.trainer)
     titles = f"{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
@@ -223,7 +200,4 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@entry_point("benchmark_step", StepConfig)
-def main(config: StepConfig) -> Any:
-    """The table."""
-    benchmark(config)
+main = entry_point("benchmark_step", StepConfig)(benchmark)

@@ -1,7 +1,4 @@
-"""The REST endpoint: FastAPI over a scorer.
-
-`POST /score` for images; without a key, `/`, a page to try it, and `/healthz`, `/readyz` and `/metrics` for operations.
-"""
+"""The REST endpoint: `POST /score` for images; without a key, `/`, a page to try it, `/healthz`, `/readyz` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -28,10 +25,8 @@ from retina_dist.model_card import model_card
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
 from retina_dist.serving.server import ServeConfig
 
-# The page may ask this server only.
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src blob: data:; connect-src 'self'"
-)
+# Content-Security-Policy of the page, which may ask this server only.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 PREPARE_THREADS = 2  # they read bodies, decode and resize
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
@@ -39,8 +34,7 @@ HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: 
 class Batcher:
     """Runs `predict` on the images of all requests, one batch at a time on another thread, in the order submitted.
 
-    A batch has at most `max_batch` images. An idle model waits `wait_s` seconds for more before it takes fewer. The error of a
-    batch is raised for each of its images.
+    An idle model waits `wait_s` seconds before it takes less than `max_batch` images. An error is raised for each of its batch.
     """
 
     def __init__(self, predict: Callable[[Sequence[Any]], list[Any]], max_batch: int, wait_s: float) -> None:
@@ -81,15 +75,13 @@ class Endpoint:
     def __init__(self, scorer: Scorer, config: ServeConfig) -> None:
         self.scorer, self.config = scorer, config
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "retina_dist_requests", "Requests to /score by status code", ["code"], registry=registry
-        )
+        self.requests = Counter("retina_dist_requests", "/score by status code", ["code"], registry=registry)
         self.latency = Histogram("retina_dist_request_seconds", "From a request to its response", registry=registry)
-        self.batches = Histogram(
-            "retina_dist_batch_images", "Images of a batch", buckets=(1, 2, 4, 8, 16, 32), registry=registry
-        )
-        self.queue = Gauge("retina_dist_queue_images", "Images accepted but not answered", registry=registry)
+        sizes = (1, 2, 4, 8, 16, 32)
+        self.batches = Histogram("retina_dist_batch_images", "Images of a batch", buckets=sizes, registry=registry)
         self.num_queued = 0
+        queue = Gauge("retina_dist_queue_images", "Images accepted but not answered", registry=registry)
+        queue.set_function(lambda: self.num_queued)
         self.threads = ThreadPoolExecutor(PREPARE_THREADS, "prepare")
         self.batcher = Batcher(self._predict, config.max_batch or 1, config.wait_ms / 1e3)
 
@@ -109,29 +101,24 @@ class Endpoint:
         return JSONResponse(content, status, HEADERS.get(status))
 
     async def _answer(self, request: Request) -> list[dict[str, Any]]:
-        key, given = self.config.api_key, request.headers.get("authorization", "")
-        if key is not None and not hmac.compare_digest(given.encode("latin-1"), f"Bearer {key}".encode()):
+        config, given = self.config, request.headers.get("authorization", "").encode("latin-1")
+        if config.api_key is not None and not hmac.compare_digest(given, f"Bearer {config.api_key}".encode()):
             raise RequestError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
-        body = await read_body(request, int(self.config.max_body_mb * 1e6))
-        images = await self._in_thread(
-            read_images, request.headers.get("content-type", ""), body, self.config.max_images
-        )
-        if self.num_queued + len(images) > self.config.max_queue:
-            raise RequestError(
-                429, f"{self.num_queued} images are waiting and max_queue={self.config.max_queue}; retry."
-            )
-        self._count(len(images))
+        kind, body = request.headers.get("content-type", ""), await read_body(request, int(config.max_body_mb * 1e6))
+        images = await self._in_thread(read_images, kind, body, config.max_images)
+        if self.num_queued + len(images) > config.max_queue:
+            raise RequestError(429, f"{self.num_queued} images are waiting and max_queue={config.max_queue}; retry.")
+        self.num_queued += len(images)
         tasks = [asyncio.create_task(self._one(data, i)) for i, data in enumerate(images)]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-            self._count(-len(images))
+            self.num_queued -= len(images)
 
-    async def _one(self, data: bytes, i: int) -> dict[str, Any]:
-        result: dict[str, Any] = await self.batcher.submit(await self._in_thread(self.scorer.prepare, data, i))
-        return result
+    async def _one(self, data: bytes, i: int) -> Any:
+        return await self.batcher.submit(await self._in_thread(self.scorer.prepare, data, i))
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
@@ -139,10 +126,6 @@ class Endpoint:
     def _predict(self, images: Sequence[Any]) -> list[dict[str, Any]]:
         self.batches.observe(len(images))
         return self.scorer.predict(images)
-
-    def _count(self, images: int) -> None:
-        self.num_queued += images
-        self.queue.set(self.num_queued)
 
 
 def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
@@ -166,8 +149,6 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},  # the validator would be sent our address
     )
 
-    answers: dict[str, Any] = {"images": (GenericAlias(list, scorer.Answer), ...)}
-
     @app.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:
         is_public = config.api_key is None
@@ -177,9 +158,11 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
             card.pop("Model settings", None)  # the path of its weights
         page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8")
         page = page.replace("{{ card }}", json.dumps(card).replace("<", "\\u003c"))
-        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+        return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
 
-    @app.post("/score", response_model=create_model("ScoreResponse", **answers))
+    answers: Any = GenericAlias(list, scorer.Answer)
+
+    @app.post("/score", response_model=create_model("ScoreResponse", images=(answers, ...)))
     async def score(request: Request) -> JSONResponse:
         """The body is a JPEG, PNG or WebP image, a form with such files, or JSON {"images": [base64, ...]}.
 
@@ -208,17 +191,13 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """A body of at most `most` bytes. Raises RequestError (413), before reading if Content-Length is given."""
-    too_large = RequestError(413, f"the body is larger than {most} bytes; send fewer or smaller images.")
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > most:
-        raise too_large
+    """A body of at most `most` bytes. Raises RequestError: 413 once it is larger."""
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
-                raise too_large
+                raise RequestError(413, f"the body is larger than {most} bytes; send fewer or smaller images.")
     except ClientDisconnect as error:
         raise RequestError(400, "the connection was closed before the end of the body.") from error
     return bytes(body)

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from python_multipart import parse_form
@@ -18,7 +17,6 @@ from retina_dist.errors import ImageError, UserError
 from retina_dist.predictor import Predictor
 
 USAGE = 'send an image as image/*, images as multipart/form-data, or application/json {"images": [base64, ...]}'
-MAX_IMAGES = 16  # in a request
 SPARE_PARTS = 1000  # other form fields, or other JSON values, in a body
 
 
@@ -30,26 +28,15 @@ class RequestError(UserError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """An image as the model takes it, and the size at which it is displayed, in pixels."""
-
-    input: Any
-    width: int
-    height: int
-
-
 class Scorer:
-    """Answers images with a model: its `answer` to each, without what scores below `score_threshold`, and the image's size."""
+    """Answers images with a model: its `answer` to each, without what scores below `threshold`, and the image's size."""
 
-    def __init__(
-        self, predictor: Predictor[Any, Any], *, score_threshold: float = 0.0, max_pixels: int = MAX_PIXELS
-    ) -> None:
-        self.predictor, self.score_threshold, self.max_pixels = predictor, score_threshold, max_pixels
+    def __init__(self, predictor: Predictor[Any, Any], threshold: float = 0.0, max_pixels: int = MAX_PIXELS) -> None:
+        self.predictor, self.threshold, self.max_pixels = predictor, threshold, max_pixels
         self.Answer = predictor.Answer
 
-    def prepare(self, data: bytes, i: int) -> Prepared:
-        """The model's input from image `i` of a request, in any thread.
+    def prepare(self, data: bytes, i: int) -> tuple[Any, int, int]:
+        """The model's input from image `i` of a request, and the width and height of its display in px; in any thread.
 
         Raises RequestError (400), before decoding if it is not a JPEG, PNG or WebP or its header claims more than `max_pixels`.
         """
@@ -57,18 +44,17 @@ class Scorer:
             pixels = decode_image(data, max_pixels=self.max_pixels)
         except ImageError as error:
             raise RequestError(400, f"image {i}: {str(error).split(';')[0]}") from error  # no advice for data sets
-        return Prepared(self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1])
+        return self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1]
 
-    def predict(self, images: Sequence[Prepared]) -> list[dict[str, Any]]:
-        """An `Answer` for each image, in one thread at a time."""
-        outputs = self.predictor.run([image.input for image in images])
-        return [
-            {"width": image.width, "height": image.height, **self.predictor.answer(output, self.score_threshold)}
-            for image, output in zip(images, outputs, strict=True)
-        ]
+    def predict(self, images: Sequence[tuple[Any, int, int]]) -> list[dict[str, Any]]:
+        """An `Answer` for each prepared image, in one thread at a time."""
+        inputs, widths, heights = zip(*images, strict=True)
+        answers = [self.predictor.answer(output, self.threshold) for output in self.predictor.run(inputs)]
+        sizes = zip(answers, widths, heights, strict=True)
+        return [{"width": width, "height": height, **answer} for answer, width, height in sizes]
 
 
-def read_images(content_type: str, body: bytes, max_images: int = MAX_IMAGES) -> list[bytes]:
+def read_images(content_type: str, body: bytes, max_images: int = 16) -> list[bytes]:
     """The image files in a request's body, at least one.
 
     Raises RequestError: 415 for another type, 400 for a broken body, 413 for more than `max_images`.

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,9 +19,10 @@ from retina_dist.run_config import OfCheckpoint
 from retina_dist.settings import MISSING, setting, validate
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import uvicorn
 
-GPU_BATCH = 8
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -31,22 +32,15 @@ class ServeConfig(OfCheckpoint):
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     host: str = setting("127.0.0.1", "0.0.0.0: all addresses of this machine")
     port: int = setting(8080, "0: any free one", within=(0, 65_535))
-    api_key: str | None = setting(
-        None,
-        "what /score requires as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY, which ps does not show",
-    )
+    api_key: str | None = setting(None, "required as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY")
     score_threshold: float = setting(0.0, "beside the checkpoint's own", within=(0, 1), below=1)
-    tile: int | None = setting(
-        None, "px: detect in windows of this size too, for small objects in large images", at_least=32
-    )
+    tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     max_body_mb: float = setting(20.0, "1e6 bytes of a request", within=(0.001, 2000))
     max_pixels: int = setting(50_000_000, "images whose header claims more are refused", within=(1, 10**9))
     max_images: int = setting(16, "in a request", within=(1, 10**4))
     max_queue: int = setting(64, "images accepted but not answered; more are refused with 429", within=(1, 10**4))
-    max_batch: int | None = setting(
-        None, "images of one canvas in a forward pass; null: 8 on a GPU, 1 on a CPU", within=(1, 1024)
-    )
+    max_batch: int | None = setting(None, "images of a forward pass; null: 8 on a GPU, 1 on a CPU", within=(1, 1024))
     wait_ms: float = setting(5.0, "how long a batch waits for more images", within=(0, 10**4))
     shutdown_s: int = setting(30, "after SIGTERM, for running requests; later ones get 503", within=(0, 86_400))
     device: str = "auto"
@@ -70,6 +64,19 @@ def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predicto
     Raises ConfigError if the extra is missing or the address cannot be used.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn replaces it, and raises the signal again at its end
+    device = SingleDeviceStrategy(config.device).device
+    config = replace(config, max_batch=config.max_batch or (8 if device.type == "cuda" else 1))
+    server = server_of(lambda: load_predictor(device), config)
+    with listen(config.host, config.port) as listener:
+        address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
+        print_redacted(f"serving {config.checkpoint} on {address}/score; try it at {address}/")
+        if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+            logger.warning("anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key.")
+        server.run(sockets=[listener])
+
+
+def server_of(load: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_level: str = "info") -> uvicorn.Server:
+    """A server of the model that `load` gives. Raises ConfigError, before it loads, if the extra is missing."""
     try:
         import httptools  # noqa: F401 - h11 raises on a HEAD request with a bad body
         import uvicorn
@@ -77,24 +84,12 @@ def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predicto
         from retina_dist.serving.app import create_app
         from retina_dist.serving.scoring import Scorer
     except ImportError as error:
-        raise ConfigError(
-            f'serving needs {error.name}, which is not installed; pip install "retina-dist[serve]".'
-        ) from error
-    device = SingleDeviceStrategy(config.device).device
-    config = replace(config, max_batch=config.max_batch or (GPU_BATCH if device.type == "cuda" else 1))
-    predictor = load_predictor(device)
+        raise ConfigError(f'serving needs {error.name}; pip install "retina-dist[serve]".') from error
+    predictor = load()
     predictor.run_each(torch.zeros(3, 480, 640, dtype=torch.uint8))  # the first pass is the slowest
-    scorer = Scorer(predictor, score_threshold=config.score_threshold, max_pixels=config.max_pixels)
-    app = create_app(scorer, config)
-    with listen(config.host, config.port) as listener:
-        address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
-        print_redacted(f"serving {config.checkpoint} on {address}/score; try it at {address}/")
-        if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
-            logger.warning("anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key.")
-        settings = uvicorn.Config(
-            app, http="httptools", ws="none", timeout_graceful_shutdown=config.shutdown_s, log_level="info"
-        )
-        uvicorn.Server(settings).run(sockets=[listener])
+    app, wait_s = create_app(Scorer(predictor, config.score_threshold, config.max_pixels), config), config.shutdown_s
+    settings = uvicorn.Config(app, http="httptools", ws="none", timeout_graceful_shutdown=wait_s, log_level=log_level)
+    return uvicorn.Server(settings)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -103,5 +98,5 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for invalid host names
-        remedy = f"write host={host.partition('://')[2]}" if "://" in host else "choose another, port=0 a free one"
+        remedy = "give an address of this machine, or port=0 for a free port"
         raise ConfigError(f"host={host} port={port} cannot be listened on ({error}); {remedy}.") from error

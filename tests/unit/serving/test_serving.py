@@ -141,7 +141,7 @@ def test_a_bomb_is_not_decoded(detector: Detector, monkeypatch: pytest.MonkeyPat
 def test_detections_below_the_threshold_are_left_out(detector: Detector) -> None:
     everything = score(Scorer(detector), "image/png", make_image())[0]["detections"]
     middle = everything[len(everything) // 2]["score"]
-    (entry,) = score(Scorer(detector, score_threshold=middle), "image/png", make_image())
+    (entry,) = score(Scorer(detector, threshold=middle), "image/png", make_image())
     assert entry["detections"] == [found for found in everything if found["score"] >= middle]
     assert 0 < len(entry["detections"]) < len(everything)
 
