@@ -78,7 +78,7 @@ def main(config: DoctorConfig) -> None:
             command = "examine_labels" if config.checkpoint else "examine"
             report = command_of_task(task_class(config), command)(config)
         show(config, report)
-        errors = report.errors
+        errors = report.count("error")
     if errors:
         sys.exit(1)
 

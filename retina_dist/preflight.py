@@ -318,7 +318,7 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     report = build_report(config, ranks, links, job, folder)
     if strategy.is_main:
         show(report)
-    return report.errors
+    return report.count("error")
 
 
 def build_report(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from retina_dist.classification.metrics import ClassificationResult
-from retina_dist.reporting.analysis import analysis_of, calibration_of, confusion_of, write_analysis
+from retina_dist.reporting.analysis import analysis_of, calibration_of, confusion_of
 from retina_dist.reporting.intervals import Resampled, digest_of, resampled_weights
 
 
@@ -41,13 +41,12 @@ def analyse(
         resampled,
         {name: {"objects": int(count)} for name, count in zip(classes, result.confusion.sum(axis=1), strict=True)},
         images,
+        folder,
         threshold=None,
         confusion=confusion_of(classes, lambda: result.confusion),
         errors=None,
         calibration=calibration_of(rows[:, 6], rows[:, 3] < 1),
     )
-    if folder:
-        write_analysis(analysis, images, resampled, folder)
     return analysis, resampled
 
 

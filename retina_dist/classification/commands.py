@@ -55,7 +55,7 @@ DETECTIONS_OWN = {"format": "coco"} | dict.fromkeys(("results", "annotations", "
 def evaluate(config: EvaluateConfig) -> str:
     """On the main rank metrics and accuracy of each class, a line each, accuracies with 95 % intervals; a dash without images.
 
-    With `output_dir` also metrics.json, what `write_analysis` writes, and report.html.
+    With `output_dir` also metrics.json, what `analysis_of` writes, and report.html.
     """
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))

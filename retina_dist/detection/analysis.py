@@ -10,7 +10,7 @@ import numpy as np
 
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.resampling import ALL, rankings, resample
-from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of, write_analysis
+from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of
 from retina_dist.reporting.intervals import Ranking, Resampled
 
 # TIDE's names, Bolya et al. 2020, https://arxiv.org/abs/2008.08115.
@@ -44,12 +44,11 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, A
         resampled,
         classes,
         images,
+        folder,
         threshold=threshold,
         **errors_of(result, threshold["threshold"]),
         calibration=calibration_of(scores, right),
     )
-    if folder:
-        write_analysis(analysis, images, resampled, folder)
     return analysis, resampled
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     """The metrics and, on the main rank, a table of them and of errors; every rank calls it.
 
-    With `output_dir` also metrics.json, what `write_analysis` writes and, of a checkpoint, results.json.
+    With `output_dir` also metrics.json, what `analysis_of` writes and, of a checkpoint, results.json.
     """
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")

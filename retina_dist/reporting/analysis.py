@@ -13,7 +13,6 @@ from retina_dist.files import write_csv, write_json
 from retina_dist.reporting.intervals import Resampled
 
 SHOWN = 24  # images of a kind in analysis.json
-BINS = 10
 MOST_IN_MATRIX = 2000  # labels; the file grows with their square
 
 
@@ -27,16 +26,18 @@ def analysis_of(
     resampled: Resampled,
     classes: Mapping[str, Mapping[str, Any]],
     images: Sequence[dict[str, Any]],
+    folder: Path | None,
     **parts: Any,
 ) -> dict[str, Any]:
     """The content of analysis.json. `images` are all of them, worst first; `classes` more about each class.
 
-    The first metric is that of the classes too: its interval for a class is `resampled`'s METRIC/CLASS.
+    The first metric is that of the classes too: its interval for a class is `resampled`'s METRIC/CLASS. Written to `folder`, if
+    given, with images.csv, a row for each image, and resamples.npz.
     """
     main = next(iter(resampled.values))
     names = [name for name in resampled.values if not name.startswith(f"{main}/")]
     wrong = [image for image in images if image["false_alarms"]]
-    return {
+    analysis = {
         "task": task,
         "images": len(images),
         "metrics": {name.partition("/")[2]: resampled.interval(name).to_dict() for name in names},
@@ -46,20 +47,16 @@ def analysis_of(
         "best": list(images[: -SHOWN - 1 : -1]),
         "confident": sorted(wrong, key=lambda image: -image["score"])[:SHOWN],
     }
+    if folder:
+        write_json(folder / "analysis.json", analysis)
+        write_csv(folder / "images.csv", [images[0], *(image.values() for image in images)])
+        resampled.save(folder)
+    return analysis
 
 
 def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
     """`confusion` of analysis.json, of the matrix that `counts` gives; None above MOST_IN_MATRIX labels."""
     return {"labels": list(labels), "counts": counts().tolist()} if len(labels) <= MOST_IN_MATRIX else None
-
-
-def write_analysis(
-    analysis: Mapping[str, Any], images: Sequence[Mapping[str, Any]], resampled: Resampled, folder: Path
-) -> None:
-    """`folder`/analysis.json, images.csv with a row for each image, the worst first, and resamples.npz."""
-    write_json(folder / "analysis.json", analysis)
-    write_csv(folder / "images.csv", [images[0], *(image.values() for image in images)])
-    resampled.save(folder)
 
 
 def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | None:
@@ -71,12 +68,10 @@ def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | No
         return None
     from hotcoco import metrics
 
-    ece, mce = metrics.calibration_error(scores, right, n_bins=BINS)
+    ece, mce = metrics.calibration_error(scores, right, n_bins=10)
     names = {"bin_lower": "low", "bin_upper": "high", "avg_confidence": "confidence", "avg_accuracy": "accuracy"}
-    bins = [
-        {names.get(key, key): value for key, value in each.items()}
-        for each in metrics.calibration_curve(scores, right, n_bins=BINS)
-    ]
+    curve = metrics.calibration_curve(scores, right, n_bins=10)
+    bins = [{names.get(key, key): value for key, value in each.items()} for each in curve]
     return {"ece": ece, "mce": mce, "bins": bins}
 
 
@@ -100,17 +95,11 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
         words = [f"{name.replace('_', ' ')} +{kind['gain']:.3f}" for name, kind in kinds]
         lines += [f"AP50 by correcting   {', '.join(words[:4])}", f"{'':<21}{', '.join(words[4:])}"]
     if analysis["confusion"]:
-        pairs = [
-            pair
-            for pair in confusions_of(analysis)
-            if pair[0] in analysis["classes"] and pair[1] in analysis["classes"]
-        ]
+        pairs = [pair for pair in confusions_of(analysis) if analysis["classes"].keys() >= set(pair[:2])]
         words = [f"{right} taken for {other} ({count})" for right, other, count in pairs[:3]]
         lines.append(f"most confused   {', '.join(words) or 'none'}")
     if calibration := analysis["calibration"]:
-        lines.append(
-            f"calibration error   {calibration['ece']:.3f}, at most {calibration['mce']:.3f} in a bin of scores"
-        )
+        lines.append(f"calibration error   {calibration['ece']:.3f}, at most {calibration['mce']:.3f} in a bin")
     lines.append("worst images   hits / false alarms / misses")
     for image in analysis["worst"][:3]:
         lines.append(f"  {image['file_name']}   {image['hits']} / {image['false_alarms']} / {image['misses']}")

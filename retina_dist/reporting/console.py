@@ -1,7 +1,4 @@
-"""The logging handler of the logger "retina_dist": what a rank prints, and signs of life during long work.
-
-A module logs with `logger = logging.getLogger(__name__)`.
-"""
+"""The logging handler of the logger "retina_dist": what a rank prints, and signs of life during long work."""
 
 from __future__ import annotations
 
@@ -44,12 +41,9 @@ def note_output() -> None:
 
 
 class Console(logging.Handler):
-    """Prints INFO of rank 0 and WARNING of every rank.
+    """Prints INFO of rank 0, and WARNING of every rank or, with `extra={"rank_zero_only": True}`, of rank 0.
 
-    A warning with `extra={"rank_zero_only": True}`, which every rank logs, is printed by rank 0 only.
-
-    `write` prints one line to stdout; the assembler replaces it by `Progress.write`, which prints above the progress bar, and
-    `beat`, which `heartbeat` calls, by `Progress.beat`.
+    A training replaces `write`, which prints a line, and `beat`, which `heartbeat` calls, by those of `Progress`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -63,9 +57,8 @@ class Console(logging.Handler):
         self.beat: Callable[[str, float, bool], None] = self._beat
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = redacted(record.getMessage())
-        warns = record.levelno >= logging.WARNING
-        if warns:
+        text = record.getMessage()
+        if warns := record.levelno >= logging.WARNING:
             text = f"{record.levelname.lower()}: {text}"
         if self.rank == 0:
             self.write(text)

@@ -17,7 +17,7 @@ MOST_ALIKE = 8  # findings with one remedy that are printed
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of trouble: in which split or check, what, what to do, how often, and examples (all of them, if they have names)."""
+    """One kind of trouble: in which split or check, what, what to do, how often, and examples (all that have names)."""
 
     level: Level
     where: str
@@ -43,38 +43,25 @@ class DoctorReport:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def count(self, level: Level) -> int:
-        """Kinds of findings, not occurrences."""
+        """Kinds of findings, not occurrences; a doctor exits with 1 if there are errors."""
         return sum(finding.level == level for finding in self.findings)
-
-    @property
-    def errors(self) -> int:
-        """Kinds of errors; the exit code is 1 if there are any."""
-        return self.count("error")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with every example."""
-        counts = {TITLES[level].lower(): self.count(level) for level in TITLES}
-        findings = [asdict(finding) for finding in self.findings]
-        return {
-            **counts,
-            "findings": sorted(findings, key=lambda one: list(TITLES).index(one["level"])),
-            **self.details,
-        }
+        counts = {title.lower(): self.count(level) for level, title in TITLES.items()}
+        findings = sorted(map(asdict, self.findings), key=lambda finding: list(TITLES).index(finding["level"]))
+        return {**counts, "findings": findings, **self.details}
 
     def text(self) -> str:
-        """For a terminal: the facts, the findings by level, and the verdict last, where the reader is."""
-        return "\n".join([*self.facts, *findings_text(self.findings), "", self.verdict()])
-
-    def verdict(self) -> str:
-        """Whether to train."""
+        """For a terminal: the facts, the findings by level, and whether to train."""
         errors, warnings = (pluralize(self.count(level), level, none="no") for level in ("error", "warning"))
-        if self.errors:
-            return f"{errors}, {warnings}: fix the errors before you train.".capitalize()
-        advice = ", once you have looked at the warnings." if self.count("warning") else "."
-        return f"{errors}, {warnings}: fit to train on{advice}".capitalize()
+        verdict = "fit to train on; look at the warnings first." if self.count("warning") else "fit to train on."
+        verdict = "fix the errors before you train." if self.count("error") else verdict
+        lines = [*self.facts, *_by_level(self.findings), "", f"{errors}, {warnings}: {verdict}".capitalize()]
+        return "\n".join(lines)
 
 
-def findings_text(findings: Sequence[Finding]) -> Iterator[str]:
+def _by_level(findings: Sequence[Finding]) -> Iterator[str]:
     """Lines of the findings by level; those of one place with the same remedy share it."""
     width = max((len(finding.where) for finding in findings), default=0) + 2
     for level, title in TITLES.items():

@@ -1,13 +1,13 @@
 """How sure a metric is: 95 % intervals by bootstrap over the images, and the difference of two results on the same images.
 
-Each resample draws as many images as there are, with replacement; an image counts as often as it was drawn. What a prediction was
-matched with does not change, so a resample is a weight for each image, and all resamples are computed from one matching.
-Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
+A resample draws as many images as there are, with replacement. Matches do not change, so it is a weight for each image, and all
+resamples are computed from one matching. Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import zipfile
 import zlib
@@ -21,10 +21,8 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from retina_dist.errors import DataError, first_line
-from retina_dist.files import write_atomically
+from retina_dist.files import write_bytes
 
-RESAMPLES, SEED = 1000, 0
-LEVEL = 0.95
 FILE = "resamples.npz"
 RECALLS = np.linspace(0.0, 1.0, 101)
 BLOCK = 1 << 24  # values of an array that are computed at once
@@ -55,8 +53,7 @@ class Interval:
 class Resampled:
     """Metrics of one result by name, each with its value and its values [B] in the resamples.
 
-    `images` is a digest of the images' ids and file names: results with the same one were resampled alike, so they can be
-    compared by pairs.
+    Results with the same `images`, a digest of ids and file names, were resampled alike, so they can be compared by pairs.
     """
 
     images: str
@@ -75,15 +72,10 @@ class Resampled:
 
     def save(self, folder: Path) -> None:
         """Write `folder`/resamples.npz."""
-        names = list(self.values)
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as file:
-                samples = np.array([self.samples[name] for name in names], np.float32)
-                values = np.array([self.values[name] for name in names])
-                np.savez_compressed(file, images=self.images, names=names, values=values, samples=samples)
-
-        write_atomically(folder / FILE, write)
+        names, values, file = list(self.values), list(self.values.values()), io.BytesIO()
+        samples = np.array([self.samples[name] for name in names], np.float32)
+        np.savez_compressed(file, images=self.images, names=names, values=values, samples=samples)
+        write_bytes(folder / FILE, file.getvalue())
 
     @classmethod
     def load(cls, folder: Path) -> Resampled | None:
@@ -103,9 +95,8 @@ class Resampled:
 class Ranking:
     """Predictions of one class on all images, by falling score: of which image each is, and whether it is right.
 
-    `scores` are [n], `images` [n] places in the list of images. `right` and `ignored` [T, n] are by T criteria of what is right; an
-    ignored prediction counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for
-    each.
+    `scores` are [n], `images` [n] places in the list of images. `right` and `ignored` [T, n] are by T criteria; an ignored one
+    counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for each.
     """
 
     scores: np.ndarray
@@ -115,7 +106,7 @@ class Ranking:
     objects: np.ndarray
 
 
-def resampled_weights(num_images: int, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
+def resampled_weights(num_images: int, resamples: int = 1000, seed: int = 0) -> np.ndarray:
     """float32 [num_images, B]: how often each image is drawn; a function of the arguments alone."""
     weights = np.empty((num_images, resamples), np.float32)
     for i in range(resamples):
@@ -150,14 +141,12 @@ def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
 def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The precision-recall curve for each of T criteria, as precision [P, B] and how many [P, B] of the 101 recalls are reached.
 
-    The precision falls along a curve, which has a point for each right prediction: only there recall grows. Recalls beyond the
-    last point have precision 0.
+    It has a point for each right prediction, where recall grows; precision falls, and is 0 at recalls beyond the last point.
     """
     total = _drawn_objects(ranking, weights)
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.arange(total.max(initial=0) + 1) / total[:, None]
-    # By the number of right predictions, [B, objects + 1].
-    reached = np.searchsorted(RECALLS, recall, side="right").astype(np.int16)
+    reached = np.searchsorted(RECALLS, recall, side="right").astype(np.int16)  # by right predictions, [B, objects + 1]
     first = np.arange(len(total)) * reached.shape[1]
     counted = ~ranking.ignored
     some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
@@ -205,6 +194,5 @@ def _interval(value: float, samples: np.ndarray) -> Interval:
     same = np.isclose(known, value, rtol=0, atol=1e-6)  # as far as rounding tells
     below = float(((known < value) & ~same).mean() + same.mean() / 2)  # half of the resamples, without a bias
     shift = 2 * normal.inv_cdf(min(max(below, least), 1 - least))
-    shares = [normal.cdf(shift + normal.inv_cdf(share)) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
-    low, high = np.quantile(known, shares)
+    low, high = np.quantile(known, [normal.cdf(shift + normal.inv_cdf(share)) for share in (0.025, 0.975)])
     return Interval(value, float(low), float(high))

@@ -1,14 +1,11 @@
-"""Metric loggers: the trainer calls `log(metrics, step)`.
-
-Metric names are `group/name`; a step is an optimizer step.
-"""
+"""Metric loggers: the trainer calls `log(metrics, step)` with metrics by `group/name` and the optimizer step."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -32,36 +29,28 @@ class MetricLogger(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
-    def close(self) -> None: ...
-
-
-class NullLogger:
-    """Discards all metrics; a subclass writes them."""
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        pass
-
     def close(self) -> None:
-        pass
+        """Called at the end; a subclass that keeps nothing open inherits this."""
+        return
 
 
 class LoggerCollection:
-    """Passes metrics to several loggers, in order, without those that are undefined (NaN); `console` gets these too.
+    """Passes metrics to all `loggers`, in order; those that are undefined (NaN) to the first one, the console, alone.
 
     All are closed even if closing one fails.
     """
 
-    def __init__(self, loggers: Iterable[MetricLogger], console: MetricLogger) -> None:
-        self.console, self.loggers = console, (console, *loggers)
+    def __init__(self, *loggers: MetricLogger) -> None:
+        self.loggers = loggers
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
         try:
-            for logger in self.loggers:
-                logger.log(metrics if logger is self.console else defined, step)
+            for i, logger in enumerate(self.loggers):
+                logger.log(defined if i else metrics, step)
         except OSError as error:
             raise DataError(
-                f"the metrics of step {step} cannot be written ({error}); correct the cause and resume with resume=auto."
+                f"step {step} cannot be logged ({error}); correct the cause and give resume=auto."
             ) from error
 
     def close(self) -> None:
@@ -70,26 +59,23 @@ class LoggerCollection:
                 stack.callback(logger.close)
 
 
-class CsvLogger(NullLogger):
+class CsvLogger(MetricLogger):
     """A CSV file with one row per `log`: the step in the first column, an empty cell where a metric was not logged.
 
-    Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is
-    continued: rows of later steps, which the resumed run logs again, and a half-written last row are
-    dropped. Without it, an existing file is replaced.
+    Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is continued without rows
+    of later steps, which the resumed run logs again, and without a half-written last row; else an existing file is replaced.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
-        self.path = Path(path)
-        columns: list[str] = [STEP]
+        self.path, columns = path, [STEP]
         rows: list[dict[str, str]] = []
-        if resume_step is not None and self.path.exists():
-            columns, rows = _read_rows(self.path)
+        if resume_step is not None and path.exists():
+            columns, rows = _read_rows(path)
             rows = [row for row in rows if int(row[STEP]) <= resume_step]
         self._rewrite(columns, rows)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        new = [name for name in metrics if name not in self._columns]
-        if new:
+        if new := [name for name in metrics if name not in self._columns]:
             columns, rows = _read_rows(self.path)
             self._rewrite(columns + new, rows)
         # repr gives every digit: the values read back are exact
@@ -98,7 +84,6 @@ class CsvLogger(NullLogger):
             csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow({STEP: step, **values})
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        """Replace the file atomically: a reader, or a run killed here, sees the old file or the new one."""
         write_csv(self.path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
         self._columns = columns
 
@@ -109,19 +94,16 @@ class TensorBoardLogger:
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge_step = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
+        self._writer = SummaryWriter(folder, purge_step=None if resume_step is None else resume_step + 1, flush_secs=30)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
 
-    def log_results(
-        self, settings: Mapping[str, str], metrics: Mapping[str, float], images: Iterable[Path], step: int
-    ) -> None:
+    def log_results(self, settings: dict[str, str], metrics: dict[str, float], images: list[Path], step: int) -> None:
         """The settings as hyperparameters of the final metrics, and images by file name."""
         values = {key: float(text) if NUMBER.fullmatch(text) else text for key, text in settings.items()}
-        self._writer.add_hparams(values, dict(metrics), run_name=".", global_step=step)
+        self._writer.add_hparams(values, metrics, run_name=".", global_step=step)
         for path in images:
             with Image.open(path) as image:
                 self._writer.add_image(path.name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
@@ -131,13 +113,9 @@ class TensorBoardLogger:
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Metric name -> (steps, values) of a CsvLogger's file, without empty cells, in the order logged.
-
-    Raises DataError if the file is missing or was not written by a CsvLogger.
-    """
-    _, rows = _read_rows(path)
+    """Metric name -> (steps, values) in the order logged. Raises DataError unless a CsvLogger wrote the file."""
     series: dict[str, tuple[list[int], list[float]]] = {}
-    for row in rows:
+    for row in _read_rows(path)[1]:
         step = int(row.pop(STEP))
         for name, text in row.items():
             if text:
@@ -150,7 +128,7 @@ def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
 def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """The columns and the complete rows, without one cut short by a killed run or a full disk."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot read the metrics ({error}); give a run's metrics.csv.") from error
     complete = text[: text.rfind("\n") + 1]

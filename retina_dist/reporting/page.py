@@ -1,7 +1,6 @@
 """One self-contained HTML page: charts by plotly, laid out by page.html; needs `retina-dist[analysis]`.
 
-What a report shows is chosen in report.py. Charts are plotly figures as plain values. plotly's JavaScript is in the page,
-compressed; the page loads nothing, and forbids the browser to.
+plotly's JavaScript is in the page, compressed; the page loads nothing, and forbids the browser to.
 """
 
 from __future__ import annotations
@@ -42,10 +41,11 @@ def missing_packages() -> str:
     return " and ".join(name for name in ("plotly", "jinja2") if find_spec(name) is None)
 
 
-def page_if_possible(write: Callable[[], Path], folder: Path) -> str:
-    """Where `write` wrote the report of `folder`, or how to get one where packages are missing, as a line."""
+def page_if_possible(write: Callable[[], Path], run: Path | None = None) -> str:
+    """Where `write` wrote a report, or which packages it lacks and how to write the one of `run` then, as a line."""
     if lacking := missing_packages():
-        return f"no report, as {lacking} is not installed: {INSTALL}, then python -m retina_dist.report run={folder}"
+        again = f", then python -m retina_dist.report run={run}" if run else ""
+        return f"no report, as {lacking} is not installed: {INSTALL}{again}"
     return f"report: {write()}"
 
 
@@ -58,17 +58,12 @@ def write_page(out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **c
     loader = jinja2.PackageLoader("retina_dist.reporting", "")
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True)
     pages.filters |= {"number": format_number, "duration": format_duration}
+    pages.globals |= {"colors": json.dumps(COLORS), "install": INSTALL}
     figures = [{"data": chart.data, "layout": chart.layout} for part in charts.values() for chart in part]
     script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    html = pages.get_template("page.html").render(
-        title=title,
-        charts=charts,
-        figures=json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        colors=json.dumps(COLORS),
-        plotly=base64.b64encode(gzip.compress(script, 6, mtime=0)).decode() if figures else "",
-        install=INSTALL,
-        **content,
-    )
+    content["plotly"] = base64.b64encode(gzip.compress(script, 6, mtime=0)).decode() if figures else ""
+    content["figures"] = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    html = pages.get_template("page.html").render(content, title=title, charts=charts)
     write_text(out, html, errors="backslashreplace")
     return out
 

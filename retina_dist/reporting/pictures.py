@@ -63,9 +63,8 @@ def write_details(
 ) -> None:
     """Write details.json, what a report shows beside analysis.json: `more`, and the images that analysis.json lists first.
 
-    `read` gives an image uint8 [3, h, w] by its id, `marks` what is on it: `kind` ("object" or
-    "prediction"), `text`, and `place`, x, y, width and height in its pixels. An image that cannot be read is left out, and so are
-    those of the details before.
+    `read` gives an image uint8 [3, h, w] by its id, `marks` what is on it: `kind` ("object" or "prediction"), `text`, and `place`,
+    x, y, width and height in its pixels. An image that cannot be read is left out; those of earlier details are deleted.
     """
     file, details, images = folder / "analysis.json", folder / "details.json", {}
     before = json.loads(details.read_text(encoding="utf-8")) if details.is_file() else {}
@@ -83,9 +82,8 @@ def write_details(
         name = next(name for name in names if not (folder / name).exists())  # another file is not ours
         scale = LARGEST_SIDE / max(height, width)
         if scale < 1:
-            pixels = F.resize_image(
-                pixels, [max(1, round(height * scale)), max(1, round(width * scale))], antialias=True
-            )
+            size = [max(1, round(side * scale)) for side in (height, width)]
+            pixels = F.resize_image(pixels, size, antialias=True)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         F.to_pil_image(pixels).save(folder / name, quality=85)
         images[image_id] = {"file": name, "width": width, "height": height, "marks": marks(image_id, analysis)}
@@ -94,7 +92,7 @@ def write_details(
 
 @cache
 def font_of(size: int) -> Any:
-    """DejaVu Sans, if the system has it, which has accents, Greek and Cyrillic; else Pillow's own font, which has ASCII."""
+    """DejaVu Sans, which has accents, Greek and Cyrillic, or without it Pillow's own font, which has ASCII."""
     try:
         return ImageFont.truetype("DejaVuSans.ttf", size)
     except OSError:

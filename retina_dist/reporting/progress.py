@@ -14,8 +14,8 @@ from typing import TextIO
 from retina_dist.reporting.console import note_output, print_redacted
 from retina_dist.text import format_duration
 
-TRAINING_GROUPS = ("train", "time", "memory")
-LOSS, LR, SPEED = "train/loss", "train/lr", "time/images_per_s"
+TRAINING_GROUPS = ("train", "time", "memory", "comm")  # of metrics that no validation gives
+SHOWN = {"train/loss": "loss {:.4f}", "train/lr": "lr {:.3g}", "time/images_per_s": "{:.1f} img/s"}
 VAL_LOSS = "val/loss"
 BAR = 20  # characters
 ERASE = "\r\x1b[K"  # the line of a terminal
@@ -24,9 +24,8 @@ ERASE = "\r\x1b[K"  # the line of a terminal
 class Progress:
     """A metric logger for the console: a progress bar on a terminal, elsewhere a plain line per `log` of training metrics.
 
-    Metrics of the groups train, time and memory are training metrics; all others are validation results, on a separate line
-    that shows those in `headline`. The time left comes from the clock since the start, with evaluations and checkpoints.
-    `initial` is the step that a resumed run starts after, `step` tells the steps done so far.
+    Metrics of other groups are validation results, on a separate line that shows those in `headline`. The time left includes
+    evaluations and checkpoints. `initial` is the step that a resumed run starts after, `step` tells the steps done so far.
     """
 
     def __init__(
@@ -40,15 +39,12 @@ class Progress:
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total_steps = total_steps
-        self.initial = self._shown = initial
+        self.total_steps, self.initial, self._shown = total_steps, initial, initial
         self.step = step or (lambda: self._shown)
-        self.steps_per_epoch = steps_per_epoch
-        self.headline = headline
+        self.steps_per_epoch, self.headline = steps_per_epoch, headline
         # one stream where output is piped, so that a file has every line
         self.file = file or (sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout)
-        self._clock = clock
-        self._start = clock()
+        self._clock, self._start = clock, clock()
         self._metrics: dict[str, float] = {}
         self._has_bar = _columns(self.file) > 0
         self._lock = threading.Lock()  # `beat` comes from another thread
@@ -64,10 +60,7 @@ class Progress:
             self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
 
     def beat(self, text: str, seconds: float, silent: bool) -> None:
-        """For `heartbeat`: move the bar, or print a line after the first step and whenever `silent`.
-
-        The line says what the process does and for how long if no step has ended since the last one.
-        """
+        """For `heartbeat`: move the bar, or print a line after the first step and whenever `silent`: `text` if no step ended."""
         step = self.step()
         if step > self._shown and (self._has_bar or silent or self._shown == self.initial):
             self._show(step)
@@ -112,13 +105,7 @@ class Progress:
     def _how(self, step: int) -> str:
         """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without what is unknown."""
         steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
-        parts = []
-        if LOSS in self._metrics:
-            parts.append(f"loss {self._metrics[LOSS]:.4f}")
-        if LR in self._metrics:
-            parts.append(f"lr {self._metrics[LR]:.3g}")
-        if SPEED in self._metrics:
-            parts.append(f"{self._metrics[SPEED]:.1f} img/s")
+        parts = [form.format(self._metrics[name]) for name, form in SHOWN.items() if name in self._metrics]
         if steps_per_s > 0:
             parts.append(f"ETA {format_duration((self.total_steps - step) / steps_per_s)}")
         return "  ".join(parts)
@@ -127,14 +114,13 @@ class Progress:
 def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
     """Validation results as one line: those in `headline`, in its order, or else all, and the loss without its parts.
 
-    An undefined value, nan, is a dash.
-
     >>> format_results({"val/loss": 0.5, "val/top5": math.nan, "val/top1": 0.4125, "val/kappa": 0.3}, ["val/top1", "val/top5"])
     'validation: top1 0.412  top5 -  loss 0.5000'
     """
     shown = [n for n in headline if n in metrics] or [n for n in metrics if not n.startswith(VAL_LOSS)]
     shown += [VAL_LOSS] * (VAL_LOSS in metrics and VAL_LOSS not in shown)
-    return "validation: " + "  ".join(f"{n.split('/', 1)[-1]} {_format_result(n, metrics[n])}" for n in shown)
+    numbers = ["-" if math.isnan(metrics[n]) else f"{metrics[n]:.{4 if n == VAL_LOSS else 3}f}" for n in shown]
+    return "validation: " + "  ".join(f"{n.split('/', 1)[-1]} {text}" for n, text in zip(shown, numbers, strict=True))
 
 
 def _columns(file: TextIO) -> int:
@@ -143,9 +129,3 @@ def _columns(file: TextIO) -> int:
         return min(os.get_terminal_size(file.fileno())) and os.get_terminal_size(file.fileno()).columns
     except (OSError, ValueError):
         return 0
-
-
-def _format_result(name: str, value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.4f}" if name == VAL_LOSS else f"{value:.3f}"

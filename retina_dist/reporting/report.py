@@ -1,16 +1,11 @@
-"""What a report shows of a run folder, or of two side by side: read from the files that a run or an evaluation wrote.
-
-Nothing is computed again, so a report can be written at any time, and wherever the folder was copied to. The page says what is left
-out where files are missing.
-"""
+"""What a report shows of a run folder, or of two side by side, by the files that a run or an evaluation wrote there."""
 
 from __future__ import annotations
 
 import base64
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +19,45 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
 from retina_dist.reporting.pictures import LISTS, MOST_LISTED
+from retina_dist.reporting.progress import TRAINING_GROUPS
 from retina_dist.settings import flattened
 
 FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
 MOST_POINTS = 1500  # of a curve
 MOST_LINES = 10  # of one chart
 MOST_CLASSES = 60  # as bars, and in a drawn confusion matrix
-TRAINING = ("train", "time", "memory", "comm")  # groups of metrics that no validation gives
 
 Trace = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class RunFiles:
-    """The files of a run folder, each empty where it is missing. `settings` are by dotted key, `details` are details.json."""
+    """The files of a run folder, each empty where it is missing; `settings` are by dotted key.
 
-    name: str
-    folder: Path
-    settings: Mapping[str, str]
-    starts: Sequence[Mapping[str, Any]]
-    result: Mapping[str, Any]
-    timings: Mapping[str, Any]
-    analysis: Mapping[str, Any]
-    details: Mapping[str, Any]
-    series: Mapping[str, tuple[list[int], list[float]]]
+    Raises DataError for a folder without any of the files, and for a file that cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not any((folder / name).is_file() for name in FILES):
+            raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
+        self.folder, path = folder, folder.resolve()
+        self.name = "/".join(path.parts[-2:]) if path.name.isdecimal() else path.name  # a sweep's job
+        self.settings: dict[str, str] = flattened(self._content("config.yaml", {}))
+        self.starts: list[dict[str, Any]] = self._content("command.json", [])
+        self.result: dict[str, Any] = self._content("result.json", {})
+        self.timings: dict[str, Any] = self._content("timings.json", {})
+        self.analysis: dict[str, Any] = self._content("analysis.json", {})
+        self.details: dict[str, Any] = self._content("details.json", {})
+        self.series = read_metrics(folder / "metrics.csv") if (folder / "metrics.csv").is_file() else {}
+
+    def _content(self, name: str, default: Any) -> Any:
+        file = self.folder / name
+        try:
+            if not file.is_file():
+                return default
+            text = read_bytes(file)
+            return yaml.safe_load(text) if file.suffix == ".yaml" else json.loads(text, parse_constant=lambda _: None)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise DataError(f"{file} cannot be read ({first_line(error)}); remove or repair it.") from error
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -56,21 +66,10 @@ class RunFiles:
         return self.analysis.get("metrics") or last
 
     @property
-    def overrides(self) -> tuple[list[str], list[str]]:
-        """Of the last start: those that choose a recipe, and those that differ from it."""
-        recipe = self.starts[-1].get("recipe", [])  # runs of 0.1 have none
-        return recipe, [o for o in self.starts[-1].get("overrides", ()) if o not in recipe]
-
-    @property
     def environment(self) -> dict[str, Any]:
         """Of the last start."""
         start = self.starts[-1] if self.starts else {}
         return {"commit": start.get("commit"), "job": start.get("job"), **start.get("versions", {})}
-
-    @property
-    def confusions(self) -> list[tuple[str, str, int]]:
-        """True class, predicted class and number of the 30 most frequent confusions."""
-        return confusions_of(self.analysis)[:30]
 
     @property
     def pictures(self) -> dict[str, list[dict[str, Any]]]:
@@ -85,67 +84,35 @@ class RunFiles:
         return lists
 
 
-def read_run(folder: Path) -> RunFiles:
-    """Raises DataError for a folder without any of the files, and for a file that cannot be read."""
-
-    def parse_json(text: bytes) -> Any:
-        return json.loads(text, parse_constant=lambda name: None)  # NaN is not known
-
-    def content(name: str, default: Any, parse: Callable[[bytes], Any] = parse_json) -> Any:
-        try:
-            return parse(read_bytes(folder / name)) if (folder / name).is_file() else default
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise DataError(f"{folder / name} cannot be read ({first_line(error)}); remove or repair it.") from error
-
-    if not any((folder / name).is_file() for name in FILES):
-        raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
-    path = folder.resolve()
-    return RunFiles(
-        name="/".join(path.parts[-2:]) if path.name.isdecimal() else path.name,  # a sweep's job
-        folder=folder,
-        settings=flattened(content("config.yaml", {}, yaml.safe_load)),
-        starts=content("command.json", []),
-        result=content("result.json", {}),
-        timings=content("timings.json", {}),
-        analysis=content("analysis.json", {}),
-        details=content("details.json", {}),
-        series=read_metrics(folder / "metrics.csv") if (folder / "metrics.csv").is_file() else {},
-    )
-
-
 def write_report(folder: Path, other: Path | None = None, out: Path | None = None) -> Path:
     """Write the report of a run folder, beside that of another one, to `out`, by default `folder`/report.html or compared.html.
 
     Raises DataError where a folder has nothing to report, ConfigError without `retina-dist[analysis]`.
     """
-    runs = [read_run(path) for path in (folder, other) if path]
-    if len({run.name for run in runs}) < len(runs):
-        runs = [replace(run, name=str(run.folder)) for run in runs]
-
-    def of(run: RunFiles) -> str:
-        return f", {run.name}" if other else ""
-
-    charts = {
-        "Curves": list(curves(runs)),
-        "Results": list(results(runs)),
-        "Precision and recall": list(precision_recall(runs)),
-        "Confusion matrix": [chart for run in runs for chart in confusion(run, of(run))],
-        "Types of errors": list(errors(runs)),
-        "Calibration": list(calibration(runs)),
-        "Time": [chart for run in runs for chart in times(run, of(run))],
+    runs = [RunFiles(path) for path in (folder, other) if path]
+    if other and runs[0].name == runs[1].name:
+        runs[0].name, runs[1].name = str(folder), str(other)
+    sections = {
+        "Curves": curves,
+        "Results": results,
+        "Precision and recall": precision_recall,
+        "Confusion matrix": confusion,
+        "Types of errors": errors,
+        "Calibration": calibration,
+        "Time": times,
     }
-    out = out or folder / ("compared.html" if other else REPORT)
-    names = " and ".join(run.name for run in runs)
-    return write_page(out, names, charts, runs=runs, differences=differences(*runs), most_in_matrix=MOST_IN_MATRIX)
+    charts = {title: list(draw(runs)) for title, draw in sections.items()}
+    more = {"most_in_matrix": MOST_IN_MATRIX, "confusions_of": confusions_of}
+    more["differences"] = differences(*runs) if other else []
+    out, title = out or folder / ("compared.html" if other else REPORT), " and ".join(run.name for run in runs)
+    return write_page(out, title, charts, runs=runs, **more)
 
 
-def differences(first: RunFiles, second: RunFiles | None = None) -> list[tuple[str, ...]]:
+def differences(first: RunFiles, second: RunFiles) -> list[tuple[str, ...]]:
     """(metric, value of the first, of the second, difference, 95 % interval of that, what it says) of two runs.
 
     The interval is of pairs of resamples, where both runs were validated on the same images.
     """
-    if second is None:
-        return []
     rows = []
     before, after = (Resampled.load(run.folder) for run in (first, second))
     keys = {name.split("/", 1)[-1]: name for name in (before.values if before else ())}
@@ -170,7 +137,7 @@ def curves(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     Training values are drawn thin with their running median on top.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.series))
-    validation = [n for n in names if n.split("/")[0] not in TRAINING and not n.startswith("val/loss")]
+    validation = [n for n in names if n.split("/")[0] not in TRAINING_GROUPS and not n.startswith("val/loss")]
     panels = [
         ("Loss", "loss", ["train/loss", "val/loss"]),
         ("Parts of the training loss", "loss", [n for n in names if n.startswith("train/loss_")]),
@@ -184,25 +151,21 @@ def curves(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         drawn = [(run, name) for run in runs for name in shown if name in run.series]
         traces: list[Trace] = []
         for run, name in drawn:
+            (steps, values), label = run.series[name], _label(run, runs, name)
             color = runs.index(run) if len(shown) == 1 else shown.index(name)
             dash = "dash" if len(shown) > 1 and run is not runs[0] else "solid"
-            traces += _curve(*run.series[name], name, _label(run, runs, name), color, dash, shown.index(name) < 3)
+            line = {"color": COLORS[color % len(COLORS)], "width": 2, "dash": dash}
+            common = {"name": label, "legendgroup": label, "x": _thinned(steps), "mode": "lines", "line": line}
+            raw = common | {"y": _thinned(_rounded(values))}
+            if name.split("/")[0] in TRAINING_GROUPS:
+                smooth = _rounded(running_median(values, span=2 * (len(values) // 40) + 1))
+                thin = {"line": line | {"width": 1}, "opacity": 0.35, "hoverinfo": "skip", "showlegend": False}
+                traces += [raw | thin, common | {"y": _thinned(smooth)}]
+            else:
+                traces += [raw | {"mode": "lines+markers", "visible": shown.index(name) < 3 or "legendonly"}]
         if traces:
             axes = _axes("optimizer step", unit, y=_usual([v for run, name in drawn for v in run.series[name][1]]))
             yield Chart(title, traces, axes | {"showlegend": len(drawn) > 1, "hovermode": "x unified"})
-
-
-def _curve(
-    steps: Sequence[int], values: Sequence[float], name: str, label: str, color: int, dash: str, visible: bool
-) -> list[Trace]:
-    line = {"color": COLORS[color % len(COLORS)], "width": 2, "dash": dash}
-    common = {"name": label, "legendgroup": label, "x": _thinned(steps), "mode": "lines", "line": line}
-    raw = common | {"y": _thinned(_rounded(values))}
-    if name.split("/")[0] not in TRAINING:
-        return [raw | {"mode": "lines+markers", "visible": visible or "legendonly"}]
-    smooth = running_median(values, span=2 * (len(values) // 40) + 1)
-    thin = {"line": line | {"width": 1}, "opacity": 0.35, "hoverinfo": "skip", "showlegend": False}
-    return [raw | thin, common | {"y": _thinned(_rounded(smooth))}]
 
 
 def results(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -222,9 +185,7 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     yield Chart(title, bars, group, max(320, 90 + 24 * len(known) * len(ranked)))
 
 
-def _bars(
-    run: RunFiles, runs: Sequence[RunFiles], names: Sequence[str], entries: Mapping[str, Any], axis: str
-) -> Trace:
+def _bars(run: RunFiles, runs: Sequence[RunFiles], names: list[str], entries: dict[str, Any], axis: str) -> Trace:
     """The values of `names` along an axis."""
     known = [entries.get(name) or {"value": None, "low": None, "high": None} for name in names]
     # An interval may leave out its value, which is not corrected for bias.
@@ -251,18 +212,20 @@ def precision_recall(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         yield Chart(title, traces, axes | {"showlegend": True}, 400)
 
 
-def confusion(run: RunFiles, of: str = "") -> Iterator[Chart]:
+def confusion(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     """Predictions by true class; of very many classes only the table of the page."""
-    matrix = run.analysis.get("confusion")
-    if not matrix or len(matrix["labels"]) > MOST_CLASSES:
-        return
-    counts, labels = np.array(matrix["counts"]), matrix["labels"]
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    trace = {"type": "heatmap", "x": labels, "y": labels, "z": shares.round(4).tolist(), "text": counts.tolist()}
-    trace |= {"hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"}
-    trace |= {"zmin": 0, "zmax": 1, "texttemplate": "%{text}" if len(labels) <= 20 else ""}
-    axes = _axes("predicted", "true", y={"autorange": "reversed"})
-    yield Chart(f"Share of each true class{of}", [trace], axes, max(340, 130 + 28 * len(labels)), len(labels) > 12)
+    for run in runs:
+        matrix = run.analysis.get("confusion")
+        if not matrix or len(matrix["labels"]) > MOST_CLASSES:
+            continue
+        counts, labels = np.array(matrix["counts"]), matrix["labels"]
+        shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+        trace = {"type": "heatmap", "x": labels, "y": labels, "z": shares.round(4).tolist(), "text": counts.tolist()}
+        trace |= {"hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"}
+        trace |= {"zmin": 0, "zmax": 1, "texttemplate": "%{text}" if len(labels) <= 20 else ""}
+        axes = _axes("predicted", "true", y={"autorange": "reversed"})
+        title = _title("Share of each true class", run, runs)
+        yield Chart(title, [trace], axes, max(340, 130 + 28 * len(labels)), len(labels) > 12)
 
 
 def errors(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -292,9 +255,10 @@ def calibration(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         yield Chart("Reliability", traces, axes | {"showlegend": True})
 
 
-def times(run: RunFiles, of: str = "") -> Iterator[Chart]:
+def times(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     """Seconds of each phase on each rank."""
-    if ranks := run.timings.get("ranks"):
+    for run in [run for run in runs if run.timings.get("ranks")]:
+        ranks = run.timings["ranks"]
         labels = [f"rank {i}" for i in range(len(ranks))]
         traces = [
             {"type": "bar", "orientation": "h", "name": part.replace("_", " "), "y": labels, "x": seconds}
@@ -302,7 +266,7 @@ def times(run: RunFiles, of: str = "") -> Iterator[Chart]:
             if any(seconds := [rank["seconds"][part] for rank in ranks])
         ]
         layout = _axes("seconds", "", y={"autorange": "reversed"}) | {"barmode": "stack", "showlegend": True}
-        yield Chart(f"Each rank{of}", traces, layout, 180 + 26 * len(ranks), wide=True)
+        yield Chart(_title("Each rank", run, runs), traces, layout, 180 + 26 * len(ranks), wide=True)
 
 
 def _axes(x_title: str, y_title: str, x: Mapping[str, Any] | None = None, y: Mapping[str, Any] | None = None) -> Trace:
@@ -310,6 +274,10 @@ def _axes(x_title: str, y_title: str, x: Mapping[str, Any] | None = None, y: Map
         "xaxis": {"title": {"text": x_title, "standoff": 8}, **(x or {})},
         "yaxis": {"title": {"text": y_title, "standoff": 8}, **(y or {})},
     }
+
+
+def _title(text: str, run: RunFiles, runs: Sequence[RunFiles]) -> str:
+    return f"{text}, {run.name}" if len(runs) > 1 else text
 
 
 def _label(run: RunFiles, runs: Sequence[RunFiles], name: str) -> str:

@@ -17,12 +17,8 @@ class LoggingConfig(KnownArguments):
 
     tensorboard: bool = True
     plots: bool = setting(True, "first_batch.jpg and report.html")
-    mlflow: str = setting(
-        "auto", "auto: where a server is named and mlflow can be imported", choices=("auto", "true", "false")
-    )
+    mlflow: str = setting("auto", "auto: if a server is named and mlflow installed", choices=("auto", "true", "false"))
     mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
     mlflow_checkpoint: bool = setting(False, "upload best.pt at the end")
-    experiment: str | None = setting(
-        None, "of MLflow; null: MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or retina_dist"
-    )
+    experiment: str | None = setting(None, "of MLflow; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist")
     run_name: str | None = setting(None, "in MLflow; null: that of the run folder")

@@ -26,7 +26,7 @@ from retina_dist.engine.checkpoint.store import BEST
 from retina_dist.errors import ConfigError, Preempted, describe_error
 from retina_dist.files import read_bytes, write_json
 from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.reporting.loggers import NullLogger
+from retina_dist.reporting.loggers import MetricLogger
 from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
 from retina_dist.run.records import COMMAND
 from retina_dist.run_config import RunConfig
@@ -71,7 +71,7 @@ def tracking_server(settings: LoggingConfig) -> str | None:
     return None
 
 
-class MlflowRun(NullLogger, AbstractContextManager["MlflowRun"]):
+class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
     """Logs metrics during a training; at its end uploads the images, tables and settings of the run folder, and sets the status.
 
     It joins the run MLFLOW_RUN_ID, whose status it leaves, or with `resumes` continues the run before; else it makes one.

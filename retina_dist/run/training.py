@@ -27,7 +27,7 @@ from retina_dist.engine.trainer import Trainer
 from retina_dist.errors import Preempted, UserError, describe_error, doing, is_collective
 from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, NullLogger, TensorBoardLogger
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
 from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import build_train_step, monitor_of
 from retina_dist.run.records import LOSS, RESULT, versions
@@ -63,7 +63,7 @@ class Training:
     def _loggers(self) -> MetricLogger:
         """Progress, metrics.csv, MLflow, TensorBoard and an outside logger, on the main rank."""
         if not self.strategy.is_main:
-            return NullLogger()
+            return LoggerCollection()
         plan, settings, folder, step = self.plan, self.config.logging, self.run.folder, self.run.resume_step
         progress = Progress(
             plan.stop_step,
@@ -73,14 +73,14 @@ class Training:
             headline=self.task.headline_metrics,
         )
         self.job.console.write, self.job.console.beat = progress.write, progress.beat
-        loggers: list[MetricLogger] = [CsvLogger(folder / "metrics.csv", step)]
+        loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
         if self.job.mlflow:
             loggers.append(self.job.mlflow)
         if settings.tensorboard:
             loggers.append(TensorBoardLogger(folder / "tensorboard", step))
         if outside := getattr(settings, "implementation", None):
             loggers.append(outside(settings, folder, step))
-        return LoggerCollection(loggers, progress)
+        return LoggerCollection(*loggers)
 
     def _trainer(self) -> Trainer:
         config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state

@@ -14,7 +14,7 @@ from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, roc_auc, rows_of
 from retina_dist.classification.samples import Samples
 from retina_dist.errors import DataError
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, NullLogger, read_metrics
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import Job, ThreadRank
 
@@ -75,7 +75,7 @@ def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
     assert {name for name, value in found.metrics.items() if math.isnan(value)} == undefined
     assert found.metrics["val/balanced_accuracy"] == 0.5
     assert {name for name, value in found.to_dict().items() if value is None} == {n[4:] for n in undefined}
-    LoggerCollection([CsvLogger(tmp_path / "metrics.csv")], NullLogger()).log(found.metrics, 1)
+    LoggerCollection(LoggerCollection(), CsvLogger(tmp_path / "metrics.csv")).log(found.metrics, 1)
     assert set(read_metrics(tmp_path / "metrics.csv")) == set(metric_names(2)) - undefined
 
 

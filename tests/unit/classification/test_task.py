@@ -131,7 +131,7 @@ def test_a_run_that_fails_writes_its_report(
 
     monkeypatch.setattr(metrics, "evaluate_rows", evaluate)
     if fails:
-        monkeypatch.setattr(report, "read_run", lambda folder: 1 / 0)
+        monkeypatch.setattr(report, "RunFiles", lambda folder: 1 / 0)
     overrides = [f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=1epoch", "logging.plots=true"]
     with pytest.raises(type(error), match=str(error)):
         train(load_config("train", [*SMALL, *overrides]))

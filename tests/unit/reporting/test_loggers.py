@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.errors import DataError
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, NullLogger, TensorBoardLogger, read_metrics
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
 
 
 class Recorder:
@@ -29,7 +29,7 @@ def lines(path):
 
 def test_undefined_metrics_reach_the_console_only(path):
     events = []
-    logger = LoggerCollection([CsvLogger(path), Recorder(events, "other")], console=Recorder(events, "console"))
+    logger = LoggerCollection(Recorder(events, "console"), CsvLogger(path), Recorder(events, "other"))
     logger.log({"coco/AP": 0.5, "coco/APl": math.nan, "val/loss": math.inf}, 3)
     assert lines(path) == ["step,coco/AP,val/loss", "3,0.5,inf"]
     assert [(name, sorted(metrics)) for name, metrics, _ in events] == [
@@ -85,15 +85,15 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
 
 
 def test_metrics_that_cannot_be_written(path):
-    logger = LoggerCollection([CsvLogger(path)], NullLogger())
+    logger = LoggerCollection(CsvLogger(path))
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataError, match="metrics of step 3 cannot be written .*; correct the cause and resume"):
+    with pytest.raises(DataError, match="step 3 cannot be logged .*; correct the cause and give resume=auto"):
         logger.log({}, 3)
 
 
 def test_read_metrics_gives_back_every_digit(path):
-    logger = LoggerCollection([CsvLogger(path)], NullLogger())
+    logger = LoggerCollection(LoggerCollection(), CsvLogger(path))
     for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
         logger.log({"a": value}, step)
     logger.log({"b": 5}, 4)

@@ -20,7 +20,7 @@ from retina_dist.errors import ConfigError, DataError
 from retina_dist.reporting import page
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.loggers import CsvLogger
-from retina_dist.reporting.report import curves, differences, read_run, results, running_median, write_report
+from retina_dist.reporting.report import RunFiles, curves, differences, results, running_median, write_report
 from tests import browser
 
 pytest.importorskip("plotly", reason='needs pip install "retina-dist[analysis]"')
@@ -80,7 +80,7 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
 
 
 def test_curves_show_what_is_usual_and_every_metric(tmp_path: Path) -> None:
-    charts = {chart.title: chart for chart in curves([read_run(write_run(tmp_path / "run"))])}
+    charts = {chart.title: chart for chart in curves([RunFiles(write_run(tmp_path / "run"))])}
     assert list(charts) == [
         "Loss",
         "Parts of the training loss",
@@ -103,7 +103,7 @@ def test_curves_show_what_is_usual_and_every_metric(tmp_path: Path) -> None:
 def test_long_curves_are_thinned_to_their_ends(tmp_path: Path) -> None:
     logger = CsvLogger(tmp_path / "metrics.csv")
     logger.path.write_text("step,train/loss\n" + "".join(f"{i},{i}\n" for i in range(1, 10_001)))
-    chart = next(curves([read_run(tmp_path)]))
+    chart = next(curves([RunFiles(tmp_path)]))
     assert 1000 < len(chart.data[0]["x"]) == len(chart.data[1]["y"]) < 1600
     assert chart.data[0]["x"][-1] == 10_000
 
@@ -121,7 +121,7 @@ def test_every_chart_is_one_of_plotly(task: str, tmp_path: Path, monkeypatch: py
     assert titles == {"Curves", "Results", "Confusion matrix", "Calibration", "Time"} | only
     for chart in [chart for charts in drawn.values() for chart in charts]:
         figures.Figure(data=chart.data, layout=chart.layout)
-    ap = next(results([read_run(tmp_path / "a")])).data[0]
+    ap = next(results([RunFiles(tmp_path / "a")])).data[0]
     if task == "detection":
         assert (ap["x"][0], ap["y"][0]) == ("AP", 0.531)
         assert (ap["error_y"]["array"][0], ap["error_y"]["arrayminus"][0]) == pytest.approx((0.022, 0.023))
@@ -137,7 +137,7 @@ def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
         "AP50": {"value": 0.5, "low": 0.3, "high": 0.4},
     }
     path.write_text(json.dumps(analysis))
-    whiskers = next(results([read_run(folder)])).data[0]["error_y"]
+    whiskers = next(results([RunFiles(folder)])).data[0]["error_y"]
     assert whiskers["array"] == pytest.approx([0.1, 0])
     assert whiskers["arrayminus"] == pytest.approx([0, 0.2])
 
@@ -167,7 +167,7 @@ def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> N
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", lr=0.02)
     path = second / "analysis.json"
     path.write_text(path.read_text().replace("0.531", "0.55"))
-    rows = differences(read_run(first), read_run(second))
+    rows = differences(RunFiles(first), RunFiles(second))
     assert rows[0][:4] == ("AP", "0.531", "0.550", "+0.019")
     html = write_report(first, second).read_text()
     assert "<td>optimizer.lr</td><td>0.01</td><td>0.02</td>" in html
@@ -184,13 +184,13 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     after = {"coco/AP": 0.53 + noise, "coco/AP75": 0.4 + noise[::-1]}
     Resampled("same", {"coco/AP": 0.5, "coco/AP75": 0.4}, before).save(first)
     Resampled("same", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
-    rows = {row[0]: row[3:] for row in differences(read_run(first), read_run(second))}
+    rows = {row[0]: row[3:] for row in differences(RunFiles(first), RunFiles(second))}
     assert rows["AP"] == ("+0.030", "0.0300 to 0.0300", "better")
     assert rows["AP75"][2] == "not distinguishable"
     assert rows["AP50"][1:] == ("", ""), "not resampled"
     assert "not distinguishable" in write_report(first, second).read_text()
     Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
-    assert {row[4] for row in differences(read_run(first), read_run(second))} == {""}
+    assert {row[4] for row in differences(RunFiles(first), RunFiles(second))} == {""}
     (first / "resamples.npz").write_text("damaged")
     assert write_report(first).is_file(), "a report of one run does not need it"
 
