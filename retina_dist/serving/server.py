@@ -75,8 +75,8 @@ def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predicto
         server.run(sockets=[listener])
 
 
-def server_of(load: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_level: str = "info") -> uvicorn.Server:
-    """A server of the model that `load` gives. Raises ConfigError, before it loads, if the extra is missing."""
+def server_of(model: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_level: str = "info") -> uvicorn.Server:
+    """A server of what `model` loads. Raises ConfigError, before that, if the extra is missing."""
     try:
         import httptools  # noqa: F401 - h11 raises on a HEAD request with a bad body
         import uvicorn
@@ -85,7 +85,7 @@ def server_of(load: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_
         from retina_dist.serving.scoring import Scorer
     except ImportError as error:
         raise ConfigError(f'serving needs {error.name}; pip install "retina-dist[serve]".') from error
-    predictor = load()
+    predictor = model()
     predictor.run_each(torch.zeros(3, 480, 640, dtype=torch.uint8))  # the first pass is the slowest
     app, wait_s = create_app(Scorer(predictor, config.score_threshold, config.max_pixels), config), config.shutdown_s
     settings = uvicorn.Config(app, http="httptools", ws="none", timeout_graceful_shutdown=wait_s, log_level=log_level)
