@@ -66,16 +66,12 @@ def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
 
 
 def collate(
-    samples: Sequence[Sample],
-    canvas: tuple[int, int],
-    weight: float = 1.0,
-    images: Tensor | None = None,
+    samples: Sequence[Sample], canvas: tuple[int, int], weight: float = 1.0, images: Tensor | None = None
 ) -> Batch:
     """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
 
-    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on. The images' shape is [B,
-    3, H, W], their memory is channels last: samples come so from the resize, and convolutions like it best.
-    `images` are the batch's when the samples lie in them already.
+    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on. The images [B, 3, H, W] have
+    channels last in memory, as the resize makes them. `images` are the batch's when the samples lie in them already.
     """
     counts = [len(sample.labels) for sample in samples]
     most = padded_rows(max(counts))
@@ -106,9 +102,7 @@ def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
     image = torch.zeros(3, *canvas, dtype=torch.uint8)
     batch = collate([filler(image, canvas)] * count, canvas)
     rows = padded_rows(most_boxes)
-    return replace(
-        batch, boxes=torch.zeros(count, rows, 4), labels=torch.zeros(count, rows, dtype=torch.int64), real=None
-    )
+    return replace(batch, boxes=torch.zeros(count, rows, 4), labels=batch.labels.new_zeros(count, rows), real=None)
 
 
 def padded_rows(count: int) -> int:

@@ -22,8 +22,7 @@ Object = dict[str, Any]
 def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> Resampled:
     """`coco/AP`, AP50, AP75, APs, APm and APl, and `coco/AP/CLASS` of each class, in resamples of the images.
 
-    A class without objects in a resample is not part of its means. 5,000 images of 80 classes take seven seconds. `matched` are
-    the `rankings` of the result, if known.
+    A class without objects in a resample is not part of its means. `matched` are the `rankings` of the result, if known.
     """
     weights = resampled_weights(len(result.image_ids))
     matched = matched or rankings(result.coco, result.rows, result.image_ids)
@@ -68,13 +67,11 @@ def rankings(coco: dict[str, Any], rows: np.ndarray, image_ids: list[int]) -> li
         own = own[np.lexsort((-rows[own, 5], images[own]))]  # by image, then by falling score
         _, starts, counts = np.unique(images[own], return_index=True, return_counts=True)
         own = own[np.arange(len(own)) - np.repeat(starts, counts) < MOST]
-        result.append(_rankings_of_class(rows[own], images[own], truth[category], len(image_ids)))
+        result.append(_rank_class(rows[own], images[own], truth[category], len(image_ids)))
     return result
 
 
-def _rankings_of_class(
-    rows: np.ndarray, images: np.ndarray, truth: dict[int, list[Object]], num_images: int
-) -> list[Ranking]:
+def _rank_class(rows: np.ndarray, images: np.ndarray, truth: dict[int, list[Object]], num_images: int) -> list[Ranking]:
     """For each area, of a class's rows by image, `images` [n] being their images, and its objects by image."""
     outside = _outside(rows[:, 3] * rows[:, 4])
     right = np.zeros((len(AREAS), len(IOUS), len(rows)), bool)

@@ -48,22 +48,19 @@ def read_split(
         part = data.read(split, categories=categories)
     else:
         draw_data(data)
-        recognised = data.format == "auto" and data.shapes is None and not hasattr(data, "implementation")
-        data = _with_format(data)
+        given, data = data, _with_format(data)
         if (place := _locate(data, split)) is None:
             return None
         content, source, images = place
         keys = ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels")
         options: dict[str, Any] = {key: getattr(data, key) for key in keys}
         part = load_annotations(source, images, content=content, split=split, categories=categories, **options)
-        if recognised:
+        if data.format != given.format and data.shapes is None:
             part.format = TITLES[data.format]
     if part is None:
         return None
     if not part.records:
-        remedy = f"name the right annotations (data.{split}_annotations=FILE, evaluate: annotations=FILE)"
-        remedy = "give a dataset with items" if isinstance(data, TorchDatasetConfig) else remedy
-        raise DataError(f"{source} leaves no image for {split}; {remedy}.")
+        raise DataError(f"{source} leaves no image for {split}; give annotations or a dataset with images.")
     if check and (problem := implausible_boxes(part, split, data)):
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
     return part if data.keep_empty_images or split == "val" else without_empty(part)
@@ -89,13 +86,15 @@ def _part_of_train(data: DetectionData, split: str, categories: Categories | Non
 def _with_format(data: DetectionData) -> DetectionData:
     """The settings with the format of the files instead of "auto". Raises DataError for a folder of no format."""
     place = data.train_annotations or data.val_annotations or data.root
-    if data.format != "auto" or hasattr(data, "implementation") or place is None:
+    if hasattr(data, "implementation") or place is None:
         return data
     path = parse_path(place)
-    by_ending = "csv" if path.name.lower().endswith(".csv") else "coco"
-    format = by_ending if place != data.root and not path.is_dir() else recognise(path)
-    data = data.with_values(format=format)
-    data.check()
+    if place == data.root and isinstance(path, Path) and not path.is_dir():
+        raise DataError(f"data.root={path} is not a folder; give the one that holds the annotations.")
+    if data.format == "auto":
+        by_ending = "csv" if path.name.lower().endswith(".csv") else "coco"
+        data = data.with_values(format=by_ending if place != data.root and not path.is_dir() else recognise(path))
+        data.check()
     return data
 
 
@@ -104,11 +103,10 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
 
     None for a validation set that the settings do not name, or that is to be held out of train.
     """
-    content: Items | dict[str, Any] | None
     if reader := getattr(data, "implementation", None):
         if part := reader(data).read(split):
-            content, folder = part[0], parse_path(part[1])
-            return content, parse_path(data.root) if data.root else folder, folder
+            folder = parse_path(part[1])
+            return part[0], parse_path(data.root) if data.root else folder, folder
         if split == "train":
             raise DataError(f"data={data.name} has no images to train on in data.root={data.root}.")
         return None
@@ -117,12 +115,8 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
     if annotations is None and data.root is None:
         if optional:
             return None
-        raise ConfigError(
-            f"data={data.name} needs data.root=FOLDER, or data.train_annotations=FILE with data.train_images=FOLDER."
-        )
+        raise ConfigError(f"data={data.name} needs data.root=FOLDER, or data.train_annotations and data.train_images.")
     root = parse_path(data.root) if data.root else parse_path(annotations).parent
-    if data.root and annotations is None and isinstance(root, Path) and not root.is_dir():
-        raise DataError(f"data.root={root} is not a folder; give the one that holds the annotations.")
     if data.format in FOLDER_FORMATS:
         content = read_folder(data.format, root, split)
         return (content, root, root) if content else None
@@ -163,8 +157,7 @@ def implausible_boxes(part: Annotations, split: str, data: DetectionData | None 
         if corners:
             form, remedy = "they are x, y, width, height", "set data.box_format=xywh (csv, voc: correct the files)"
         else:
-            form = "they are two corners, x1, y1, x2, y2"
-            remedy = "set data.box_format=xyxy, or xywh where they are right as they are"
+            form, remedy = "they are two corners, x1, y1, x2, y2", "set data.box_format=xyxy, or xywh if they are right"
         readings = [(form, remedy, start, side + 2 * start * corners, 0.95 if fits.mean() < 0.5 else 1)]
         if known.sum() >= 20:
             form, remedy = "x, y is the centre of a box", "subtract half of width and height"

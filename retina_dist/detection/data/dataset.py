@@ -1,7 +1,4 @@
-"""From a `BatchSpec` to a `Batch`, which is a data worker's part, and the batches of one rank.
-
-Annotations reach it packed in a few tensors, which are shared between processes instead of copied.
-"""
+"""From a `BatchSpec` to a `Batch`, which is a data worker's part, and the batches of one rank."""
 
 from __future__ import annotations
 
@@ -27,13 +24,14 @@ class DetectionDataset(ImageDataset[Batch]):
     """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec` names.
 
     Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. Fillers make up for missing images
-    up to the spec's `size`, see `Batch`; `reading` are options of `ImageDataset`.
+    up to the spec's `size`, see `Batch`; `reading` are options of `ImageDataset`. `sizes` [N, 2] are (height, width) as annotated.
     """
 
     def __init__(self, annotations: Annotations, transform: EvalTransform, *, seed: int = 0, **reading: Any) -> None:
         records = annotations.records
-        self.annotated = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
-        super().__init__([record.path for record in records], self.annotated, **reading)
+        # tensors are shared between processes, not copied
+        self.sizes = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
+        super().__init__([record.path for record in records], self.sizes, **reading)
         self.transform, self.seed = transform, seed
         self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
@@ -43,11 +41,6 @@ class DetectionDataset(ImageDataset[Batch]):
         labels = [np.zeros(0), *annotations.labels]
         self._boxes = torch.from_numpy(np.concatenate(boxes).astype(np.float32))
         self._labels = torch.from_numpy(np.concatenate(labels).astype(np.int64))
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """[N, 2] (height, width) of the images as annotated."""
-        return self.annotated.numpy()
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
@@ -67,14 +60,9 @@ class DetectionDataset(ImageDataset[Batch]):
         image = self.read(index, fetched)
         rows = slice(*self._ends[index : index + 2].tolist())
         image_id = int(self.image_ids[index])
-        ready = self.transform(
-            image,
-            self._boxes[rows],
-            self._labels[rows],
-            min_size=spec.min_size,
-            canvas=spec.canvas,
-            key=(self.seed, spec.epoch, image_id, *([again] if again else [])),
-        )
+        boxes, labels = self._boxes[rows], self._labels[rows]
+        key = (self.seed, spec.epoch, image_id, *([again] if again else []))
+        ready = self.transform(image, boxes, labels, min_size=spec.min_size, canvas=spec.canvas, key=key)
         return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 
 
@@ -82,13 +70,7 @@ class CocoDataModule(DataModule[Batch]):
     """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(
-        self,
-        settings: DetectionData,
-        *,
-        train: Annotations | None,
-        val: Annotations | None,
-        seed: int = 0,
-        **job: Any,
+        self, settings: DetectionData, *, train: Annotations | None, val: Annotations | None, seed: int = 0, **job: Any
     ) -> None:
         training, validation, repeats = None, None, None
         reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
@@ -99,10 +81,8 @@ class CocoDataModule(DataModule[Batch]):
             repeats = repeats_of(settings, train)
         if val is not None:
             dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
-            validation = (
-                dataset,
-                buckets_of(settings, dataset.sizes, [settings.val_min_size or max(settings.min_sizes)]),
-            )
+            min_size = settings.val_min_size or max(settings.min_sizes)
+            validation = dataset, buckets_of(settings, dataset.sizes, [min_size])
         super().__init__(settings, training, validation, repeats=repeats, seed=seed, **job)
 
 

@@ -1,7 +1,6 @@
-"""Data sets that need no download: drawn shapes on textured backgrounds, and random images with random boxes.
+"""Data sets that need no download: drawn shapes on textured backgrounds, as COCO data, and random images with random boxes.
 
-The drawn shapes are COCO data with what real data sets have: overlap, images without objects, crowd regions, several image sizes,
-category ids with gaps. The same settings give the same annotations everywhere, and the same files under the same Pillow.
+The same settings give the same annotations everywhere, and the same files under the same Pillow.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from PIL import Image
 
 from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
@@ -72,9 +72,10 @@ def _write_split(folder: Path, split: str, count: int, image_size: int, seed: in
     }
 
 
-def draw_scene(rng: np.random.Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
+def draw_scene(rng: Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
     """One image and its COCO annotations (category_id, bbox, area, iscrowd), tight around the pixels that are seen."""
-    width, height = _size(rng, image_size)
+    aspect = ASPECTS[rng.integers(len(ASPECTS))]
+    width, height = (round(image_size * side / max(aspect)) for side in aspect)
     canvas = _background(rng, width, height)
     owner = np.full((height, width), -1)  # which object each pixel belongs to
     areas: list[int] = []
@@ -91,13 +92,7 @@ def draw_scene(rng: np.random.Generator, image_size: int) -> tuple[Image.Image, 
     return Image.fromarray((canvas + noise).clip(0, 255).astype(np.uint8)), objects
 
 
-def _size(rng: np.random.Generator, image_size: int) -> tuple[int, int]:
-    across, down = ASPECTS[rng.integers(len(ASPECTS))]
-    longest = max(across, down)
-    return round(image_size * across / longest), round(image_size * down / longest)
-
-
-def _background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
+def _background(rng: Generator, width: int, height: int) -> np.ndarray:
     """Float RGB [h, w, 3]: a colour gradient, smooth noise at three scales, and often stripes."""
     corners = Image.fromarray(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8))
     canvas = np.asarray(corners.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
@@ -113,9 +108,7 @@ def _background(rng: np.random.Generator, width: int, height: int) -> np.ndarray
     return canvas.clip(0, 255)
 
 
-def _place(
-    rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, areas: list[int], kind: str, image_size: int
-) -> None:
+def _place(rng: Generator, canvas: np.ndarray, owner: np.ndarray, areas: list[int], kind: str, image_size: int) -> None:
     """Draw one shape where it hides no other too much; give up after some tries."""
     height, width = owner.shape
     for _ in range(12):
@@ -130,11 +123,11 @@ def _place(
             continue
         owner[solid] = len(areas)
         areas.append(int(solid.sum()))
-        _paint(canvas, alpha, contrasting_colour(rng, canvas[solid], LEAST_CONTRAST))
+        canvas += alpha[..., None] * (contrasting_colour(rng, canvas[solid], LEAST_CONTRAST) - canvas)
         return
 
 
-def _crowd(rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int) -> list[dict[str, Any]]:
+def _crowd(rng: Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int) -> list[dict[str, Any]]:
     """A group of tiny circles, annotated as one crowd region, where there is room for it."""
     height, width = owner.shape
     side = int(image_size * 0.3)
@@ -147,13 +140,9 @@ def _crowd(rng: np.random.Generator, canvas: np.ndarray, owner: np.ndarray, imag
         radius = side * rng.uniform(0.05, 0.09)
         center = (x + rng.uniform(radius, side - radius), y + rng.uniform(radius, side - radius))
         alpha = coverage("circle", center, radius, 0.0, (width, height), RING_HOLE)
-        _paint(canvas, alpha, color)
+        canvas += alpha[..., None] * (color - canvas)
         region |= alpha >= 0.5
     return [_annotation(region, 1, 1)]
-
-
-def _paint(canvas: np.ndarray, alpha: np.ndarray, color: np.ndarray) -> None:
-    canvas += alpha[..., None] * (color - canvas)
 
 
 def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
@@ -173,31 +162,17 @@ def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
         boxes.append((np.hstack((corners, corners + sides)) * (width, height, width, height)).astype(np.float32))
         labels.append(draw.integers(settings.num_classes, size=settings.num_boxes))
     names = [f"synthetic-{i}" for i in range(settings.num_images)]
-    return Annotations(
-        coco={},
-        records=tuple(ImageRecord(i, Path(name), name, width, height) for i, name in enumerate(names)),
-        boxes=boxes,
-        labels=labels,
-        categories=Categories(
-            tuple(range(settings.num_classes)), tuple(f"class {i}" for i in range(settings.num_classes))
-        ),
-    )
+    records = tuple(ImageRecord(i, Path(name), name, width, height) for i, name in enumerate(names))
+    ids = tuple(range(settings.num_classes))
+    return Annotations({}, records, boxes, labels, Categories(ids, tuple(f"class {i}" for i in ids)))
 
 
-def synthetic_batch(
-    annotations: Annotations, images: Sequence[int], weight: float, *, seed: int, device: torch.device
-) -> Batch:
+def synthetic_batch(data: Annotations, images: Sequence[int], weight: float, seed: int, device: torch.device) -> Batch:
     """The batch of these images on `device`; their pixels are noise, a function of (seed, image)."""
     samples = []
     for i in images:
-        record = annotations.records[i]
-        samples.append(
-            Sample(
-                noise(record.height, record.width, seed, i),
-                torch.from_numpy(annotations.boxes[i]),
-                torch.from_numpy(annotations.labels[i]),
-                record.image_id,
-                (record.height, record.width),
-            )
-        )
+        record = data.records[i]
+        pixels = noise(record.height, record.width, seed, i)
+        boxes, labels = torch.from_numpy(data.boxes[i]), torch.from_numpy(data.labels[i])
+        samples.append(Sample(pixels, boxes, labels, record.image_id, (record.height, record.width)))
     return collate(samples, samples[0].original_size, weight).to(device)

@@ -1,6 +1,5 @@
-"""From a stored image and its boxes to what lies on the canvas.
+"""From a stored image and its boxes to what lies on the canvas, on uint8 tensors; the model normalises.
 
-Everything happens on uint8 tensors by torchvision's v2 kernels; the model normalises.
 Random numbers come from torch's CPU generator seeded by a key, so the result depends on the key only.
 """
 
@@ -8,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ Sample: TypeAlias = tuple[Tensor, Tensor, Tensor]  # image, boxes, labels
 MIN_BOX_SIDE = 1.0  # pixels on the canvas; a box with a shorter side has no image left to learn from
 
 
+@dataclass(kw_only=True)
 class EvalTransform:
     """Resizes, and leaves out boxes with a side under a pixel.
 
@@ -31,8 +32,7 @@ class EvalTransform:
     the image they come with. The image returned is never larger than `canvas`, a (height, width) in pixels.
     """
 
-    def __init__(self, *, max_size: int) -> None:
-        self.max_size = max_size
+    max_size: int
 
     def __call__(
         self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
@@ -40,38 +40,28 @@ class EvalTransform:
         return _resized(image, boxes, labels, _fitting_scale(image, min_size, self.max_size, canvas), canvas)
 
 
+@dataclass(kw_only=True)
 class TrainTransform(EvalTransform):
     """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a pixel.
 
     The order is: horizontal and vertical flip, photometric distortion (SSD, Liu et al. 2016, section 2.2,
     https://arxiv.org/abs/1512.02325), resize. `hflip`, `vflip` and `photometric` are probabilities. `scale_jitter` is a range of
     factors: the resize is multiplied by one of them, drawn uniformly, and what then exceeds the canvas is cut off at a random place
-    (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177).
-
-    Takes and returns what `EvalTransform` does; the same `key` gives the same result in every process.
+    (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177). The same `key` gives the same result in every process.
     """
 
-    def __init__(
-        self,
-        *,
-        max_size: int,
-        hflip: float = 0.5,
-        vflip: float = 0.0,
-        photometric: float = 0.0,
-        scale_jitter: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__(max_size=max_size)
-        self.scale_jitter = scale_jitter
-        self.hflip, self.vflip = hflip, vflip
-        self._distort = v2.RandomApply([v2.RandomPhotometricDistort()], p=photometric) if photometric else None
+    hflip: float = 0.5
+    vflip: float = 0.0
+    photometric: float = 0.0
+    scale_jitter: Sequence[float] | None = None
 
     def __call__(
         self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
     ) -> Sample:
         with torch_seed(*key):
             hflip, vflip = _happens(self.hflip), _happens(self.vflip)
-            if self._distort:
-                image = self._distort(image)
+            if self.photometric:
+                image = v2.RandomApply([v2.RandomPhotometricDistort()], p=self.photometric)(image)
             image, boxes = _flipped(image, boxes, hflip, vflip)
             scale = _fitting_scale(image, min_size, self.max_size, canvas)
             if self.scale_jitter is not None:

@@ -1,8 +1,4 @@
-"""One mapping between COCO category ids, which may have gaps, and the labels that a model knows.
-
-Where two files meet, or a checkpoint and a file, category names decide which label a category has: ids are numbers that each
-export gives again.
-"""
+"""COCO category ids, which may have gaps, and the labels that a model knows; between two files, names decide."""
 
 from __future__ import annotations
 
@@ -15,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from retina_dist.errors import CheckpointError, ConfigError, DataError
-from retina_dist.text import is_text, pluralize
+from retina_dist.text import is_text, pluralize, truncate
 
-# More come from a mistake, such as an id that was never meant as a label, and make a head of gigabytes. V3Det, the published
-# set with the most, has 13,204 categories (https://arxiv.org/abs/2304.03752).
-MAX_LABELS = 20_000
+MAX_LABELS = 20_000  # V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
 MAX_LISTED = 20  # names in a message
 
 
@@ -27,8 +21,7 @@ MAX_LISTED = 20  # names in a message
 class Categories:
     """Labels 0..K-1: `ids[label]` is the category id, `names[label]` its name.
 
-    A label without a category has id -1 and the name ""; one whose category a file lacks
-    (see `matched`) has id -1 and its name.
+    A label without a category has id -1 and the name ""; one whose category a file lacks (see `matched`) has id -1.
     """
 
     ids: tuple[int, ...]
@@ -43,9 +36,7 @@ class Categories:
         """Of the `categories` of a COCO json: labels in ascending id order without gaps. Raises DataError for too many."""
         names = {int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])}
         if len(names) > MAX_LABELS:
-            raise DataError(
-                f"{len(names)} categories are more than the {MAX_LABELS} that a detector is built for; leave some out."
-            )
+            raise DataError(f"{len(names)} categories are more than a detector's {MAX_LABELS}; leave some out.")
         return cls(tuple(names), tuple(names.values()))
 
     def matched(self, entries: Sequence[Mapping[str, Any]], source: object) -> Categories:
@@ -65,11 +56,9 @@ class Categories:
         ids, wrong = [-1] * len(self.ids), {}
         for name, their_ids in theirs.items():
             labels = ours.get(name, [])
-            if len(labels) == len(their_ids) == 1:
-                ids[labels[0]] = their_ids[0]
-            elif labels and [self.ids[label] for label in labels] == sorted(their_ids):
-                for label in labels:
-                    ids[label] = self.ids[label]
+            if len(labels) == len(their_ids) == 1 or (labels and [self.ids[i] for i in labels] == sorted(their_ids)):
+                for label, category_id in zip(labels, sorted(their_ids), strict=True):
+                    ids[label] = category_id
             else:
                 wrong[name] = len(their_ids)
         if wrong:
@@ -113,20 +102,19 @@ def check_names(names: object) -> None:
 
 
 def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: object) -> str:
-    """A sentence that lists names that do not agree: each with how many categories of the file have it."""
+    """`wrong` has the names that do not agree, each with how many categories of the file have it."""
 
     def plain(name: str) -> str:  # without what a retyped name may differ in
         return re.sub(r"[\s_-]+", "", name).casefold()
 
     alike = {plain(name): name for name in ours}
     listed = []
-    for name, times in list(wrong.items())[:MAX_LISTED]:
+    for name, times in wrong.items():
         if times > 1 or name in ours:
             listed.append(f"{name!r} ({times} categories here, {pluralize(len(ours.get(name, [])), 'label')})")
         else:
             listed.append(f"{name!r} (a label is {alike[plain(name)]!r})" if plain(name) in alike else repr(name))
-    listed += [f"{len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
     return (
         f"{source}: {pluralize(len(wrong), 'category name')} of it do not agree with the labels, which other annotations gave: "
-        f"{', '.join(listed)}; rename the categories in the file, or remove them with their boxes."
+        f"{truncate(listed, MAX_LISTED)}; rename the categories in the file, or remove them with their boxes."
     )

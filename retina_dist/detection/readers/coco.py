@@ -1,8 +1,4 @@
-"""COCO annotations in: checked, cleaned for training, untouched for the evaluator.
-
-Boxes that cannot be learnt from are dropped and counted by name; the ground truth that metrics are computed
-against stays what the file says.
-"""
+"""COCO annotations in: checked, untouched for the evaluator, and without boxes that cannot be learnt from, which are counted."""
 
 from __future__ import annotations
 
@@ -55,10 +51,8 @@ class Annotations:
 def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:
     """The part of a COCO dictionary that is about these images."""
     images = [image for image in coco["images"] if image["id"] in image_ids]
-    return coco | {
-        "images": images,
-        "annotations": [entry for entry in coco["annotations"] if entry["image_id"] in image_ids],
-    }
+    annotations = [entry for entry in coco["annotations"] if entry["image_id"] in image_ids]
+    return coco | {"images": images, "annotations": annotations}
 
 
 def load_annotations(
@@ -84,15 +78,13 @@ def load_annotations(
     error or left out ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
     """
     annotations, images = parse_path(annotations), parse_path(images)
-    slices = None
+    # a shard that is too short is an error now, not in the middle of an epoch
+    slices = read_index(images, split, complete=bad_images != "skip") if format == "shards" else None
     if content is None and format == "csv":
         content = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv", images)
-    elif content is None and format not in ("coco", "shards"):
-        content = read_folder(format, annotations, split)
     elif content is None:
-        if format == "shards":  # one that is too short is an error now, not in the middle of an epoch
-            slices = read_index(images, split, complete=bad_images != "skip")
-        content = _read_json(annotations)
+        is_json = format in ("coco", "shards")
+        content = _read_json(annotations) if is_json else read_folder(format, annotations, split)
     if content is None:
         raise DataError(f"{annotations} has no val images.")
     said: list[str] = []
@@ -103,8 +95,8 @@ def load_annotations(
         warnings += said
         records = [make_record(entry, images, annotations, slices) for entry in entries]
         if missing_images != "ignore":
-            place = None if format in FOLDER_FORMATS else split
-            records = drop_missing(records, images, missing_images, warnings, place)
+            named = None if format in FOLDER_FORMATS else split
+            records = drop_missing(records, images, missing_images, warnings, named)
             records = fill_sizes(records, bad_images, max_pixels, warnings)
         return records
 
@@ -122,9 +114,8 @@ def annotations_of(
     """The annotations that a COCO dictionary from `source` holds; `box_format` "xyxy" says that a bbox is two corners.
 
     `records_of` makes the records of its checked `images`, and may append warnings; what it leaves out is not in the ground truth.
-    `categories` fixes the labels, as a validation set takes those of training. Names decide which label a category has, and
-    `Annotations.categories` has the ids of this file. A name that they lack is an error. Raises DataError, naming source
-    and entry.
+    `categories` fixes the labels by their names, as a validation set takes those of training; `Annotations.categories` has the ids
+    of this file. Raises DataError, naming source and entry, for a name that they lack too.
     """
     _check_lists(coco, source)
     coco = coco | {"annotations": [dict(entry) for entry in coco["annotations"]]}  # corrected below, not the caller's
@@ -132,12 +123,8 @@ def annotations_of(
     if categories is None:
         known = Categories.from_coco(coco["categories"])
         for name, times in Counter(known.names).items():
-            if name and times > 1:
-                ids = ", ".join(str(i) for i, other in zip(known.ids, known.names, strict=True) if other == name)
-                warnings.append(
-                    f"{source}: categories {ids} have one name, {name!r}, and stay {times} classes; rename them, or give their "
-                    "boxes one id"
-                )
+            if times > 1:
+                warnings.append(f"{source}: {times} categories are named {name!r} and stay apart; rename or merge them")
     else:
         known = categories.matched(coco["categories"], source)
         if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
@@ -145,9 +132,7 @@ def annotations_of(
     records = records_of(coco["images"], warnings)
     if len(records) < len(coco["images"]):
         coco = ground_truth_of(coco, {record.image_id for record in records})
-    result = clean(coco, records, known)
-    result.warnings = warnings
-    return result
+    return replace(clean(coco, records, known), warnings=warnings)
 
 
 def _read_json(path: PathOrUrl) -> dict[str, Any]:
@@ -155,21 +140,14 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
     with reading(path, "JSON", remedy, missing="name it with data.root or data.*_annotations"):
         content = json.loads(read_bytes(path))
     if not isinstance(content, dict):
-        raise DataError(
-            f"{path} holds a JSON {type(content).__name__}, not the object with images, annotations and categories "
-            "that COCO ground truth is; a list is a results file (evaluate results=…)."
-        )
+        raise DataError(f"{path} holds a {type(content).__name__}; give ground truth (instances_*.json), not results.")
     return content
 
 
 def _check_lists(coco: dict[str, Any], source: object) -> None:
     for key in ("images", "annotations", "categories"):
-        if key == "categories" and any("caption" in entry for entry in coco["annotations"][:1]):
-            raise DataError(f"{source} holds captions, not boxes; give instances_*.json.")
         if not isinstance(coco.get(key), list):
-            raise DataError(
-                f"{source} has no list '{key}'; COCO annotations have images, annotations and categories, as instances_*.json has."
-            )
+            raise DataError(f"{source} has no list '{key}'; give COCO's ground truth, such as instances_*.json.")
         if not all(isinstance(entry, dict) for entry in coco[key]):
             raise DataError(f"{source}: an entry of '{key}' is not an object; restore the file.")
     if not coco["categories"]:
@@ -185,56 +163,42 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         _check_ids(coco[key], key, source)
         for entry in coco[key]:
             if not is_text(entry.get(name)):
-                raise DataError(
-                    f"{source}: {thing} {entry['id']} has no {name} that is text without control characters; add one."
-                )
+                raise DataError(f"{source}: {thing} {entry['id']} has no {name} without control characters; add one.")
     entries = coco["annotations"]
     if entries and not any("id" in entry for entry in entries):
         for i, entry in enumerate(entries, start=1):
             entry["id"] = i
     _check_ids(entries, "annotations", source)
-    image_ids = {entry["id"] for entry in coco["images"]}
-    category_ids = {entry["id"] for entry in coco["categories"]}
-    without_area, invented = [], []
+    for key, listed in (("image", coco["images"]), ("category", coco["categories"])):
+        ids = {entry["id"] for entry in listed}
+        given = [(entry["id"], entry.get(f"{key}_id")) for entry in entries]
+        if strangers := [pair for pair in given if type(pair[1]) is not int or pair[1] not in ids]:
+            first = f"annotation {strangers[0][0]} is of {key} {escape(repr(strangers[0][1]), 80)}"
+            count = f"{len(strangers)} of {pluralize(len(entries), 'annotation')}"
+            raise DataError(f"{source}: {first}, which is not listed ({count}); correct the ids, or list them.")
+    invented: list[str] = []
     for entry in entries:
-        for key, ids in (("image", image_ids), ("category", category_ids)):
-            value = entry.get(f"{key}_id")
-            if type(value) is not int or value not in ids:
-                others = [entry.get(f"{key}_id") for entry in entries]
-                strangers = sum(type(other) is not int or other not in ids for other in others)
-                count = f"{strangers} of {pluralize(len(entries), 'annotation')}"
-                raise DataError(
-                    f"{source}: annotation {entry['id']} is of {key} {escape(repr(value), 80)}, which is not listed, as is that of "
-                    f"{count}; correct the ids, or list them."
-                )
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise DataError(
-                f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}, not [x, y, width, height]; correct or remove it."
-            )
+            raise DataError(f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}; give four numbers.")
         if corners:
             entry["bbox"] = [box[0], box[1], box[2] - box[0], box[3] - box[1]]
         if "area" in entry and not _is_number(entry["area"]):
             raise DataError(f"{source}: annotation {entry['id']} has area {escape(entry['area'], 80)}, not a number.")
         if not 0 <= entry.get("area", -1) <= MAX_AREA:  # nor does NaN
-            without_area.append(entry)
             invented += [f"annotation {entry['id']}: {entry['area']}"] if "area" in entry else []
-        if entry.setdefault("iscrowd", 0) not in (0, 1):
-            raise DataError(
-                f"{source}: annotation {entry['id']} has iscrowd {escape(entry['iscrowd'], 80)}, not 0 or 1."
-            )
-        entry["iscrowd"] = int(entry["iscrowd"])  # 0.0 and false are the same, but not to the evaluators
-    for entry in without_area:
-        *_, width, height = entry["bbox"]
-        area = width * height
-        entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
+            *_, width, height = entry["bbox"]
+            area = width * height
+            entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
+        crowd = entry.get("iscrowd", 0)
+        if crowd not in (0, 1):
+            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {escape(crowd, 80)}, not 0 or 1.")
+        entry["iscrowd"] = int(crowd)  # 0.0 and false are the same, but not to the evaluators
     if any(entry["id"] == 0 for entry in entries):  # evaluators take 0 for "no match": its box would always be missed
         for i, entry in enumerate(entries, start=1):
             entry["id"] = i
-    if not invented:
-        return []
-    what = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
-    return [f"{source}: {what}; width x height is taken instead"]
+    areas = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
+    return [f"{source}: {areas}; width x height is taken instead"] if invented else []
 
 
 def _is_number(value: object) -> bool:
@@ -245,9 +209,7 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
     for entry in entries:
         value = entry.get("id")
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-            raise DataError(
-                f"{source}: an entry of '{key}' has id {escape(value, 80)!r}, not a whole number up to 2^53."
-            )
+            raise DataError(f"{source}: an entry of '{key}' has id {escape(value, 80)!r}, not an integer up to 2^53.")
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
             raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
@@ -291,9 +253,7 @@ def clean(coco: dict[str, Any], records: Sequence[ImageRecord], categories: Cate
     inside, masks = box_faults(boxes, sizes[rows])
     counts = {fault: int((mask & ~crowd).sum()) for fault, mask in masks.items()}
     clipped = counts.pop("reaching out of the image")
-    good = ~crowd
-    for fault in counts:
-        good &= ~masks[fault]
+    good = ~(crowd | np.any([masks[fault] for fault in counts], axis=0))
     order = np.flatnonzero(good)[np.argsort(rows[good], kind="stable")]
     cuts = np.searchsorted(rows[order], np.arange(1, len(records)))
     return Annotations(

@@ -1,32 +1,18 @@
-"""Boxes as rows of CSV: keras-retinanet's files, https://github.com/fizyr/keras-retinanet#csv-datasets, and OpenImages'.
-
-keras-retinanet has a row for each object, `path,x1,y1,x2,y2,class`, `path,,,,,` for an image without objects, and a class file with
-the rows `class,index`. OpenImages, https://storage.googleapis.com/openimages/web, has `*annotations-bbox.csv` with a row for each
-box in shares of the image.
+"""Boxes as rows of CSV: keras-retinanet's files, https://github.com/fizyr/keras-retinanet#csv-datasets, and OpenImages',
+https://storage.googleapis.com/openimages/web, in shares of the image.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.items import (
-    ENDINGS,
-    Box,
-    Item,
-    Items,
-    number_in,
-    numbered,
-    read_text,
-    reading,
-)
+from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, number_in, numbered, read_text, reading
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, read_bytes
-from retina_dist.text import parse_number
 
 COLUMNS = ("ImageID", "LabelName", "XMin", "YMin", "XMax", "YMax")  # of OpenImages that are read
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
@@ -36,27 +22,24 @@ def read_csv(annotations: PathOrUrl, classes: PathOrUrl, images: PathOrUrl) -> I
     """The files as items: ids are the indices of the class file. Raises DataError naming file and line."""
     ids = _read_classes(classes)
     boxes_of: dict[str, list[Box]] = {}
-    for line, (name, *corners, label) in _rows(annotations, columns=6):
-        if not name:
-            raise DataError(f"{annotations}:{line} names no image; write path,x1,y1,x2,y2,class.")
-        boxes = boxes_of.setdefault(name, [])
-        if not label and not any(corners):
-            continue
-        if label not in ids:
-            if line == 1 and not any(map(math.isfinite, map(parse_number, corners))):
-                raise DataError(f"{annotations}: line 1 is a header; remove it.")
-            raise DataError(f"{annotations}:{line} has class {label!r}, which {classes} does not list; add it there.")
+    for line, (name, *texts, label) in _rows(annotations, "path,x1,y1,x2,y2,class", "train_annotations"):
         where = f"{annotations}:{line}"
-        boxes.append(Box(label, [number_in(text, where, "the coordinate in pixels") for text in corners]))
+        if not name:
+            raise DataError(f"{where} names no image; write path,x1,y1,x2,y2,class.")
+        boxes = boxes_of.setdefault(name, [])
+        if label or any(texts):
+            corners = [number_in(text, where, "the coordinate in pixels") for text in texts]
+            if label not in ids:
+                raise DataError(f"{where} has class {label!r}, which {classes} does not list; add it there.")
+            boxes.append(Box(label, corners))
     return Items([Item(name, boxes) for name, boxes in boxes_of.items()], ids, images)
 
 
 def _read_classes(path: PathOrUrl) -> dict[str, int]:
     ids: dict[str, int] = {}
-    for line, (name, index) in _rows(path, columns=2):
+    for line, (name, index) in _rows(path, "class,index", "classes"):
         if not index.isascii() or not index.strip().isdecimal() or len(index) > MAX_DIGITS:
-            header = ", without a header" if line == 1 else ""
-            raise DataError(f"{path}:{line} has index {index[:80]!r}, not a whole number; write class,index{header}.")
+            raise DataError(f"{path}:{line} has index {index[:80]!r}, not a whole number; write class,0 and no header.")
         if name in ids or int(index) in ids.values():
             raise DataError(f"{path}:{line} gives class {name!r} or index {index} a second time.")
         ids[name] = int(index)
@@ -65,17 +48,14 @@ def _read_classes(path: PathOrUrl) -> dict[str, int]:
     return ids
 
 
-def _rows(path: PathOrUrl, columns: int) -> Iterator[tuple[int, list[str]]]:
-    form, key = ("path,x1,y1,x2,y2,class", "train_annotations") if columns == 6 else ("class,index", "classes")
+def _rows(path: PathOrUrl, form: str, key: str) -> Iterator[tuple[int, list[str]]]:
+    columns = form.count(",") + 1
     with reading(path, "CSV", missing=f"write {form} into it, or name it with data.{key}=FILE"):
         reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""))
-        for row in reader:
-            if row and len(row) != columns:
-                raise DataError(
-                    f"{path}:{reader.line_num} has {len(row)} columns, not {columns}; write {form}, separated by commas."
-                )
-            if row:
-                yield reader.line_num, row
+        for row in filter(None, reader):
+            if len(row) != columns:
+                raise DataError(f"{path}:{reader.line_num} has {len(row)} columns, not {columns}; write {form}.")
+            yield reader.line_num, row
 
 
 def read_openimages(root: Path, split: str) -> Items | None:

@@ -1,4 +1,4 @@
-"""Which format the annotations below a folder have, where a split lies in it, and what a format from outside the package is."""
+"""Which format the annotations below a folder have, where a split lies in it, and the contract of a format from outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retina_dist.data.images import is_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import has_shards
 from retina_dist.detection.readers.items import Items
-from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import DataError
 from retina_dist.files import PathOrUrl, Url, open_regular
 
@@ -34,14 +34,9 @@ LAYOUTS = (  # of annotation files below data.root
 
 def recognise(root: PathOrUrl) -> str:
     """The format of the annotations below a folder, a key of `TITLES`. Raises DataError with what was looked for."""
-    if not root.is_dir():
-        raise DataError(f"data.root={root} is not a folder; give the one that holds the annotations.")
     if format := _format_of(root):
         return format
-    hint = _hint(root) or (
-        f"looked for {', '.join(TITLES.values())}; see docs/data.md for their files, or name COCO json with "
-        "data.train_annotations=FILE data.train_images=FOLDER"
-    )
+    hint = _hint(root) or f"looked for {', '.join(TITLES.values())}; docs/data.md shows their files"
     raise DataError(f"{root} has no annotations of boxes: {hint}.")
 
 
@@ -76,20 +71,11 @@ def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
     from retina_dist.detection.readers.voc import read_cvat, read_voc
     from retina_dist.detection.readers.yolo import read_yolo
 
-    if format not in FOLDER_FORMATS:
+    readers = dict(voc=read_voc, yolo=read_yolo, labelme=read_labelme, cvat=read_cvat, openimages=read_openimages)
+    if format not in readers:
         raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
     if isinstance(root, Url):
-        raise DataError(
-            f"data.root={root}: {TITLES[format]} is read from local folders only; make shards of it there (python -m "
-            "retina_dist.shards), or COCO json (python -m retina_dist.convert)."
-        )
-    readers = {
-        "voc": read_voc,
-        "yolo": read_yolo,
-        "labelme": read_labelme,
-        "cvat": read_cvat,
-        "openimages": read_openimages,
-    }
+        raise DataError(f"data.root={root}: {TITLES[format]} needs a local folder; copy it, or make shards of it.")
     items = readers[format](root, split)
     if split == "train" and items is None:
         raise DataError(f"{root} has no train images.")
@@ -104,16 +90,11 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     """
     files = coco_files(root, split)
     if not files:
-        if not coco_files(root, "train"):
-            other = _format_of(root)
-            if hint := f"it looks like {TITLES[other]}; give data=auto" if other else _hint(root):
-                raise DataError(f"{root} has no {split} annotations in COCO json: {hint}.")
-        alone = "; hold out a part of train with data.val_fraction=0.1, or, to train without validation, name "
-        alone += "data.train_annotations and data.train_images in place of data.root"
         looked = ", ".join(layout.format(split=split) for layout in LAYOUTS)
+        part = ", or hold out a part of train with data.val_fraction=0.1" if split == "val" else ""
         raise DataError(
-            f"{root} has no {split} annotations: looked for {looked} and the like; name the file with "
-            f"data.{split}_annotations=FILE (evaluate: annotations=FILE){alone if split == 'val' else ''}."
+            f"{root} has no {split} annotations in COCO json: looked for {looked}; give data=auto for another format, or name the "
+            f"file with data.{split}_annotations=FILE (evaluate: annotations=FILE){part}."
         )
     names, annotations = SPLITS[split], files[0]
     stem = annotations.stem.removeprefix("instances_")
@@ -126,9 +107,8 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
 def coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
     """The COCO json files of a split below a folder, the likeliest first."""
     files: list[PathOrUrl] = []
-    for name in SPLITS[split]:
-        for layout in LAYOUTS:
-            files += sorted(root.glob(layout.format(split=name)), key=lambda path: (len(path.name), path.name))
+    for pattern in [layout.format(split=name) for name in SPLITS[split] for layout in LAYOUTS]:
+        files += sorted(root.glob(pattern), key=lambda path: (len(path.name), path.name))
     return files
 
 
@@ -144,9 +124,7 @@ def _hint(root: PathOrUrl) -> str:
     if archives := sorted(file.name for file in root.glob("*.zip")):
         return f"it holds {', '.join(archives[:3])}; unpack them"
     if any(is_image(file) for file in root.glob("train/*/*")):
-        return (
-            "it holds a folder for each class; give experiment=finetune_classifier, or task=classification data=folders"
-        )
+        return "it holds class folders; give experiment=finetune_classifier, or task=classification data=folders"
     from retina_dist.detection.readers.yolo import yaml_of
 
     for above in root.absolute().parents[:2]:
@@ -156,10 +134,7 @@ def _hint(root: PathOrUrl) -> str:
 
 
 class AnnotationReader(ABC):
-    """Reads a data set as COCO; an entry of the group `data` names the class.
-
-    The class has its dataclass below `DetectionData` as `settings`, an instance its values.
-    """
+    """Reads a data set as COCO; `settings` is the class's dataclass below `DetectionData`, and of an instance its values."""
 
     settings: Any = DetectionData
 
@@ -171,6 +146,5 @@ class AnnotationReader(ABC):
         """A COCO dictionary of "train" or "val", and the folder that its file names are relative to; None without such a split.
 
         The dictionary has `images` (id, file_name; width and height in px are read from the files where they are left out),
-        `annotations` (image_id, category_id, bbox as [x, y, width, height] in px) and `categories` (id, name). It is checked like
-        a COCO file. Raises DataError.
+        `annotations` (image_id, category_id, bbox as [x, y, width, height] in px) and `categories` (id, name). Raises DataError.
         """

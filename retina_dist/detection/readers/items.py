@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
+from xml.etree.ElementTree import ParseError
 
 import yaml
 
@@ -21,16 +21,7 @@ from retina_dist.text import parse_number, pluralize
 
 ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
-DAMAGED = (
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    csv.Error,
-    ElementTree.ParseError,
-    yaml.YAMLError,
-)
+DAMAGED = (AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error, ParseError, yaml.YAMLError)
 
 
 class Box(NamedTuple):
@@ -72,17 +63,14 @@ class Items:
                 except ImageError:
                     lost += len(item.boxes)
                     size, item = None, item._replace(boxes=())  # an error later, unless images may be missing
-            images.append({"id": number, "file_name": item.file})
-            images[-1] |= {"width": size[0], "height": size[1]} if size else {}
+            images.append({"id": number, "file_name": item.file, **dict(zip(("width", "height"), size or ()))})
             width, height = size if size and self.shares else (1, 1)
             for name, (x1, y1, x2, y2), crowd in item.boxes:
                 box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
                 boxes.append({"image_id": number, "category_id": self.ids[name], "bbox": box, "iscrowd": int(crowd)})
         if lost:
             what = pluralize(lost, "box")
-            self.warnings.append(
-                f"{what} left out, in shares of images that cannot be read in {self.images}; restore them"
-            )
+            self.warnings.append(f"{what} left out, in shares of unreadable images in {self.images}; restore them")
         categories = [{"id": i, "name": name} for name, i in self.ids.items()]
         return {"images": images, "annotations": boxes, "categories": categories}
 
@@ -115,10 +103,10 @@ def reading(path: object, form: str, remedy: str = "restore the file", missing: 
         raise DataError(f"{path} cannot be read as {form} ({reason}); {remedy}.") from error
 
 
-def read_text(path: PathOrUrl, form: str, errors: str = "strict") -> str:
+def read_text(path: PathOrUrl, form: str = "text in UTF-8") -> str:
     """A text file in UTF-8, with or without a byte-order mark. Raises DataError."""
     with reading(path, form):
-        return read_bytes(path).decode("utf-8-sig", errors)
+        return read_bytes(path).decode("utf-8-sig")
 
 
 def number_in(text: str | None, where: object, what: str) -> float:

@@ -1,20 +1,17 @@
-"""The images that annotations name: where each is, whether it is there, how large it is.
-
-Names come out of files that others wrote: one that leaves the folder of the images is refused.
-"""
+"""The images that annotations name, none outside their folder: where each is, whether it is there, how large it is."""
 
 from __future__ import annotations
 
-import glob
 import os
 import posixpath
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from retina_dist.data.images import image_size, is_image
+from retina_dist.data.images import image_size
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl, Url
@@ -46,20 +43,17 @@ def make_record(
         inside: str | None = f"(no shard holds image {entry['id']})"
     else:
         inside = _within_url(name, images) if isinstance(images, Url) else _within_folder(name, images)
+    where = f"{source}: image {entry['id']}"
     if inside is None:
-        windows = re.match(r"[A-Za-z]:\\", name)
-        remedy = "write paths below it, such as train/0.jpg" if windows else "name a folder that holds all images"
-        raise DataError(
-            f"{source}: image {entry['id']} has file_name {name[:120]!r}, which is outside the images folder {images}; {remedy}."
-        )
+        raise DataError(f"{where} has file_name {name[:120]!r}, which is outside {images}; write a path below that.")
     size = []
     for side in ("width", "height"):
         value = entry.get(side)
         if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
-            raise DataError(f"{source}: image {entry['id']} has {side} {escape(value, 80)}, not a number of pixels.")
+            raise DataError(f"{where} has {side} {escape(value, 80)}, not a number of pixels.")
         size.append(value or 0)
-    where = RemoteFile(str(images), inside) if isinstance(images, Url) else images / inside
-    return ImageRecord(entry["id"], (slices or {}).get(entry["id"], where), name, size[0], size[1])
+    path = RemoteFile(str(images), inside) if isinstance(images, Url) else images / inside
+    return ImageRecord(entry["id"], (slices or {}).get(entry["id"], path), name, size[0], size[1])
 
 
 def _within_folder(name: str, images: Path) -> str | None:
@@ -81,47 +75,31 @@ def _within_url(name: str, images: Url) -> str | None:
 
 
 def drop_missing(
-    records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str], split: str | None = "train"
+    records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str], split: str | None
 ) -> list[ImageRecord]:
-    """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip"). `split` is None
-    where no setting names the folder of the images.
+    """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip").
 
-    Behind a URL one listing of the folder gives them.
+    `split` is None where no setting names the folder of the images. Behind a URL one listing of the folder gives them.
     """
-    if any(isinstance(record.path, RemoteFile) for record in records) and isinstance(images, Url):
-        there = objects_in(images)
-        missing = [r for r in records if isinstance(r.path, RemoteFile) and r.path.name not in there]
-    else:
-        missing = [record for record in records if not _is_there(record.path)]
+    remote = any(isinstance(record.path, RemoteFile) for record in records)
+    listed = objects_in(images) if remote and isinstance(images, Url) else {}
+    missing = [record for record in records if not _is_there(record.path, listed)]
     if not missing:
         return records
-    named = truncate([record.file_name for record in missing])
-    text = f"{len(missing)} of {len(records)} images are not in {images}: {named}"
+    names = truncate([record.file_name for record in missing])
+    text = f"{len(missing)} of {len(records)} images are not in {images}: {names}"
     if policy == "error":
-        remedy = "check the folder, or leave them out with data.missing_images=skip"
-        if len(missing) == len(records):
-            remedy = _remedy(missing[0], images, split)
-        raise DataError(f"{text}; {remedy}.")
+        setting = f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
+        remedy = setting if split else "put each image where docs/data.md shows it"
+        raise DataError(f"{text}; correct the names, {remedy}, or leave them out with data.missing_images=skip.")
     warnings.append(f"{text}; left out, also of the metrics")
     gone = {record.image_id for record in missing}
     return [record for record in records if record.image_id not in gone]
 
 
-def _remedy(missing: ImageRecord, images: PathOrUrl, split: str | None) -> str:
-    """What to do where no image of a split is there, such as `missing`."""
-    if split is None:
-        return "put each image where docs/data.md shows it"
-    name = missing.file_name.replace("\\", "/").rpartition("/")[2]
-    if isinstance(images, Path) and isinstance(missing.path, Path):
-        if _is_there(images / name):
-            return f"the folder holds {name}: name the one above it with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
-        alike = missing.path.parent.glob(f"{glob.escape(missing.path.stem)}.*")
-        for other in filter(is_image, alike):
-            return f"the folder holds {escape(other.name, 80)}: correct the file names"
-    return f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
-
-
-def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem) -> bool:
+def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem, listed: Collection[str]) -> bool:
+    if isinstance(path, RemoteFile):
+        return path.name in listed
     try:
         return isinstance(path, ArchiveMember) or (isinstance(path, Path) and path.is_file())
     except OSError:  # a name that is too long for any file, for one
@@ -132,7 +110,7 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
     """The records with width and height, from the files' headers where the annotations have none."""
     sized: list[ImageRecord] = []
     unreadable: list[str] = []
-    unsized = [r.path for r in records if not (r.width and r.height)]
+    unsized = [record.path for record in records if not (record.width and record.height)]
     contents = read_in_turn(path for path in unsized if not isinstance(path, Path))
     for record in records:
         if not (record.width and record.height):
@@ -151,8 +129,6 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
     if unsized:
         warnings.append("some images have no size in the annotations; it was read from the files")
     if unreadable:
-        warnings.append(
-            f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}; left out, "
-            "also of the metrics"
-        )
+        bad = f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}"
+        warnings.append(f"{bad}; left out, also of the metrics")
     return sized

@@ -1,8 +1,4 @@
-"""Your own `torch.utils.data.Dataset` as the images and boxes of a training.
-
-The boxes are read once, at the start, because batches of similar sizes and the COCO metrics need all of them; the
-images are read again in every epoch, by the data workers.
-"""
+"""Your own `torch.utils.data.Dataset` as the images and boxes of a training: boxes are read once, images in every epoch."""
 
 from __future__ import annotations
 
@@ -56,13 +52,9 @@ class TorchDatasetConfig(DetectionData):
     def __post_init__(self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]) -> None:
         check_names(categories)
         if categories[0].strip("_").lower() == "background":
-            raise ConfigError(
-                f"categories[0]={categories[0]!r} is a background; labels count from 0 without one, leave it out."
-            )
-        given = {"train": train, "val": val}
-        self.datasets = {
-            split: ItemReader(data, split, tuple(categories)) for split, data in given.items() if data is not None
-        }
+            raise ConfigError(f"categories[0]={categories[0]!r} is a background, which has no label; leave it out.")
+        given, names = {"train": train, "val": val}, tuple(categories)
+        self.datasets = {split: ItemReader(data, split, names) for split, data in given.items() if data is not None}
 
     @property
     def has_corners(self) -> bool:
@@ -76,20 +68,11 @@ class TorchDatasetConfig(DetectionData):
 
 
 class ItemReader:
-    """Images and boxes of a map-style dataset; `names` are those of the labels.
-
-    Raises ConfigError for another dataset, and DataError, naming the item.
-    """
+    """Images and boxes of a map-style dataset; `names` are those of the labels. Raises DataError, naming the item."""
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
-        if isinstance(dataset, type):
-            name = dataset.__name__
-            raise ConfigError(f"{split}={name} is a class; give an instance, {name}(…).")
-        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise ConfigError(
-                f"{split}={type(dataset).__name__} has no __getitem__ and __len__; give a map-style dataset, so that any item can "
-                "be read at any step."
-            )
+        if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise ConfigError(f"{split}={dataset} is not a map-style dataset; give an object with __getitem__.")
         self.dataset, self.split, self.names = dataset, split, names
         self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
 
@@ -117,7 +100,7 @@ class ItemReader:
         return annotations_of(self._coco[box_format], self, records_of, **options)
 
     def _read(self, box_format: str) -> dict[str, Any]:
-        """The dataset as COCO ground truth; category ids are the labels."""
+        """COCO ground truth; category ids are the labels."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
         if not callable(getattr(self.dataset, "annotation", None)):
@@ -141,9 +124,7 @@ class ItemReader:
         try:
             height, width = map(int, target["size"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(
-                f"{self}: annotation({number}) returns no dictionary with boxes, labels and size=(height, width); return one."
-            ) from error
+            raise DataError(f"{self}: annotation({number}) has no size; return size=(height, width) too.") from error
         return target, (height, width)
 
     def _item(self, number: int) -> tuple[Any, Mapping[str, Any]]:
@@ -156,25 +137,22 @@ class ItemReader:
 
     def _boxes(self, number: int, target: Mapping[str, Any], box_format: str) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
+        where = f"{self}[{number}]"
         if missing := [key for key in ("boxes", "labels") if key not in target]:
-            raise DataError(f"{self}[{number}] has no {missing[0]}; return {ITEM}.")
+            raise DataError(f"{where} has no {missing[0]}; return {ITEM}.")
         form = getattr(getattr(target["boxes"], "format", None), "name", box_format)  # of torchvision's BoundingBoxes
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
         boxes = columns.pop("boxes")
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
-            raise DataError(f"{self}[{number}] has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
+            raise DataError(f"{where} has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
         boxes = box_convert(boxes.reshape(-1, 4), form.lower(), "xywh")
         for key, column in columns.items():
             if column.shape != (len(boxes),) and column.numel() + len(boxes):
-                raise DataError(
-                    f"{self}[{number}] has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
-                )
+                raise DataError(f"{where} has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each.")
         labels = [self._whole(number, "label", label) for label in columns.pop("labels").tolist()]
         if wrong := [label for label in labels if not 0 <= label < len(self.names)]:
-            raise DataError(
-                f"{self}[{number}] has label {wrong[0]}, but categories has {len(self.names)} names, for labels 0 to "
-                f"{len(self.names) - 1}; number the labels from 0, or add a name."
-            )
+            last = len(self.names) - 1
+            raise DataError(f"{where} has label {wrong[0]}, but the last is {last}; add its name, or count from 0.")
         values = zip(labels, boxes.tolist(), *(column.tolist() for column in columns.values()), strict=True)
         return [dict(zip(("category_id", "bbox", *columns), entry, strict=True)) for entry in values]
 
@@ -182,9 +160,7 @@ class ItemReader:
         try:
             return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor, [0, 4] and [0] without boxes."
-            ) from error
+            raise DataError(f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor.") from error
 
     def _whole(self, number: int, key: str, value: Any) -> int:
         try:
@@ -215,8 +191,7 @@ class _ByValue:
         try:
             content = cloudpickle.dumps(self.value)
         except Exception as error:  # whatever the dataset holds refuses in its own way
-            raise ConfigError(
-                f"{self.name} cannot be sent to data workers ({type(error).__name__}: {error}); open files in __getitem__ "
-                "instead of __init__, or set num_workers=0."
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            remedy = "open files in __getitem__, or set num_workers=0"
+            raise ConfigError(f"{self.name} cannot be sent to data workers ({reason}); {remedy}.") from error
         return pickle.loads, (content,)  # in the worker, of what this process has sent

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
 from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.items import (
-    ENDINGS,
-    Box,
-    Item,
-    Items,
-    number_in,
-    numbered,
-    reading,
-    split_of,
-)
+from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, number_in, numbered, reading, split_of
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
 from retina_dist.text import is_text, truncate
@@ -27,13 +17,12 @@ VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
-SUBSETS = {name for names in SPLITS.values() for name in names}  # of CVAT, in lower case
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 def read_voc(root: Path, split: str) -> Items:
-    """The images that ImageSets/Main/SPLIT.txt lists, none where train alone has a list.
+    """The images that ImageSets/Main/SPLIT.txt lists, none where train alone has one; without lists, those in folders of `split`.
 
-    Without such lists, the images of the folders that `split` names.
     VOC's corners are pixel numbers counted from 1, both included, so a box goes from xmin - 1 to xmax. Difficult objects become
     crowd regions: not trained on, and without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file
     has another, all names in alphabetical order. Raises DataError naming file and object.
@@ -47,20 +36,13 @@ def read_voc(root: Path, split: str) -> Items:
         images = root / "JPEGImages"
         chosen = {root / "Annotations" / f"{name}.xml": f"{name}.jpg" for name in _read_list(root, split)}
     else:
-        images, chosen = root, {}
-        for path in paths:
-            if split_of(str(path.relative_to(root))) == split:
-                chosen[path] = _image_of(path, root)
-    trees = {path: _read_xml(path, "annotation") for path in [*chosen, *(p for p in paths if p not in chosen)]}
-    names = {_name(thing, path, i) for path, tree in trees.items() for i, thing in _objects(tree)}
+        images = root
+        chosen = {path: _image_of(path, root) for path in paths if split_of(str(path.relative_to(root))) == split}
+    items = {path: _read_item(path) for path in dict.fromkeys([*chosen, *paths])}
+    names = {box.name for item in items.values() for box in item.boxes}
     ids = {name: i for i, name in enumerate(VOC_CLASSES, start=1)} if names <= set(VOC_CLASSES) else numbered(names)
-    items = []
-    for path, name in chosen.items():
-        width, height = (trees[path].findtext(f"size/{side}") or "" for side in ("width", "height"))
-        size = (int(width), int(height)) if _is_side(width) and _is_side(height) else None  # else the image says it
-        file = name if lists.is_dir() is False else trees[path].findtext("filename") or name
-        items.append(Item(file, [_box(thing, path, i) for i, thing in _objects(trees[path])], size))
-    return Items(items, ids, images)
+    files = {path: items[path].file if lists.is_dir() and items[path].file else name for path, name in chosen.items()}
+    return Items([items[path]._replace(file=file) for path, file in files.items()], ids, images)
 
 
 def read_cvat(root: Path, split: str) -> Items:
@@ -81,16 +63,9 @@ def read_cvat(root: Path, split: str) -> Items:
             things = [thing for thing in image if thing.get("label") and thing.tag != "tag"]
             boxes = [Box(thing.get("label") or "", _cvat_corners(thing, where)) for thing in things]
             names |= {box.name for box in boxes}
-            file = image.get("name") or ""
-            place = f"{path.relative_to(root).parent}/{path.stem}/{file}"
-            if (subset := image.get("subset") or "").lower() in SUBSETS:
-                place = f"{subset}/x"
-            folders = [
-                path.parent,
-                path.parent / "images",
-                root / "images",
-                root / "images" / (image.get("subset") or split),
-            ]
+            file, subset = image.get("name") or "", image.get("subset") or ""
+            place = f"{path.relative_to(root).parent}/{path.stem}/{file}/{subset}"  # the last to name a split decides
+            folders = [path.parent, path.parent / "images", root / "images", root / "images" / (subset or split)]
             folder = next((folder for folder in folders if (folder / file).is_file()), root)
             if split_of(place) == split:
                 items.append(Item((folder / file).relative_to(root).as_posix(), boxes, (width, height)))
@@ -113,23 +88,22 @@ def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:
         width = ((right - left) * cosine + (bottom - top) * sine) / 2
         height = ((right - left) * sine + (bottom - top) * cosine) / 2
         return [x - width, y - height, x + width, y + height]
-    if not thing.get("points"):
-        raise DataError(f"{where} has a {thing.tag} without a box; remove it, or export boxes.")
-    points = [pair.split(",") for pair in (thing.get("points") or "").split(";")]
-    columns = [[number_in(value, where, "points") for value in column] for column in zip(*points, strict=False)]
+    columns = list(zip(*(pair.split(",") for pair in (thing.get("points") or "").split(";")), strict=False))
     if len(columns) != 2:
-        raise DataError(f"{where} has points that are not x,y;x,y; export it again.")
-    return [min(columns[0]), min(columns[1]), max(columns[0]), max(columns[1])]
+        raise DataError(f"{where} has a {thing.tag} without a box or points x,y;x,y; remove it, or export boxes.")
+    xs, ys = ([number_in(value, where, "points") for value in column] for column in columns)
+    return [min(xs), min(ys), max(xs), max(ys)]
 
 
 def _read_list(root: Path, split: str) -> list[str]:
     folder = root / "ImageSets" / "Main"
     others = sorted(file.stem for file in folder.glob("*.txt"))
-    path = folder / f"{next((name for name in SPLITS[split] if name in others), split)}.txt"
-    if split == "val" and "train" in others and path.stem not in others:
+    own = next((name for name in SPLITS[split] if name in others), split)
+    if split == "val" and "train" in others and own not in others:
         return []  # a validation split is optional
-    if others and path.stem not in others:
-        raise DataError(f"{path.parent} has {truncate(others)}, not {split}; write train.txt and val.txt.")
+    if others and own not in others:
+        raise DataError(f"{folder} has {truncate(others)}, not {split}; write train.txt and val.txt.")
+    path = folder / f"{own}.txt"
     with reading(path, "a list of images", "give a folder like VOC2007, with ImageSets/Main"):
         lines = read_bytes(path).decode("utf-8-sig").splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
@@ -157,25 +131,16 @@ def _read_xml(path: Path, tag: str) -> ElementTree.Element:
     return root
 
 
-def _objects(tree: ElementTree.Element) -> Iterable[tuple[int, ElementTree.Element]]:
-    return enumerate(tree.iter("object"), start=1)
-
-
-def _name(thing: ElementTree.Element, path: Path, number: int) -> str:
-    name = (thing.findtext("name") or "").strip()
-    if not name:
-        raise DataError(f"{path}: object {number} has no name; add one.")
-    return name
-
-
-def _box(thing: ElementTree.Element, path: Path, number: int) -> Box:
-    where = f"{path}: object {number}"
-    left, top, right, bottom = (
-        number_in(thing.findtext(f"bndbox/{tag}"), where, tag) for tag in ("xmin", "ymin", "xmax", "ymax")
-    )
-    difficult = (thing.findtext("difficult") or "0").strip() == "1"
-    return Box(_name(thing, path, number), (left - 1, top - 1, right, bottom), difficult)
-
-
-def _is_side(text: str) -> bool:
-    return text.isdecimal() and len(text) < 10 and int(text) > 0
+def _read_item(path: Path) -> Item:
+    """A file of VOC. A size that is not sound is left to the image."""
+    tree, boxes = _read_xml(path, "annotation"), []
+    for number, thing in enumerate(tree.iter("object"), start=1):
+        where, name = f"{path}: object {number}", (thing.findtext("name") or "").strip()
+        if not name:
+            raise DataError(f"{where} has no name; add one.")
+        left, top, right, bottom = (number_in(thing.findtext(f"bndbox/{tag}"), where, tag) for tag in CORNERS)
+        difficult = (thing.findtext("difficult") or "").strip() == "1"
+        boxes.append(Box(name, (left - 1, top - 1, right, bottom), difficult))
+    sides = [tree.findtext(f"size/{side}") or "" for side in ("width", "height")]
+    sound = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in sides)
+    return Item(tree.findtext("filename") or "", boxes, (int(sides[0]), int(sides[1])) if sound else None)

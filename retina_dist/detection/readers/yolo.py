@@ -1,8 +1,6 @@
 """YOLO: a text file for each image, a line `class x y width height` for each box, in shares of the image's sides.
 
-x, y is the centre. A line with more numbers is a polygon, read as its bounding box. ultralytics' data.yaml names the
-classes and the images of each split, as folders, lists of files in .txt, or several of them:
-https://docs.ultralytics.com/datasets/detect/
+x, y is the centre. A line with more numbers is a polygon, read as its bounding box. https://docs.ultralytics.com/datasets/detect/
 """
 
 from __future__ import annotations
@@ -22,12 +20,13 @@ from retina_dist.files import read_bytes
 from retina_dist.text import is_text, pluralize
 
 
-def yaml_of(root: Path) -> Path | None:
-    """The data.yaml of a folder, under whatever name: it names the classes and the training images."""
+def yaml_of(root: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The data.yaml of a folder, under whatever name, and its content, which names the classes and the training images."""
     for path in sorted([*root.glob("*.yaml"), *root.glob("*.yml")], key=lambda path: (path.stem != "data", path)):
-        content = _read_yaml(path)
-        if "names" in content and "train" in content:
-            return path
+        with reading(path, "YAML", "correct the file"):
+            content = yaml.safe_load(read_bytes(path))
+        if isinstance(content, dict) and "names" in content and "train" in content:
+            return path, content
     return None
 
 
@@ -36,8 +35,7 @@ def read_yolo(root: Path, split: str) -> Items | None:
 
     Without a data.yaml: images/{train,val}, {train,val}/images or {train,val}, and the classes in classes.txt.
     """
-    path = yaml_of(root)
-    content = _read_yaml(path) if path else {}
+    path, content = yaml_of(root) or (None, {})
     given = next((content[name] for name in SPLITS[split] if content.get(name)), None)
     if path is None:
         layouts = [folder for name in SPLITS[split] for folder in (f"images/{name}", f"{name}/images", name)]
@@ -55,9 +53,7 @@ def read_yolo(root: Path, split: str) -> Items | None:
     if (base := content.get("path")) and not (root / str(base)).is_dir():
         warnings.append(f"{path}: path {str(base)!r} is not a folder here; the images are looked for below {root}")
     if split == "train" and files and not any(_labels_of(file).is_file() for file in files):
-        raise DataError(
-            f"{root}: none of {pluralize(len(files), 'training image')} has a label file, such as {_labels_of(files[0])}; add them."
-        )
+        raise DataError(f"{root}: no training image has a label file, such as {_labels_of(files[0])}; add them.")
     above = Path(os.path.abspath(root))
     if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
         above = Path(os.path.commonpath([file.parent for file in files]))
@@ -72,12 +68,11 @@ def _images(root: Path, content: dict[str, Any], entry: object) -> Iterator[Path
     tried.append(root / str(entry).removeprefix("../"))  # as Roboflow writes folders beside its data.yaml
     place = next((path for path in tried if path.exists()), None)
     if place is None:
-        looked = " and ".join(dict.fromkeys(map(str, (tried[0], tried[-1]))))
-        raise DataError(f"{root}: {entry!r} of its data.yaml is not there (looked for {looked}); correct the file.")
+        raise DataError(f"{root}: {entry!r} of its data.yaml is not there, at {tried[0]} for one; correct the file.")
     if place.is_dir():
         yield from sorted(Path(os.path.abspath(path)) for path in place.rglob("*") if is_image(path))
     else:
-        for line in _text(place).replace("\\", "/").splitlines():
+        for line in read_text(place).replace("\\", "/").splitlines():
             if line.strip():
                 yield Path(os.path.abspath(place.parent / line.strip()))
 
@@ -104,24 +99,18 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
     if not path.is_file():
         return []  # background
     boxes = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        label, *values = line.split() or [""]
-        if not label:
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
             continue
-        where = f"{path}:{number}"
+        where, (label, *values) = f"{path}:{number}", line.split()
         if len(values) < 4 or (len(values) > 5 and len(values) % 2):
             raise DataError(f"{where} has {len(values)} numbers after the class; write class x y width height.")
         index = number_in(label, where, "the class")
         if index not in range(len(names)):
-            raise DataError(
-                f"{where} has class {label}, but the {len(names)} names end at {len(names) - 1}; add its name, or correct it."
-            )
+            raise DataError(f"{where} has class {label}, but names end at {len(names) - 1}; correct it or add a name.")
         shares = [number_in(value, where, "the number") for value in values]
         if max(shares) > 2:
-            raise DataError(
-                f"{where} has {max(shares):g}, so it is in pixels; YOLO's labels are shares from 0 to 1: divide x and width by the "
-                "image's width, y and height by its height."
-            )
+            raise DataError(f"{where} has {max(shares):g}, so it is in pixels; write shares of the image's sides.")
         x, y, width, height = shares[:4]
         corners = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
         if len(values) > 5:
@@ -130,33 +119,21 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
     return boxes
 
 
-def _names(names: object, path: Path) -> list[str]:
-    listed = list(names.values()) if isinstance(names, dict) else names
-    if isinstance(names, dict) and [str(key) for key in names] != [str(i) for i in range(len(names))]:
-        raise DataError(f"{path} numbers its names {list(names)[:5]}; number them 0, 1, 2, ... in this order.")
-    texts = [str(name) for name in listed] if isinstance(listed, list) else []
-    if not texts or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
-        raise DataError(f"{path}: names is not a list of different class names; write names: [cat, dog].")
+def _names(names: Any, path: Path) -> list[str]:
+    if isinstance(names, list):
+        names = dict(enumerate(names))
+    texts = [str(name) for name in names.values()] if isinstance(names, dict) else []
+    in_order = texts and [str(key) for key in names] == [str(i) for i in range(len(texts))]
+    if not in_order or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
+        raise DataError(f"{path}: names are not different texts, numbered 0, 1, 2, ...; write names: [cat, dog].")
     return texts
 
 
 def _listed_names(root: Path) -> list[str]:
     for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
         if file.is_file():
-            names = [line.strip() for line in _text(file).rstrip().splitlines()]
+            names = [line.strip() for line in read_text(file).rstrip().splitlines()]
             if "" in names or len(set(names)) < len(names):  # a line's number is the class
                 raise DataError(f"{file} has an empty line or a class twice; write a different name into each line.")
             return names
-    raise DataError(
-        f"{root} has YOLO labels but neither a data.yaml nor classes.txt; write a class name a line into it."
-    )
-
-
-def _text(path: Path) -> str:
-    return read_text(path, "text", "replace")
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    with reading(path, "YAML", "correct the file"):
-        content = yaml.safe_load(read_bytes(path))
-    return content if isinstance(content, dict) else {}
+    raise DataError(f"{root} has YOLO labels but neither data.yaml nor classes.txt; write a class name a line into it.")

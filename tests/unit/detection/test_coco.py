@@ -134,8 +134,7 @@ def test_missing_images(tmp_path: Path):
     with pytest.raises(DataError, match=r"1 of 2 images are not in .*: a.png; .*data.missing_images=skip"):
         load(tmp_path, COCO, missing_images="error")
     (tmp_path / "b.png").rename(tmp_path / "b.jpg")
-    (tmp_path / "a.jpg").touch()
-    with pytest.raises(DataError, match=r"2 of 2 .*; the folder holds a.jpg: correct the file names"):
+    with pytest.raises(DataError, match=r"2 of 2 .*; correct the names, name their folder with data.train_images="):
         load(tmp_path, COCO, missing_images="error")
     (tmp_path / "b.jpg").rename(tmp_path / "b.png")
     found = load(tmp_path, COCO, missing_images="skip")
@@ -172,14 +171,14 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
     ("coco", "message"),
     [
         ({}, "has no list 'images'"),
-        ({"images": [], "annotations": [{"caption": "A dog."}]}, "holds captions, not boxes; give instances_"),
+        ({"images": [], "annotations": [{"caption": "A dog."}]}, "has no list 'categories'; give COCO's"),
         ({**COCO, "images": COCO["images"][:1] * 2}, "id 7 stands 2 times in 'images'"),
         (changed("images", id="7"), "an entry of 'images' has id '7'"),
         (changed("images", file_name="../a.png"), "image 7 has file_name '../a.png', which is outside"),
         (changed("annotations", image_id=4), "annotation 1 is of image 4, which is not listed"),
-        (changed("annotations", category_id=2), "annotation 1 is of category 2, which is not listed, as is that of 1"),
+        (changed("annotations", category_id=2), "of category 2, which is not listed .1 of 2 annotations.; correct"),
         (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),
-        (changed("categories", name="a\x1b[2Jb"), "category 18 has no name that is text without control characters"),
+        (changed("categories", name="a\x1b[2Jb"), "category 18 has no name without control characters"),
         (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
     ],
 )
