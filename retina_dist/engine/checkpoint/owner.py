@@ -1,8 +1,8 @@
 """One writer for each folder: a lock for processes of one file system, and `owner.json` beside the checkpoints.
 
 Two runs that start into one local folder see the same lock, and the second one is refused. Object stores have no lock, and a
-process that is suspended keeps its own: there the last one to start owns the folder. It alone writes `owner.json`, once, and the
-checkpoint store of every other process stops before it writes or removes anything (see `CheckpointStore.claim`).
+suspended process keeps its own: there the last one to start writes `owner.json` (see `CheckpointStore.claim`), and the checkpoint
+store of every other process stops before it writes or removes anything.
 """
 
 from __future__ import annotations
@@ -25,24 +25,19 @@ from retina_dist.text import escape
 LOCK, OWNER = "run.lock", "owner.json"
 
 
-def read_owner(folder: PathOrUrl, name: str = OWNER) -> Any:
-    """The process that owns a folder, as `Owner.name`; None when the file is missing or damaged."""
+def read_owner(folder: PathOrUrl, name: str = OWNER) -> dict[str, Any]:
+    """The process that owns a folder, as `Owner.name`; {} when the file is missing or damaged."""
     try:
-        return json.loads(read_bytes(folder / name))
+        owner = json.loads(read_bytes(folder / name))
     except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        return None
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
-def owner_id(owner: Any) -> str | None:
-    """The id that no other process has, of what `Owner.name` wrote."""
-    return owner.get("id") if isinstance(owner, dict) else None
-
-
-def describe_owner(owner: Any) -> str:
-    """ "process 17 on node3 since 2026-01-31 12:00:00", of what `Owner.name` wrote."""
-    if not isinstance(owner, dict):
-        return "another process"
-    return escape(f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}")
+def describe_owner(owner: dict[str, Any]) -> str:
+    """ "process 17 on node3 since 2026-01-31 12:00:00", of what `read_owner` read."""
+    facts = escape(f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}")
+    return facts if owner else "another process"
 
 
 class Owner(contextlib.AbstractContextManager["Owner"]):
@@ -55,27 +50,22 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         self._locks: dict[Path, int] = {}
 
     def lock(self, folder: PathOrUrl, key: str, *, is_restart: bool = False) -> None:
-        """Lock a local `folder`, the value of the setting `key`, which is made if need be.
+        """Make and lock a local `folder`, the value of the setting `key`; the lock ends with the process, without its children.
 
-        Raises ConfigError when another process holds it, unless `is_restart` says that this is its job too, or when it cannot be
-        written. The lock ends with the process and is not inherited by its children.
+        Raises ConfigError when it cannot be written or another process holds it, unless `is_restart` says that both are one job's.
         """
         if not isinstance(folder, Path) or folder in self._locks:
             return
         self.created += [f for f in reversed((folder, *folder.parents)) if not f.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = self._locked(folder / LOCK)
+            self._locks[folder] = self._locked(folder / LOCK)
         except BlockingIOError as error:
-            holder = describe_owner(read_owner(folder, LOCK))
             if not is_restart:
-                raise ConfigError(
-                    f"{key}={folder} is in use by {holder}; wait for that run or give another folder."
-                ) from error
+                holder = describe_owner(read_owner(folder, LOCK))
+                raise ConfigError(f"{key}={folder} is in use by {holder}; wait, or give another folder.") from error
         except OSError as error:
             raise ConfigError(f"{key}={folder} cannot be written ({error.strerror}); give another folder.") from error
-        else:
-            self._locks[folder] = descriptor
 
     def _locked(self, path: Path) -> int:
         """The descriptor of the locked file. Raises BlockingIOError where another process has it."""

@@ -1,7 +1,4 @@
-"""Where a run writes, and which checkpoint it resumes from.
-
-`config` is the settings of a run, `run_config.RunConfig`.
-"""
+"""Where a run writes, and which checkpoint it resumes from; `config` is its settings, `run_config.RunConfig`."""
 
 from __future__ import annotations
 
@@ -12,19 +9,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.engine.checkpoint.owner import Owner, describe_owner, owner_id, read_owner
+from retina_dist.engine.checkpoint.owner import Owner, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError, UserError, describe_error
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
+from retina_dist.settings import flattened
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
+NO_CHECKPOINT = "there is no checkpoint {}; resume takes a run folder, a .pt file, a URL or auto."
 
 # Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
 RESUME_LOCKED = ("task.name", "seed", "data.batch_size", "data.shuffle", "optimizer.name", "trainer.overfit_batches")
@@ -52,18 +51,15 @@ class RunOpener:
     def open(
         self, config: Any, strategy: DistributedStrategy, locked: frozenset[str], committed: dict[str, Any] | None
     ) -> Run:
-        """The run, which the main rank settles by `open_run`; the checkpoint's content is on that rank only.
-
-        A further attempt continues from the state `committed` in memory or from the newest checkpoint. Every rank must call it.
-        """
+        """The run, which the main rank settles: by `open_run`, in a further attempt from the state `committed`. Collective."""
         opened: list[Run] = []
 
         def open_on_main() -> tuple[str, int | None, str, str | None, list[str]]:
             if self.folder:
-                run, before = self._reopen(config, locked, committed), self.before
+                run, before = self._reopen(self.folder, config, locked, committed), self.before
             else:
                 run = open_run(config, self.owner, locked)
-                before = owner_id(read_owner(checkpoint_folder(config, run.folder)))
+                before = read_owner(checkpoint_folder(config, run.folder)).get("id")
             opened.append(run)
             mains = [*self.mains, str(self.owner.name["id"])]
             return str(run.folder), run.resume_step, str(run.resumed_from), before, mains
@@ -72,16 +68,15 @@ class RunOpener:
         self.folder = Path(folder)
         return opened[0] if opened else Run(self.folder, resume_step, parse_path(source))
 
-    def _reopen(self, config: Any, locked: frozenset[str], committed: dict[str, Any] | None) -> Run:
-        assert self.folder is not None
-        here = replace(config, output_dir=str(self.folder))
-        _lock(self.owner, here, self.folder, is_restart=True)  # once: another process of this job may hold the lock
-        checkpoints = checkpoint_folder(here, self.folder)
-        last = owner_id(owner := read_owner(checkpoints))
+    def _reopen(self, folder: Path, config: Any, locked: frozenset[str], committed: dict[str, Any] | None) -> Run:
+        here = replace(config, output_dir=str(folder))
+        _lock(self.owner, here, folder, is_restart=True)  # once: another process of this job may hold the lock
+        checkpoints = checkpoint_folder(here, folder)
+        last = (owner := read_owner(checkpoints)).get("id")
         if last not in (None, self.before, *self.mains):
             raise UserError(f"{checkpoints} was taken over by {describe_owner(owner)}; this job writes nothing more.")
         if committed:
-            return Run(self.folder, committed["step"], Path("memory"), committed)
+            return Run(folder, committed["step"], Path("memory"), committed)
         if last in self.mains:  # else the first attempt ended before it claimed the folder
             run = open_run(replace(here, resume="auto"), None, locked)
             if run.resume_step is not None:
@@ -92,17 +87,14 @@ class RunOpener:
 def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = frozenset()) -> Run:
     """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
 
-    1. `resume=PATH`: that checkpoint (of a run folder: its newest), into its own run folder unless `output_dir` is given,
-       which must then hold no other run.
+    1. `resume=PATH`: that checkpoint (of a folder: its newest), into its run folder, or an `output_dir` that holds no other run.
     2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
     3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
 
-    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there, and whatever else
-    starts there must find it without checkpoints.
-
-    With an `owner` the folders are locked before they are looked into, and a new one is made; without, nothing is written. A
-    checkpoint must agree with `config` in RESUME_LOCKED and in `locked`, the task's settings. Raises ConfigError, also when
-    another process holds a folder, or CheckpointError, or UserError for a place that cannot be reached.
+    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there; any other run must find
+    it without checkpoints. With an `owner` the folders are locked before they are looked into, and a new one is made; without,
+    nothing is written. A checkpoint must agree with `config` in RESUME_LOCKED and in `locked`, the task's settings. Raises
+    ConfigError, also when another process holds a folder, CheckpointError, or UserError for a place that cannot be reached.
     """
     given = Path(config.output_dir) if config.output_dir else None
     name = "debug" if config.trainer.fast_dev_run else config.data.name
@@ -169,25 +161,21 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
 
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     """Raise CheckpointError where the local `source` holds no checkpoint, nor may `elsewhere`, before the data is read or made."""
-    if not isinstance(source, Path) or source.is_file():
-        return
-    if not source.exists():
-        raise CheckpointError(f"there is no checkpoint {source}; resume takes a run folder, a .pt file, a URL or auto.")
-    names = [*names_in(source / CHECKPOINTS), *names_in(source)]
-    if not elsewhere and not any(name.endswith(".pt") for name in names):
-        raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
+    if isinstance(source, Path) and not source.is_file() and not (elsewhere and source.is_dir()):
+        names = [*names_in(source / CHECKPOINTS), *names_in(source)]
+        if not any(name.endswith(".pt") for name in names):
+            raise CheckpointError(NO_CHECKPOINT.format(source))
 
 
 def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, dict[str, Any]]:
     """The checkpoint `source`, a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`; and its content."""
-    check_resume(source, elsewhere)
     if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
         return source, load_checkpoint(source)
     newest = load_latest(source / CHECKPOINTS) or load_latest(source)
     if newest is None and elsewhere and run_folder_of(source):
         newest = load_latest(elsewhere)
     if newest is None:
-        raise CheckpointError(f"resume={source} is a folder without checkpoints; give a run folder or a .pt file.")
+        raise CheckpointError(NO_CHECKPOINT.format(source))
     return newest
 
 
@@ -202,35 +190,25 @@ def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) ->
 
 
 def _continued(config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]) -> Run:
-    before, now = content.get("config"), asdict(config)
-    if not isinstance(before, dict):
-        raise CheckpointError(f"{path} does not say how it was trained; start a new run with model.weights={path}.")
+    try:
+        before, now = flattened(content["config"]), flattened(asdict(config))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not say how it was trained; use it as model.weights={path}.") from error
     for key in (*RESUME_LOCKED, *sorted(locked)):
-        old, new = _lookup(before, key), _lookup(now, key)
+        old, new = before.get(key), now.get(key)
         if old is not None and old != new:  # a setting younger than the checkpoint is not in it
             key = "task" if key == "task.name" else key  # the name of the group's entry
             raise ConfigError(
-                f"{key}={new} differs from the {old} that {path} was trained with; a run cannot change it midway: give "
-                f"{key}={old}, or start a new run with model.weights={path}."
+                f"{key}={new} differs from the {old} that {path} was trained with; give {key}={old}, or use model.weights={path}."
             )
     return Run(folder, content["step"], path, content)
-
-
-def _lookup(tree: dict[str, Any], key: str) -> Any:
-    value: Any = tree
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-# the state
 
 
 def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any, position: tuple[int, int]) -> bool:
     """Load the checkpoint of `run`, if it has one, into `state`; return whether the run is already done.
 
     `images` and `position` are this run's fingerprint of the data and its place in them at the checkpoint's step. Raises
-    CheckpointError when the checkpoint is of other data, lacks something, or has it in another form.
+    CheckpointError when the checkpoint is of other data or of another form.
     """
     content = run.checkpoint
     if content is None:
@@ -238,45 +216,31 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
     try:
         if content.get("images") != images or position != (content["sampler"]["epoch"], content["sampler"]["cursor"]):
             raise CheckpointError(
-                f"{run.resumed_from} was trained on other images than the {plan.num_images} of data={config.data.name}; "
-                f"resume with the same data, or start a new run with model.weights={run.resumed_from}."
+                f"{run.resumed_from} was trained on other images than data={config.data.name}; resume with the same ones, or start "
+                f"a new run with model.weights={run.resumed_from}."
             )
         best = BestMetric(content["best"]["name"], content["best"]["mode"])
         if content["best"]["value"] is not None and not state.best.same_metric(content["best"]):
-            logger.warning(
-                f"best was the {best} up to here and is the {state.best} from now on, and best.pt with it; to keep it, resume with "
-                f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}."
-            )
+            keep = f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}"
+            logger.warning(f"best.pt was the {best} and will be the {state.best}; to keep it, resume with {keep}.")
         state.load_state_dict(content)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{run.resumed_from} does not hold what a run of these settings needs ({describe_error(error)}); "
-            f"{remedy_of(content, 'resume from another checkpoint')}."
-        ) from error
+        reason, remedy = describe_error(error), remedy_of(content, "resume from another checkpoint")
+        raise CheckpointError(f"{run.resumed_from} lacks what these settings need ({reason}); {remedy}.") from error
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")
     if plan.validates_at(state.step) and state.last_eval_step < state.step:
         return False
     if state.best.exhausted:
         logger.info(f"nothing to do: {state.best.describe_stop()} Raise trainer.patience to train on.")
     elif state.step >= plan.stop_step:
-        logger.info(
-            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after to train on."
-        )
-    else:
-        return False
-    return True
+        logger.info(f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after.")
+    return state.best.exhausted or state.step >= plan.stop_step
 
 
-# the names of run folders
-
-
-def next_folder(name: str, *, make: bool = False) -> Path:
-    """runs/NAME, or the first runs/NAME-N after all that are there.
-
-    With `make` it is made: of processes that start together each gets its own. Raises ConfigError.
-    """
+def next_folder(name: str, *, make: bool) -> Path:
+    """runs/NAME, or the first runs/NAME-N after all there are; with `make` it is made, for this process alone, or a ConfigError."""
     for number in itertools.count(max(_numbered(name), default=0) + 1):
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:

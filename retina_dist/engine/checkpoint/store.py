@@ -1,10 +1,9 @@
 """Checkpoints: written whole or not at all, off the training thread, and verified when read.
 
-Pure file work without a strategy: the trainer calls it on the main process only, after the steps that `Plan.due` (engine/plan.py)
-names and after `checkpoint_minutes` (engine/trainer.py). A folder, local or behind a URL,
-holds `step_N.pt` files, `manifest.json` (step, metric and second names of each) and `owner.json` (who may write). A local one also
-holds `last.pt` and `best.pt`, hard links to two of them; elsewhere these names are looked up in the manifest. Each file ends with
-the SHA-256 of the bytes before it (a comment to zip and torch), so that it can be verified without the manifest.
+The trainer calls the store on the main process only. A folder, local or behind a URL, holds `step_N.pt` files, `manifest.json`
+(step, metric and second names of each) and `owner.json` (who may write). A local one also holds `last.pt` and `best.pt`, hard links
+to two of them; elsewhere these names are looked up in the manifest. Each file ends with the SHA-256 of the bytes before it (a
+comment to zip and torch), so that it can be verified without the manifest.
 """
 
 from __future__ import annotations
@@ -29,16 +28,7 @@ from torch import Tensor
 from retina_dist.engine.checkpoint.owner import OWNER, describe_owner, read_owner
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.errors import CheckpointError, UserError
-from retina_dist.files import (
-    PathOrUrl,
-    Url,
-    names_in,
-    parse_path,
-    read_bytes,
-    sync_folder,
-    write_atomically,
-    write_bytes,
-)
+from retina_dist.files import PathOrUrl, names_in, parse_path, read_bytes, write_atomically, write_bytes
 from retina_dist.torch_files import SEAL, SEAL_LENGTH, load_torch
 
 logger = logging.getLogger(__name__)
@@ -72,7 +62,7 @@ class CheckpointStore:
         owner: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.owner = parse_path(folder), owner
-        self.keep_last, self.save_top_k, self.resumed_at = max(1, keep_last), save_top_k, resumed_at
+        self.keep_last, self.save_top_k, self.resumed_at = keep_last, save_top_k, resumed_at
         self.best = best or BestMetric()
         self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
@@ -85,25 +75,18 @@ class CheckpointStore:
         unless that of `best.value` is there. Raises CheckpointError when the folder takes no file.
         """
         try:
-            if isinstance(self.folder, Path) and not self.folder.is_dir():
-                self.folder.mkdir(parents=True)
-                sync_folder(self.folder.parent)
             write_bytes(self.folder / OWNER, json.dumps(self.owner).encode())
             self._entries = self._held()
             self._check_best(self._entries)
             self._write_manifest(self._entries)
         except (OSError, UserError) as error:
-            raise CheckpointError(
-                f"checkpoints cannot be written to {self.folder} ({error}); choose another trainer.checkpoint_dir."
-            ) from error
+            raise CheckpointError(f"{self.folder} cannot be written ({error}); give another folder.") from error
 
     def _check_owner(self) -> None:
         """Raise UserError when another process has claimed the folder since this one did."""
         owner = read_owner(self.folder)
         if owner and owner != self.owner:
-            raise UserError(
-                f"{self.folder} was taken over by {describe_owner(owner)}; this process writes nothing more."
-            )
+            raise UserError(f"{self.folder} was taken over by {describe_owner(owner)}; this run writes no more.")
 
     def _check_best(self, held: list[dict[str, Any]]) -> None:
         best = self.best
@@ -118,17 +101,15 @@ class CheckpointStore:
             )
             best.value, best.evals_since_best = ranked[0]["metric"] if ranked else None, 0
 
-    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> PathOrUrl:
+    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> None:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
 
         `metric` makes it a candidate for the best. Waits for the save before, and raises its error, as `wait` does.
         """
         self.wait()
-        if metric is not None and not math.isfinite(metric):
-            metric = None
+        metric = metric if metric is not None and math.isfinite(metric) else None
         copied = _snapshot({**content, "step": step, "metric": metric})
         self._writing = self._writer.submit(self._write, copied, step, metric)
-        return self.folder / _file_of(step)
 
     def wait(self) -> None:
         """Return when the last save is on the disk. Raises CheckpointError, once, when it could not be written."""
@@ -142,20 +123,18 @@ class CheckpointStore:
             self._replace(sealed(content), step, metric)
             self._check_owner()
             self._tidy()
-        except UserError as error:
+        except (OSError, UserError) as error:
             raise CheckpointError(f"the checkpoint of step {step} was not saved: {error}") from error
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint of step {step} was not saved in {self.folder} ({error}); older ones are untouched."
-            ) from error
 
     def _replace(self, data: bytes, step: int, metric: float | None) -> None:
         """Write the file, then the manifest, then the second names."""
         if self._entries is None:
             self._entries = self._held()
         there = set(names_in(self.folder))
-        before = [e for e in self._entries if e["step"] < step and e["file"] in there]
-        kept = self._kept([*before, {"file": _file_of(step), "step": step, "metric": metric}])
+        entries = [e for e in self._entries if e["step"] < step and e["file"] in there]
+        entries.append({"file": _file_of(step), "step": step, "metric": metric})
+        chosen = {e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]}
+        kept = [e for e in entries if e["step"] in chosen]
         self._check_owner()
         write_bytes(self.folder / _file_of(step), data)
         self._check_owner()
@@ -188,8 +167,7 @@ class CheckpointStore:
 
     def _held(self) -> list[dict[str, Any]]:
         """The checkpoints up to where this run began: of the manifest, or else the sound files."""
-        files = [name for _, name in _step_files(self.folder)]
-        entries = {}
+        files, entries = _step_files(self.folder), {}
         with contextlib.suppress(CheckpointError):
             entries = {e["file"]: e for e in read_manifest(self.folder)}
             # after a crash between file and manifest the file is newer than its entry
@@ -197,54 +175,37 @@ class CheckpointStore:
         for file in files:
             with contextlib.suppress(CheckpointError):
                 content = load_checkpoint(self.folder / file)
-                same = self.best.same_metric(content.get("best", {}))
-                entries[file] = {
-                    "file": file,
-                    "step": content["step"],
-                    "metric": content.get("metric") if same else None,
-                }
+                metric = content.get("metric") if self.best.same_metric(content.get("best", {})) else None
+                entries[file] = {"file": file, "step": content["step"], "metric": metric}
         return [e for e in entries.values() if self.resumed_at is None or e["step"] <= self.resumed_at]
-
-    def _kept(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        chosen = {e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]}
-        return [e for e in entries if e["step"] in chosen]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Entries with a metric, best first; the earlier one wins a tie."""
-        return sorted(
-            (e for e in entries if e["metric"] is not None), key=lambda e: (self.best.rank(e["metric"]), e["step"])
-        )
+        ranked = [e for e in entries if e["metric"] is not None]
+        return sorted(ranked, key=lambda e: (self.best.rank(e["metric"]), e["step"]))
 
 
 def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
-    """The checkpoints that the manifest of a folder names, oldest first.
-
-    Raises CheckpointError when it is damaged, or missing while there are checkpoints.
-    """
+    """The checkpoints that the manifest names, oldest first. Raises CheckpointError unless it is sound, or none is there."""
     try:
         entries = json.loads(read_bytes(folder / MANIFEST))
         for e in entries:
             if e["file"] != _file_of(e["step"]) or not isinstance(e["metric"], (float, int, type(None))):
                 raise ValueError(f"an entry is {e}")
         return sorted(entries, key=lambda e: int(e["step"]))
-    except FileNotFoundError as error:
-        if _step_files(folder):
-            raise CheckpointError(f"{folder / MANIFEST} is missing; name a checkpoint file by its path.") from error
-        return []
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise CheckpointError(
-            f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file by its path."
-        ) from error
+        if isinstance(error, FileNotFoundError) and not _step_files(folder):
+            return []
+        raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file.") from error
 
 
 def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | None:
     """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
-    Where a checkpoint is damaged, it logs a warning and tries the one before. The manifest lists the checkpoints. Where the
-    manifest is damaged or missing, which is a warning too, or lists no sound checkpoint, it tries the files `step_N.pt`. Raises
-    CheckpointError where all of them are damaged.
+    A damaged checkpoint is a warning, and the one before is tried: those of the manifest, then the files `step_N.pt`, as where the
+    manifest is damaged or missing, which is a warning too. Raises CheckpointError where all of them are damaged.
     """
     folder = parse_path(folder)
     entries: list[dict[str, Any]] = []
@@ -252,7 +213,7 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
         entries = read_manifest(folder)
     except CheckpointError as error:
         logger.warning(f"{str(error).split(';')[0]}; going by the checkpoint files themselves.")
-    names = dict.fromkeys([e["file"] for e in reversed(entries)] + [name for _, name in reversed(_step_files(folder))])
+    names = dict.fromkeys([e["file"] for e in reversed(entries)] + _step_files(folder)[::-1])
     for name in names:
         try:
             return folder / name, load_checkpoint(folder / name)
@@ -268,15 +229,12 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
 def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled.
 
-    `source` may be a run folder, as in `located`. Raises CheckpointError unless the file is sealed, of our format and of values of
-    the right types.
+    `source` may be a run folder, as in `located`. Raises CheckpointError unless the file is sealed and of our format.
     """
     source = located(source)
     content: Any = load_torch(source)[0]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise CheckpointError(
-            f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights, not here."
-        )
+        raise CheckpointError(f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights.")
     if content["format"] > FORMAT:
         raise NewerFormat(f"{source} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist.")
     step, name = content.get("step"), STEP_FILE.fullmatch(source.name)
@@ -291,14 +249,14 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
     `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
     """
     source = parse_path(source)
-    if isinstance(source, Url):
-        if source.name in (LAST, BEST):
-            with contextlib.suppress(CheckpointError):
-                entries = read_manifest(source.parent)
-                return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
-        return source
-    files = [folder / name for folder in (source / "checkpoints", source) for name in (BEST, LAST)]
-    return next((file for file in files if file.is_file()), source) if source.is_dir() else source
+    if isinstance(source, Path):
+        files = [folder / name for folder in (source / "checkpoints", source) for name in (BEST, LAST)]
+        return next((file for file in files if file.is_file()), source)
+    if source.name in (LAST, BEST):
+        with contextlib.suppress(CheckpointError):
+            entries = read_manifest(source.parent)
+            return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
+    return source
 
 
 def sealed(content: dict[str, Any]) -> bytes:
@@ -343,6 +301,6 @@ def _file_of(step: int) -> str:
     return f"step_{step:08d}.pt"
 
 
-def _step_files(folder: PathOrUrl) -> list[tuple[int, str]]:
-    """(step, name) of the checkpoint files of a folder, oldest first."""
-    return sorted((int(match[1]), match[0]) for match in map(STEP_FILE.fullmatch, names_in(folder)) if match)
+def _step_files(folder: PathOrUrl) -> list[str]:
+    """The names of the checkpoint files of a folder, oldest first."""
+    return sorted(filter(STEP_FILE.fullmatch, names_in(folder)), key=lambda name: (len(name), name))

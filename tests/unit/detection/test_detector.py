@@ -35,8 +35,9 @@ def test_no_image_changes_the_result_of_another() -> None:
 
 def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    path = store.save(content(), 1)
+    store.save(content(), 1)
     store.wait()
+    path = tmp_path / "last.pt"
     detector = Detector.from_checkpoint(path)
     assert detector.categories.ids == (3, -1, 8)
     assert (detector.min_size, detector.max_size, detector.model.training) == (64, 96, False)

@@ -180,11 +180,8 @@ def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_na
 def test_a_restart_does_not_take_the_folder_from_a_run_that_claimed_it_meanwhile(
     committed: dict[str, Any] | None,
 ) -> None:
-    config, alone, place = (
-        settings("memory://restarted/run"),
-        SingleDeviceStrategy("cpu"),
-        parse_path("memory://restarted/run"),
-    )
+    place, alone = parse_path("memory://restarted/run"), SingleDeviceStrategy("cpu")
+    config = settings(str(place))
     store_of(place).claim()  # of an earlier run
     with Owner() as owner:
         opener = RunOpener(owner)

@@ -90,7 +90,7 @@ def test_a_named_checkpoint_or_run_folder() -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint absent.pt"):
         open_run(settings("resume=absent.pt"))
     Path("empty").mkdir()
-    with pytest.raises(CheckpointError, match="without checkpoints"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint empty"):
         check_resume(Path("empty"), None)
 
 

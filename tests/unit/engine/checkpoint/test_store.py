@@ -27,10 +27,10 @@ def content(value: float = 1.0) -> dict:
     return {"model": {"w": torch.full((3,), float(value))}}
 
 
-def save(store: CheckpointStore, *arguments: Any, **named: Any) -> Any:
-    path = store.save(*arguments, **named)
+def save(store: CheckpointStore, weights: dict, step: int, metric: float | None = None) -> Any:
+    store.save(weights, step, metric)
     store.wait()
-    return path
+    return store.folder / f"step_{step:08d}.pt"
 
 
 def steps_in(folder: PathOrUrl) -> list[str]:
@@ -266,7 +266,8 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytes
     model = nn.BatchNorm1d(3)
     shared, state = model.state_dict(), {"list": [torch.ones(2)], "tuple": (1, [2])}
     store = CheckpointStore(tmp_path)
-    path = store.save({"model": shared, "random": state}, 1)
+    path = tmp_path / "step_00000001.pt"
+    store.save({"model": shared, "random": state}, 1)
     with torch.no_grad():
         model.weight.fill_(9.0)
         state["list"][0].fill_(9.0)
