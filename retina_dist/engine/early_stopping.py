@@ -25,7 +25,7 @@ class BestMetric:
     """The best `value` of the metric `name` so far, None before the first one; part of the train state.
 
     `mode` None is the `default_mode` of the name. `patience` is how many validations may pass without a better value, None any
-    number. Without a `name`, in a run that does not validate, a resume keeps what there was.
+    number. Without a `name`, as in a run that does not validate, a resume keeps what there was.
     """
 
     def __init__(self, name: str | None = None, mode: str | None = None, patience: int | None = None) -> None:
@@ -72,21 +72,16 @@ class BestMetric:
         """Put back what `state_dict` returned; the value of another metric or mode is forgotten."""
         if self.name is None and state.get("name"):
             self.name, self.mode = state["name"], state["mode"]
-        if self.same_metric(state):
-            self.value, self.evals_since_best = state["value"], int(state["evals_since_best"])
-        else:
-            self.value, self.evals_since_best = None, 0
+        same = self.same_metric(state)
+        self.value, self.evals_since_best = (state["value"], int(state["evals_since_best"])) if same else (None, 0)
 
     def same_metric(self, state: Mapping[str, Any]) -> bool:
         """Whether a state's value can be compared with this metric's."""
-        return self.name is None or (state.get("name", self.name), state.get("mode", self.mode)) == (
-            self.name,
-            self.mode,
-        )
+        other = (state.get("name", self.name), state.get("mode", self.mode))
+        return self.name is None or other == (self.name, self.mode)
 
 
 def check_metric(name: str, metrics: Iterable[str]) -> None:
     """Raise ConfigError, on all ranks alike, unless the validation gives the metric `name`."""
     if name not in metrics:
-        there = ", ".join(sorted(metrics))
-        raise ConfigError(f"trainer.monitor={name} is not a metric; there are {there}.", collective=True)
+        raise ConfigError(f"trainer.monitor={name} is not one of {', '.join(sorted(metrics))}.", collective=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import Autocast
 from retina_dist.engine.replicas import copy_each, live_norms
 from retina_dist.errors import CollectiveError
 from retina_dist.files import write_json
@@ -63,9 +64,8 @@ class NonFiniteGuard:
 
     def begin(self) -> None:
         """Save the running statistics, which a forward pass changes."""
-        statistics = [x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)]
-        if list(map(id, statistics)) != list(map(id, self._statistics)):
-            self._statistics, self._before = statistics, [torch.empty_like(x) for x in statistics]
+        self._statistics = [x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)]
+        self._before = [torch.empty_like(x) for x in self._statistics]
         copy_each(self._before, self._statistics)
 
     def accept(self, norm: Tensor) -> bool:
@@ -76,13 +76,7 @@ class NonFiniteGuard:
         copy_each(self._statistics, self._before)
         return False
 
-    def record(
-        self,
-        micro_batches: Sequence[Any],
-        losses: dict[str, Tensor],
-        norm: Tensor,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
+    def record(self, micro_batches: Sequence[Any], losses: dict[str, Tensor], norm: Tensor, autocast: Autocast) -> None:
         """Count and report a skipped step. Every rank must call it."""
         state, scaler, step, lr = self.state, self.state.scaler, self.state.step + 1, self.plan.lr_at(self.state.step)
         state.skipped_steps += 1
@@ -92,40 +86,29 @@ class NonFiniteGuard:
                 logger.info(f"step {step}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}")
                 return
         state.consecutive_skips += 1
-        facts = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
+        own = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
         if self.inspect:
             with _inspection(state.model, autocast):
-                facts["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
-        ranks = [self.strategy.broadcast_object(facts, rank) for rank in range(self.strategy.world_size)]
+                own["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
+        ranks = [self.strategy.broadcast_object(own, rank) for rank in range(self.strategy.world_size)]
         words = f"step {step}: loss or gradient is not finite"
         if self.strategy.is_main and self.folder:
             path = self.folder / f"nonfinite_{step:08d}.json"
-            content = {
-                "step": step,
-                "epoch": self.plan.epoch_at(step),
-                "lr": lr,
-                "grad_norm": float(norm),
-                "loss_scale": scaler.get_scale(),
-                "in_a_row": state.consecutive_skips,
-                "world_size": self.strategy.world_size,
-                "ranks": ranks,
-            }
             # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
-            write_json(path, redacted_tree(content))
+            facts: dict[str, Any] = {"step": step, "epoch": self.plan.epoch_at(step), "lr": lr}
+            facts |= {"grad_norm": float(norm), "loss_scale": scaler.get_scale(), "in_a_row": state.consecutive_skips}
+            facts |= {"world_size": self.strategy.world_size, "ranks": ranks}
+            write_json(path, redacted_tree(facts))
             words += f"; see {path}"
         if state.consecutive_skips > self.limit:
-            again = f", {state.consecutive_skips} times in a row" if self.limit else ""
-            raise Divergence(
-                f"{words}, at lr={lr:g}{again}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
-            )
-        logger.warning(
-            f"{words}; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)",
-            extra={"rank_zero_only": True},
-        )
+            words += f", at lr={lr:g}, {state.consecutive_skips} times in a row"
+            raise Divergence(f"{words}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip.")
+        words += f"; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)"
+        logger.warning(words, extra={"rank_zero_only": True})
 
 
 @contextmanager
-def _inspection(model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def _inspection(model: nn.Module, autocast: Autocast) -> Iterator[None]:
     """Within it one rank can look at one image: no gradients, the precision of the step, batch norms by running statistics."""
     norms = live_norms(model)
     for norm in norms:

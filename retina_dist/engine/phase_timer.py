@@ -1,7 +1,6 @@
 """Where the time of a training goes: every moment belongs to one phase, so the phases add up to the total.
 
-On CUDA the marks are events in the stream, so that work is counted when it runs and not when it is queued. The host does not wait
-for the device until the times are read.
+On CUDA the marks are events in the stream: work counts when it runs, and the host waits for them only when the times are read.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from retina_dist.text import format_duration, pluralize
 
 T = TypeVar("T")
 
-# In the order of a step. "communication" is what the backward pass does not hide; "first_batch" is the wait for the first one,
-# the start of the data workers included, which "data" is without.
+# "communication" is what the backward pass does not hide; "first_batch" is the wait for it and for the data workers' start.
 IN_A_STEP = ("data", "copy", "forward", "backward", "communication", "optimizer")
 PARTS = (*IN_A_STEP, "evaluation", "checkpoint", "first_batch", "other")
 END = "end of a step"
@@ -86,12 +84,12 @@ class PhaseTimer:
 
     def mark_backward(self) -> None:
         """`mark("backward")`; the time after the last gradient of the watched parameters is "communication"."""
-        if self._gradient is not None:
+        if self._gradient is None:
+            self.mark("backward")
+        else:
             self._marks.append(("backward", self._gradient))
             self._gradient = None
             self.mark("communication")
-        else:
-            self.mark("backward")
 
     def end_step(self) -> None:
         """The marks from now on belong to the next step."""
@@ -101,7 +99,8 @@ class PhaseTimer:
 
     def settle(self) -> None:
         """Turn marks into seconds. On CUDA it waits for the last of them."""
-        if self._marks and self.device.type == "cuda":
+        on_cuda = self.device.type == "cuda"
+        if self._marks and on_cuda:
             self._marks[-1][1].synchronize()
         for part, moment in self._marks:
             if part == END:
@@ -110,7 +109,7 @@ class PhaseTimer:
                 self._step.clear()
                 self.num_steps += 1
                 continue
-            seconds = self._between(self._last, moment)
+            seconds = self._last.elapsed_time(moment) / 1000 if on_cuda else moment - self._last
             self._last = moment
             self.seconds[part] += seconds
             self._step[part] += seconds
@@ -129,44 +128,30 @@ class PhaseTimer:
         event.record()
         return event
 
-    def _between(self, before: Any, after: Any) -> float:
-        if self.device.type != "cuda":
-            return float(after - before)
-        return float(before.elapsed_time(after)) / 1000
-
 
 def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
-    """Seconds of each part, milliseconds of a step's parts and the largest memory, of every rank; every rank must call it.
+    """Seconds of each part, milliseconds of a step's parts and the most memory in GiB, of every rank; every rank must call it.
 
     `slowest` is the rank with the most time in its "own" work, all but waiting for other ranks, in the median step.
     """
     times = {name: np.array(timer.steps[name] or [0.0]) for name in IN_A_STEP}
     step = sum(times.values(), np.zeros(1))
     times |= {"own": step - times["communication"], "step": step}
-    mine = {
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    on_gpu = torch.cuda.max_memory_allocated(timer.device) / 2**30 if timer.device.type == "cuda" else None
+    mine: dict[str, Any] = {
         "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
         "wall_s": round(timer.wall, 6),
         "steps": timer.num_steps,
-        "peak_gib": peak_gib(timer.device),
+        "peak_gib": {"process": round(process, 4), "device": on_gpu},
         "step_ms": {
             name: {key: round(float(np.percentile(values, p)) * 1000, 4) for key, p in PERCENTILES.items()}
             for name, values in times.items()
         },
     }
     ranks = [strategy.broadcast_object(mine, rank) for rank in range(strategy.world_size)]
-    return {"slowest": int(np.argmax(own_ms(ranks))), "ranks": ranks}
-
-
-def peak_gib(device: torch.device) -> dict[str, float | None]:
-    """The most memory that this process had since its start, and that tensors took on its GPU, in GiB."""
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-    on_gpu = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    return {"process": round(process, 4), "device": on_gpu}
-
-
-def own_ms(ranks: list[dict[str, Any]]) -> list[float]:
-    """Milliseconds of each rank's own work in the median step."""
-    return [rank["step_ms"]["own"]["p50"] for rank in ranks]
+    own = [rank["step_ms"]["own"]["p50"] for rank in ranks]
+    return {"slowest": int(np.argmax(own)), "ranks": ranks}
 
 
 def format_timings(timings: dict[str, Any]) -> str:
@@ -175,7 +160,7 @@ def format_timings(timings: dict[str, Any]) -> str:
     largest = sorted(PARTS, key=lambda name: -main["seconds"][name])[:3]
     shares = ", ".join(f"{name} {main['seconds'][name] / max(main['wall_s'], 1e-9):.0%}" for name in largest)
     text = f"{format_duration(main['wall_s'])} for {pluralize(main['steps'], 'step')}: {shares}"
-    own = own_ms(timings["ranks"])
+    own = [rank["step_ms"]["own"]["p50"] for rank in timings["ranks"]]
     if len(own) > 1:
         times = max(own) / max(min(own), 1e-9)
         text += f"; rank {timings['slowest']} takes {times:.2f} times the fastest's {min(own):.0f} ms a step"

@@ -1,8 +1,6 @@
-"""What a run will do, settled before anything is built.
+"""What a run will do, settled before anything is built: from total batch, length and learning rate to what happens at each step.
 
-The user states the total batch, the length and the learning rate; the plan says how many images each process takes
-in a micro-batch, which learning rate that gives and at which steps something happens. It does not depend on the backend. Any
-number of processes can share any batch.
+The plan does not depend on the backend; any number of processes can share any batch.
 """
 
 from __future__ import annotations
@@ -27,36 +25,23 @@ _MULTIPLE = {"": 1, "k": 1_000, "M": 1_000_000}
 class TrainerConfig(KnownArguments):
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
-    max_duration: str = setting(
-        MISSING,
-        "length of the training: 12epochs, 90ksteps, 500images; auto: 12 epochs, more of fewer than 2,000 steps",
-    )
+    max_duration: str = setting(MISSING, "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps")
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
     validate_every: str = setting("1epoch", "0steps: never")
     checkpoint_every: str = setting("1epoch", "0steps: only at the end")
     checkpoint_minutes: float | None = setting(None, "also after so many minutes", above=0, at_most=10**6)
     log_every: int = setting(10, "steps", at_least=1)
-    accumulate: int | str = setting(
-        1,
-        "micro-batches of one optimizer step on each process; auto: as few as fit into the GPU's memory",
-        at_least=1,
-        at_most=10**6,
-        words=("auto",),
-    )
+    accumulate: int | str = setting(1, "micro-batches a step; auto: as few as fit the GPU", at_least=1, words=("auto",))
     precision: str = setting("fp32", "tf32: a GPU rounds matrix inputs", choices=("fp32", "tf32", "bf16", "fp16"))
     gradient_clip: float | None = setting(None, "largest norm or value", above=0, at_most=10**9, null_is_off=True)
     gradient_clip_algorithm: str = setting("global_norm", choices=("global_norm", "tensor_norm", "value"))
-    ema_decay: float | None = setting(
-        None, "e.g. 0.999; validation and best.pt use the average", above=0, below=1, fraction=True, null_is_off=True
-    )
+    ema_decay: float | None = setting(None, "validation and best.pt use averages", above=0, below=1, null_is_off=True)
     channels_last: bool = setting(False, "memory format NHWC, which tensor cores prefer")
     compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
     deterministic: bool = setting(False, "only operations that give the same bits each time; slower on GPUs")
     num_threads: int | None = setting(None, "torch threads; null: torch's own choice", at_least=1, at_most=10**4)
     monitor: str | None = setting(None, "the metric of the best checkpoint; null: the task's own")
-    monitor_mode: str | None = setting(
-        None, "null: min for a loss, error, mae, mse, rmse, nll or perplexity, else max", choices=(None, "max", "min")
-    )
+    monitor_mode: str | None = setting(None, "null: min for losses and errors, else max", choices=(None, "max", "min"))
     patience: int | None = setting(None, "stop after so many validations without a better monitor", at_least=1)
     max_nonfinite_steps: int = setting(5, "steps in a row with a loss of inf or NaN that are skipped", at_least=0)
     check_replicas_every: str = setting("1epoch", "compare the ranks' weights bit by bit; 0steps: never")
@@ -76,11 +61,9 @@ class TrainerConfig(KnownArguments):
 def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> int:
     """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images / batch_size) steps.
 
-    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. `key` is the setting's name, for the ConfigError raised
-    when the text has no such form. A length of "auto" is 12 epochs, or as many as 2,000 steps take, up to 100.
+    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. A ConfigError for another form names the setting `key`. A length
+    of "auto" is 12 epochs, or as many as 2,000 steps take, up to 100.
 
-    >>> to_steps("2 epochs", key="trainer.max_duration", num_images=100, batch_size=16)
-    14
     >>> to_steps("1.5k images", key="trainer.max_duration", num_images=100, batch_size=16)
     94
     """
@@ -89,9 +72,7 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         return epoch * min(100, max(12, math.ceil(2000 / epoch)))
     form = _FORM.fullmatch(str(duration))
     if form is None:
-        raise ConfigError(
-            f"{key}={duration} is not a duration; write a number and a unit, such as 12epochs, 90ksteps or 500images."
-        )
+        raise ConfigError(f"{key}={duration} is not a duration; write it as 12epochs, 90ksteps or 500images.")
     amount, unit = Fraction(form[1]) * _MULTIPLE[form[2]], form[3]
     if unit in ("epoch", "ep"):
         amount *= epoch
@@ -145,7 +126,7 @@ class Plan:
 
     def validates_at(self, step: int) -> bool:
         """Whether the plan has a validation after `step` optimizer steps; there is one at the very end."""
-        return step == self.total_steps or (_every(self.validate_every, step))
+        return step == self.total_steps or _every(self.validate_every, step)
 
     def due(self, step: int, *, stopping: bool = False) -> Due:
         """What to do after `step` optimizer steps, the last ones if the run is `stopping`.
@@ -155,13 +136,8 @@ class Plan:
         last = step == self.stop_step
         validate = self.validates_at(step) and not stopping
         save = validate or last or _every(self.checkpoint_every, step)
-        return Due(
-            check=_every(self.check_every, step),
-            log=save or _every(self.log_every, step),
-            validate=validate,
-            save=save,
-            last=last,
-        )
+        check, log = _every(self.check_every, step), save or _every(self.log_every, step)
+        return Due(check=check, log=log, validate=validate, save=save, last=last)
 
     def __str__(self) -> str:
         schedule = self.schedule
@@ -175,9 +151,7 @@ class Plan:
             + ("; data.batch_size is larger than the data" if self.num_images < self.batch_size else ""),
             "length": f"{pluralize(self.total_steps, 'step')} = {pluralize(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": f"every {pluralize(self.validate_every, 'step').removeprefix('1 ')}"
-            if self.validate_every
-            else "never",
+            "validate": f"every {pluralize(self.validate_every, 'step')}" if self.validate_every else "never",
         }
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
@@ -197,11 +171,7 @@ def resolve_plan(
     schedule: ScheduleSettings,
     world_size: int = 1,
 ) -> Plan:
-    """Turn durations into steps and the total batch into per-process batches.
-
-    `batch_size` is the number of images of one optimizer step over all processes and accumulated micro-batches.
-    Raises ConfigError for a plan that is impossible, with the nearest possible values.
-    """
+    """The plan of `batch_size` images a step over all processes and micro-batches. Raises ConfigError for an impossible one."""
 
     def steps(key: str, duration: str) -> int:
         return to_steps(duration, key=key, num_images=num_images, batch_size=batch_size)
@@ -209,10 +179,7 @@ def resolve_plan(
     if num_images < 1:
         raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
     if trainer.micro_batches > batch_size:
-        raise ConfigError(
-            f"trainer.accumulate={trainer.micro_batches} is more than the {pluralize(batch_size, 'image')} of a step "
-            f"(data.batch_size); use at most {batch_size}."
-        )
+        raise ConfigError(f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; use at most {batch_size}.")
     total = steps("trainer.max_duration", trainer.max_duration)
     if total < 1:
         raise ConfigError(f"trainer.max_duration={trainer.max_duration} is less than one step; use at least 1step.")

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Autocast = Callable[[], AbstractContextManager[Any]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device: torch.device, precision: str) -> Callable[[], AbstractContextManager[Any]]:
+def autocast(device: torch.device, precision: str) -> Autocast:
     """A factory of contexts in which matrix work runs in `precision`.
 
     Entering one allows or forbids TF32 in the whole process, and leaving it changes nothing, since the backward pass comes after.

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from typing_extensions import Self
@@ -37,9 +37,7 @@ class PreemptionWatch:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -82,8 +80,7 @@ class StopConsensus:
         """Submit this rank's request and return the action agreed on at the previous call; with one process, the request."""
         if self.strategy.world_size == 1:
             return request
-        previous, self._pending = self._pending, None
-        action = StopAction(previous()) if previous else StopAction.NONE
+        action = StopAction(self._pending()) if self._pending else StopAction.NONE
         self._pending = self.strategy.all_reduce_max_async(request)
         return action
 

@@ -29,9 +29,8 @@ class ReplicaMismatch(CollectiveError):
 def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0) -> None:
     """Replace the running statistics of batch norms by their mean over ranks; one collective, none if there are no such norms.
 
-    Each rank's norm sees its own images only, and gradients do not make its statistics equal. Norms that train on all
-    ranks' images together, or not at all, are equal as they are. `weight` is this rank's share of the step's images; where
-    no rank has any, nothing changes.
+    Norms that train on all ranks' images together, or not at all, are equal as they are. `weight` is this rank's share of the
+    step's images; where no rank has any, nothing changes.
     """
     if strategy.world_size == 1:
         return
@@ -60,10 +59,9 @@ def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
 
 
 def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False) -> None:
-    """Raise ReplicaMismatch, on every rank, unless the ranks share out a step as the mean over its examples needs it.
+    """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches, at least one, with the right `weights`.
 
-    `weights` are those of this rank's micro-batches. All ranks have as many, at least one, and the sums have the mean 1 over ranks,
-    or less where a run `skips` images.
+    Their sums have the mean 1 over ranks, or less where a run `skips` images.
     """
     rows = [[sum(weights), len(weights)]]
     if strategy.world_size > 1:
@@ -71,10 +69,7 @@ def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: 
     sums, counts = zip(*rows, strict=True)
     mean = sum(sums) / len(sums)
     if len(set(counts)) > 1 or not counts[0]:
-        raise ReplicaMismatch(
-            f"step {step} has {_by_rank(counts)} micro-batches: train_steps must give each rank as many, at least one; where a "
-            "rank has no examples left, give any with weight 0."
-        )
+        raise ReplicaMismatch(f"step {step} has {_by_rank(counts)} micro-batches; give each as many, at least one.")
     if abs(mean - 1) > TOLERANCE and not (skips and 0 <= mean < 1):
         raise ReplicaMismatch(
             f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
@@ -86,11 +81,11 @@ def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> N
     """Raise ReplicaMismatch, on every rank, if the ranks' metrics differ by more than rounding."""
     ranks = [strategy.broadcast_object(metrics, rank) for rank in range(strategy.world_size)]
     for name in dict.fromkeys(name for rank in ranks for name in rank):
-        values = torch.tensor([rank.get(name, math.nan) for rank in ranks], dtype=torch.float64)
-        if not torch.allclose(values, values[:1], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
+        values = [rank.get(name, math.nan) for rank in ranks]
+        if not np.allclose(values, values[0], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
-                f"the metric {name} is {_by_rank(values.tolist())}: the evaluator must give every rank the metrics of all images; "
-                "add up what each rank measured by strategy.all_reduce, or gather it by strategy.all_gather."
+                f"the metric {name} is {_by_rank(values)}: the evaluator must give every rank the metrics of all images, by "
+                "strategy.all_reduce or strategy.all_gather."
             )
 
 
@@ -133,8 +128,7 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
     lines = [f"{names[i]} ({_sides(everyone[:, i].tolist())})" for i in different[:SHOWN]]
     more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
     raise ReplicaMismatch(
-        f"after step {step} the replicas differ in {', '.join(lines)}{more}; the last checkpoint was written before, continue from "
-        "it with resume=auto, and look for a faulty device or code that treats ranks differently."
+        f"after step {step} the replicas differ in {', '.join(lines)}{more}; check the devices, then continue with resume=auto."
     )
 
 
@@ -162,7 +156,6 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def _digest(text: str) -> int:
-    """64 bits of a text's SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 

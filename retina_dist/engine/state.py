@@ -56,9 +56,8 @@ def _statistics(model: nn.Module) -> list[Tensor]:
 class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
-    `step` counts finished optimizer steps. `best` tracks the monitored metric, `last_eval_step` is the step of the last
-    validation. `skipped_steps` counts steps skipped for an infinite or NaN loss or gradient, `consecutive_skips` those since
-    the last applied step. `meter` gathers metrics between two log lines.
+    `step` counts finished optimizer steps, `skipped_steps` those skipped for a loss or gradient of inf or NaN, `consecutive_skips`
+    those since the last applied one. `last_eval_step` is that of the last validation. `meter` gathers metrics between log lines.
     """
 
     def __init__(

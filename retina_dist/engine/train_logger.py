@@ -16,6 +16,7 @@ from retina_dist.strategies.base import DistributedStrategy
 
 if TYPE_CHECKING:
     from retina_dist.engine.state import TrainState
+    from retina_dist.task import TaskData
 
 WEIGHT = "train/weight"  # the share of the step's images that this rank trained on; its mean over ranks is 1 unless some were bad
 
@@ -98,26 +99,21 @@ class MetricLogger(Protocol):
 class TrainLogger:
     """Averages the values of steps over time and ranks, and logs them to `metric_logger` with learning rate, epoch and throughput.
 
-    `position` gives the place of a step in the data, by which the images of an epoch's last step are counted.
+    `data` gives the place of a step, by which the images of an epoch's last step are counted.
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        plan: Plan,
-        strategy: DistributedStrategy,
-        metric_logger: MetricLogger,
-        position: Callable[[int], tuple[int, int]],
+        self, state: TrainState, plan: Plan, strategy: DistributedStrategy, metric_logger: MetricLogger, data: TaskData
     ) -> None:
         self.state, self.plan, self.strategy = state, plan, strategy
-        self.metric_logger, self.position = metric_logger, position
+        self.metric_logger, self.data = metric_logger, data
         state.meter.mean_over_ranks = partial(strategy.all_reduce, op="mean")
         self.last_loss: float | None = None
         self.speeds: list[float] = []  # of each log line, in images per second
 
     def update(self, values: dict[str, Tensor]) -> None:
         """Add the values of the step that begins at `state.step`; every rank sees the images of all ranks."""
-        _, begin = self.position(self.state.step)
+        _, begin = self.data.position(self.state.step)
         self.state.meter.update(values, min(self.plan.batch_size, self.plan.num_images - begin))
 
     def flush(self) -> None:
@@ -135,6 +131,5 @@ class TrainLogger:
             metrics["train/skipped_steps"] = state.skipped_steps
         if self.strategy.fp16_overflows:
             metrics["comm/fp16_overflows"] = self.strategy.fp16_overflows
-        metrics["train/lr"] = plan.lr_at(step - 1)
-        metrics["train/epoch"] = plan.epoch_at(step)
+        metrics |= {"train/lr": plan.lr_at(step - 1), "train/epoch": plan.epoch_at(step)}
         self.metric_logger.log(metrics, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,9 @@ class TrainStep:
     """Takes optimizer steps on `state`: forward and backward passes, gradient reduction, clipping, optimizer, EMA.
 
     Call it with this rank's micro-batches, on every rank. It returns the step's losses, gradient norm and `WEIGHT`, scalars on the
-    device, or {} when `guard` skipped the step because a loss or gradient was infinite or NaN on any rank. It does not advance
-    `state.step`, from which `plan` gives the learning rate. What the model draws at random, such as dropout, is keyed by `seed`,
-    step and rank. `timer` measures the phases. `skips_images`: images that cannot be read lower the weights of their step.
-    `compiles`: torch.compile makes a graph for each shape of a batch; what else uses the model runs eagerly.
+    device, or {} when `guard` skipped the step. It does not advance `state.step`, from which `plan` gives the learning rate. What
+    the model draws at random, such as dropout, is keyed by `seed`, step and rank. `skips_images`: images that cannot be read lower
+    the weights of their step. `compiles`: torch.compile makes a graph for each shape of a batch; other uses of the model are eager.
     """
 
     def __init__(
@@ -125,10 +124,7 @@ class TrainStep:
             scaler.update(before * scaler.get_backoff_factor())
 
     def _accumulate(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        """Add the gradients of all micro-batches and return their weighted losses.
-
-        The weights of all micro-batches of all ranks have the mean 1/accumulate, so their sum is the step's mean loss.
-        """
+        """Add the gradients of all micro-batches and return their weighted losses, which sum up to the step's mean loss."""
         timer = self.timer
         total: dict[str, Tensor] = {}
         for i, batch in enumerate(micro_batches):
@@ -143,7 +139,6 @@ class TrainStep:
         return total
 
     def _forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        """Forward and backward pass of a micro-batch."""
         with nullcontext() if batch.weight else zero_gradients(self.state.model):
             with self.autocast():
                 losses: dict[str, Tensor] = self.net(batch)
@@ -156,9 +151,7 @@ class TrainStep:
 def compiled(model: nn.Module, **options: Any) -> nn.Module:
     """`model` with its passes compiled, a graph for each shape; `model` itself stays eager. `options` are torch.compile's."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MAX_SHAPES
-    net: Any = torch.compile(model, dynamic=False, **options)
-    assert isinstance(net, nn.Module)
-    return net
+    return cast(nn.Module, torch.compile(model, dynamic=False, **options))
 
 
 @contextmanager

@@ -26,11 +26,10 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Repeats `train_step` until the end of its plan, logging, validating and saving on the way.
 
-    `validate` takes a model and returns metrics of the whole validation set. Rank 0's metrics are broadcast, so all ranks agree on
-    `state.best` and on early stopping. The main rank writes checkpoints into `store`: where the plan has one, when all ranks stop,
-    and `checkpoint_minutes` after the last one by its clock; each holds the state, the place in the data and `metadata` (plain
-    values). `stop_reason` says why this process should end, or None; one step after any rank has a reason, all ranks save and raise
-    Preempted. Every rank makes a Trainer and calls `fit`.
+    Every rank makes a Trainer and calls `fit`. `validate` takes a model and returns metrics of all validation data; rank 0's are
+    broadcast, so all ranks agree on `state.best` and on early stopping. The main rank writes checkpoints into `store`: by the plan,
+    when all ranks stop, and `checkpoint_minutes` after the last one; each holds the state, the place in the data and `metadata`.
+    `stop_reason` says why this process should end, or None; one step after any rank has a reason, all save and raise Preempted.
     """
 
     def __init__(
@@ -49,9 +48,8 @@ class Trainer:
         self.data, self.validate, self.stop_reason = data, validate, stop_reason
         self.state, self.plan, self.strategy = train_step.state, train_step.plan, train_step.strategy
         self.net, self.timer = train_step.net, train_step.timer
-        self.store, self.metadata, self.checkpoint_minutes = store, metadata or {}, checkpoint_minutes
-        self.saved_step, self._saved_at = self.state.step, time.monotonic()
-        self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data.position)
+        self.store, self.metadata, self.checkpoint_s = store, metadata or {}, 60 * (checkpoint_minutes or math.inf)
+        self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data)
         self.stop = StopConsensus(self.strategy)
         self._metrics_checked = self.strategy.world_size == 1
 
@@ -78,15 +76,14 @@ class Trainer:
         """Run the loop; validate first if the previous run stopped before a due validation."""
         state = self.state
         self.net.train()
-        self.saved_step = state.step
+        self.saved_step, self._saved_at = state.step, time.monotonic()
         metrics: dict[str, float] = {}
         if self.plan.validates_at(state.step) and state.last_eval_step < state.step:
             metrics = self._validate()
             self._save(metrics)
         if not self._stops_early():
             metrics = self._loop(metrics)
-        self.stop.close()
-        self._wait_for_store()
+        self._finish()
         self.timer.mark("checkpoint")
         return metrics
 
@@ -118,11 +115,10 @@ class Trainer:
 
     def _agreed_action(self) -> StopAction:
         """What the ranks agreed on, one step after any of them asked for it."""
-        seconds = 60 * self.checkpoint_minutes if self.checkpoint_minutes and self.strategy.is_main else math.inf
         request = StopAction.NONE
         if self.stop_reason() is not None:
             request = StopAction.STOP
-        elif time.monotonic() - self._saved_at >= seconds:
+        elif self.strategy.is_main and time.monotonic() - self._saved_at >= self.checkpoint_s:
             request, self._saved_at = StopAction.SAVE, time.monotonic()
         return self.stop.poll(request)
 
@@ -145,17 +141,12 @@ class Trainer:
 
     def _save(self, metrics: dict[str, float]) -> None:
         """Start to write a checkpoint. Raises CheckpointError if the one before was not written."""
-        step, monitored = self.state.step, self.state.best.name
-
-        def save() -> None:
-            if self.store:
-                self.store.save(content, step, metrics.get(monitored) if monitored else None)
-
+        store, step, metric = self.store, self.state.step, metrics.get(self.state.best.name or "")
         with self.state.meter.paused(), self.timer.phase("checkpoint"):
-            self._saved_at = time.monotonic()
+            self._saved_at, self.saved_step = time.monotonic(), step
             content = self.checkpoint(metrics)
-            self.strategy.on_main(save)
-            self.saved_step = step
+            if store:
+                self.strategy.on_main(lambda: store.save(content, step, metric))
 
     def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
         """What a checkpoint of this moment holds; `metrics` are those of this step's validation. Every rank must call it."""
@@ -163,8 +154,9 @@ class Trainer:
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
         return {**self.state.state_dict(), **self.metadata, **place}
 
-    def _wait_for_store(self) -> None:
-        """Return once every checkpoint is written, on all ranks. Raises CheckpointError if one was not."""
+    def _finish(self) -> None:
+        """Leave no collective in flight, and every checkpoint written, on all ranks. Raises CheckpointError if one was not."""
+        self.stop.close()
         if self.store:
             self.strategy.on_main(self.store.wait)
 
@@ -174,18 +166,16 @@ class Trainer:
         return self.state.best.exhausted
 
     def _preempt(self) -> None:
-        self._wait_for_store()
-        self.stop.close()
+        self._finish()
         why = self.stop_reason() or "another rank was asked to"
         folder = self.store.folder if self.store else "auto"
         raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; continue with resume={folder}.")
 
 
 def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generator[Sequence[Any], None, None]:
-    """The same steps in the same order; on CUDA with their batches on `device`, elsewhere as they come.
+    """The same steps in the same order; on CUDA with their batches moved to `device` on a side stream, one step ahead.
 
-    Copies, and what `to` computes, run on a side stream, one step ahead; with pinned memory the host does not wait for them. An
-    error of `steps` is raised at its step. Closing the generator closes `steps`.
+    With pinned memory the host does not wait. An error of `steps` is raised at its step; closing the generator closes `steps`.
     """
     try:
         yield from _one_ahead(steps, device) if device.type == "cuda" else steps
@@ -198,7 +188,6 @@ def _one_ahead(steps: Iterator[Sequence[Any]], device: torch.device) -> Iterator
     side = torch.cuda.Stream(device)
 
     def fetch() -> tuple[Sequence[Any], Any] | Exception | None:
-        """The next step on its way, with the event of its arrival; None at the end."""
         try:
             batches = next(steps, None)
         except Exception as error:

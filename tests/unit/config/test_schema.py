@@ -127,7 +127,7 @@ def test_patience_without_validations_is_refused(config: DetectionRunConfig) -> 
 def test_a_monitor_that_no_validation_gives_is_refused(config: DetectionRunConfig) -> None:
     config = copy.deepcopy(config)
     config.trainer.monitor = "coco/ap"
-    with pytest.raises(ConfigError, match=r"monitor=coco/ap is not a metric; there are coco/AP, "):
+    with pytest.raises(ConfigError, match=r"monitor=coco/ap is not one of coco/AP, "):
         best_metric(config, validates=True)
     config.trainer.monitor = "val/loss"
     assert str(best_metric(config, validates=True)) == "lowest val/loss"
