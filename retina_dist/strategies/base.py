@@ -1,8 +1,4 @@
-"""The contract between the trainer and a communication backend.
-
-A strategy does communication and nothing else: no learning rate, no clipping, no files, no seeds. The trainer and
-the evaluator know this class only; each backend is one file beside it.
-"""
+"""The contract between the trainer and a communication backend, which only communicates: no clipping, no files, no seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -27,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
-
-
 WAIT_S = 5.0  # for the other ranks to notice that a collective failed
 
 
@@ -42,10 +35,9 @@ class Membership:
 
 
 class DistributedStrategy(ABC):
-    """How one process takes part in a job of `world_size` equal processes.
+    """One of `world_size` equal processes, as a context manager around everything that communicates.
 
-    Used as a context manager around everything that communicates. Collectives must be called by every rank in the same
-    order. The properties are read live, because elastic jobs change them.
+    Every rank must call collectives in the same order. Read the properties each time, because elastic jobs change them.
     """
 
     settings: ClassVar[type[StrategySettings]] = StrategySettings
@@ -86,9 +78,7 @@ class DistributedStrategy(ABC):
         """Join the job and pin the device."""
         return self
 
-    def __exit__(  # noqa: B027 - one process leaves no job
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:  # noqa: B027 - one leaves no job
         """Leave the job; after an exception without waiting for the others."""
 
     # training
@@ -138,14 +128,11 @@ class DistributedStrategy(ABC):
             torch.save(obj, buffer)
             payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         size = self.broadcast(torch.tensor([payload.numel()], device=self.device), src)
-        if self.rank != src:
-            payload = torch.empty(int(size), dtype=torch.uint8)
-        payload = self.broadcast(payload.to(self.device), src).cpu()
+        payload = self.broadcast(payload.resize_(int(size)).to(self.device), src).cpu()
         if self.rank == src:
             return obj
         # onto the CPU, as the number of `src`'s GPU may be that of another process's GPU here
-        received: T = torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
-        return received
+        return torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
 
     def broadcast_state(self, state: Stateful) -> None:
         """Make `state`, which is tensors and plain values, equal to rank 0's on every rank."""
@@ -153,10 +140,7 @@ class DistributedStrategy(ABC):
             state.load_state_dict(self.broadcast_object(state.state_dict()))
 
     def on_main(self, function: Callable[[], T]) -> T:
-        """What `function()` returns on the main rank, on every rank (tensors and plain Python values).
-
-        A UserError of it ends all ranks.
-        """
+        """The main rank's `function()`, tensors and plain values, on every rank; a UserError of it ends all ranks."""
         result: Any = self.run_collectively(lambda: function() if self.is_main else None)
         return self.broadcast_object(result)
 
@@ -183,8 +167,6 @@ class DistributedStrategy(ABC):
             if failure:
                 failure.collective, failure.reporter = True, self.rank
 
-    # membership
-
     def run_elastic(self, work: Callable[[Membership], T]) -> T:
         """`work(membership)`; an elastic backend repeats it on all processes when some are lost or join.
 
@@ -193,20 +175,18 @@ class DistributedStrategy(ABC):
         return work(Membership())
 
 
-def missing_ranks(
-    rank: int, world_size: int, answer: Callable[[str], None], has_answered: Callable[[str], bool]
-) -> list[int]:
-    """The ranks that do not answer within `WAIT_S`, over a key-value store that a failed collective does not touch.
+def missing_ranks(rank: int, world_size: int, put: Callable[[str], None], has: Callable[[str], bool]) -> list[int]:
+    """The ranks that put no key within `WAIT_S` into a store that a failed collective does not touch; [] without a store.
 
-    Each rank that asks answers first; one that hangs, is stopped, or has ended does not. Empty if the store cannot be reached.
+    Each rank that asks puts its key first; one that hangs, is stopped, or has ended does not.
     """
     try:
-        answer(f"here/{rank}")
+        put(f"here/{rank}")
         until = time.monotonic() + WAIT_S
         missing = [other for other in range(world_size) if other != rank]
         while missing and time.monotonic() < until:
             time.sleep(0.1)
-            missing = [other for other in missing if not has_answered(f"here/{other}")]
+            missing = [other for other in missing if not has(f"here/{other}")]
     except (OSError, RuntimeError):
         return []
     return missing
@@ -214,21 +194,15 @@ def missing_ranks(
 
 def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
     """Which ranks are lost, and what the job did."""
+    where = f"({activity()[0]}: {first_line(error)})"
     if not missing:
-        return f"rank {rank} lost another process ({activity()[0]}: {first_line(error)})."
+        return f"rank {rank} lost another process {where}."
     names = format_ranks(missing)
-    return (
-        f"rank {rank} waited for {names} ({activity()[0]}: {first_line(error)}); what {names} printed last says more."
-    )
+    return f"rank {rank} waited for {names} {where}; what {names} printed last says more."
 
 
-# What both backends mean by `compression`.
-#
-#     none   gradients are sent as they are
-#     bf16   half the bytes, the full range, 8 bits of mantissa
-#     fp16   half the bytes, 11 bits of mantissa, a narrow range: gradients are multiplied by a fixed power of two first, and a
-#            step in which one of them leaves the range is sent again in full
-#
+# `compression` of both backends: bf16 keeps the range and 8 bits of mantissa. fp16 keeps 11 bits in a narrow range: gradients are
+# multiplied by a fixed power of two first, and a step in which one of them leaves the range is sent again in full.
 # A sum over ranks could leave fp16's range where no summand does, so each rank sends its share of the mean.
 WIRE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -256,9 +230,8 @@ def take_fp16(sent: Sequence[tuple[Tensor, Tensor]], scale: float, mean: Callabl
         return False
     for own, _ in sent:
         own.copy_(mean(own))
-    return all_finite(
-        own for own, _ in sent
-    )  # gradients that were infinite before compression are left to the loss scale
+    # gradients that were infinite before compression are left to the loss scale
+    return all_finite(own for own, _ in sent)
 
 
 def all_finite(gradients: Iterable[Tensor]) -> bool:

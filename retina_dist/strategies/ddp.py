@@ -1,7 +1,4 @@
-"""torch's DistributedDataParallel: NCCL between GPUs, Gloo between CPUs.
-
-The only file that imports `torch.distributed`.
-"""
+"""torch's DistributedDataParallel: NCCL between GPUs, Gloo between CPUs; the only file that imports `torch.distributed`."""
 
 import gc
 import inspect
@@ -12,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,11 +33,8 @@ from retina_dist.text import format_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # No exchange of buffers in each forward pass, by the name that this torch has for it.
-BUFFER_OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
-    inspect.signature(DistributedDataParallel).parameters
-)
-NO_BUFFERS: dict[str, Any] = {max(BUFFER_OPTIONS): False}
-
+OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(DistributedDataParallel).parameters)
+NO_BUFFERS: dict[str, Any] = {max(OPTIONS): False}
 # NCCL's collectives are recorded, and the record is written where TORCH_FR_DUMP_TEMP_FILE says when one of them times out.
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 GRACE_S = 5.0  # for which the others wait longer than rank 0, whose error names who is late
@@ -51,20 +44,17 @@ _jobs = 0
 
 
 class DDPStrategy(DistributedStrategy):
-    """One of the processes that torchrun started, or srun, mpirun, Azure ML or any launcher that gives rank 0's address.
+    """One of the processes of torchrun, srun, mpirun, Azure ML or any launcher that gives rank 0's address.
 
-    Gradients are averaged in buckets of `bucket_mb` megabytes during the backward pass. A collective that
-    takes longer than `timeout_s` seconds ends the process. `compression` is described in `strategies.base`.
+    Gradients are averaged in buckets during the backward pass. A collective that takes longer than `timeout_s` ends the process.
     `deterministic` keeps the buckets of the first step, which torch would rearrange after it: a sum over three or more ranks then
-    has the same order in a run that was resumed.
-
-    Raises ConfigError on entering when the processes cannot find each other or two have one GPU.
+    has the same order in a run that was resumed. Raises ConfigError on entering when the processes cannot find each other or two
+    have one GPU.
     """
 
     def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
         self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
-        self.compression = settings.compression
-        self.bucket_mb = settings.bucket_mb
+        self.compression, self.bucket_mb = settings.compression, settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
         self.backend = f"DDP over {'NCCL' if self.device.type == 'cuda' else 'Gloo'}"
         self._sent: list[tuple[Tensor, Tensor]] = []  # fp16: each bucket's own gradients, and all ranks' sum
@@ -90,10 +80,7 @@ class DDPStrategy(DistributedStrategy):
         return self
 
     def _store(self) -> dist.Store:
-        """The rendezvous store, one for all jobs of this process, with a key prefix for each job.
-
-        Without the prefix a fast rank would read the addresses that the previous job left.
-        """
+        """The rendezvous store; a prefix for each job of this process, or a fast rank would read the previous job's addresses."""
         global _shared_store, _jobs
         _jobs += 1
         if self.world_size == 1:  # no rendezvous, so no address is needed
@@ -105,15 +92,8 @@ class DDPStrategy(DistributedStrategy):
                 if self.launch.launcher == "torchrun":  # its agents hold the store, and the environment says how
                     store, _, _ = next(dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting))
                 else:  # `_with_fresh_prefix` waits for the others, since it can tell which do not come
-                    store = dist.TCPStore(
-                        address,
-                        port,
-                        self.world_size,
-                        self.rank == 0,
-                        waiting,
-                        wait_for_workers=False,
-                        multi_tenant=True,
-                    )
+                    options = {"wait_for_workers": False, "multi_tenant": True}
+                    store = dist.TCPStore(address, port, self.world_size, self.rank == 0, waiting, **options)
                 _shared_store = self._with_fresh_prefix(store)
             except (dist.DistError, RuntimeError, ValueError) as error:
                 raise self._not_joined(error) from error
@@ -143,16 +123,13 @@ class DDPStrategy(DistributedStrategy):
             key = f"answer{other}"
             return store.check([key]) and store.get(key).decode().startswith(own)
 
-        def silent() -> str:
-            return format_ranks(other for other in others if not has_answered(other))
-
         others = range(1, self.world_size)
         if self.rank:
             wait_for(answered)
             return dist.PrefixStore(store.get(f"name{self.rank}/{own}").decode(), store)
         store.set("question", own)
         for other in others:
-            wait_for(partial(has_answered, other), silent)
+            wait_for(partial(has_answered, other), lambda: format_ranks(r for r in others if not has_answered(r)))
         for other in others:
             store.set(f"name{other}/{store.get(f'answer{other}').decode().removeprefix(own)}", own)
         return dist.PrefixStore(own, store)
@@ -160,26 +137,19 @@ class DDPStrategy(DistributedStrategy):
     def _not_joined(self, error: Exception) -> ConfigError:
         address, port = self._rendezvous_endpoint()
         return ConfigError(
-            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({first_line(error)}); "
-            "check that MASTER_ADDR is the host of rank 0, that its port is free and open, that every host was started, and, where "
-            "a host's own name means 127.0.1.1, that GLOO_SOCKET_IFNAME names its network interface."
+            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} ({first_line(error)}); check "
+            "that every host was started, MASTER_ADDR is rank 0's, its port is open, and GLOO_SOCKET_IFNAME names its network."
         )
 
     def _rendezvous_endpoint(self) -> tuple[str, int]:
         """Where rank 0 listens, as the launcher says it; processes of one host find each other anyway."""
-        address = self.launch.master_address
-        if address is None and self.launch.local_world_size == self.world_size:
-            address = "127.0.0.1"
+        launch = self.launch
+        address = launch.master_address or ("127.0.0.1" if launch.local_world_size == launch.world_size else None)
         if address is None:
-            raise ConfigError(
-                f"strategy=ddp under {self.launch.launcher} on several hosts needs MASTER_ADDR, the host of rank 0 "
-                "(mpirun -x MASTER_ADDR=…); or start by torchrun, or use strategy=horovod."
-            )
-        return address, self.launch.master_port or DEFAULT_PORT
+            raise ConfigError(f"strategy=ddp under {launch.launcher} on several hosts needs MASTER_ADDR of rank 0.")
+        return address, launch.master_port or DEFAULT_PORT
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self._sent.clear()
         if error is None or is_collective(error):
             # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the process at its end.
@@ -188,18 +158,15 @@ class DDPStrategy(DistributedStrategy):
         elif lost_connection(error):
             raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), error)) from error
         elif isinstance(error, dist.DistBackendError):
-            raise PeerLost(
-                f"rank {self.rank}: NCCL failed ({activity()[0]}: {first_line(error)}); NCCL_DEBUG=INFO says more."
-            ) from error
+            where = f"({activity()[0]}: {first_line(error)})"
+            raise PeerLost(f"rank {self.rank}: NCCL failed {where}; NCCL_DEBUG=INFO says more.") from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 
     def _missing_ranks(self) -> list[int]:
         if _shared_store is None:
             return []
-        notes = dist.PrefixStore(f"job{_jobs}", _shared_store)
-        return missing_ranks(
-            self.rank, self.world_size, lambda key: notes.set(key, "1"), lambda key: bool(notes.check([key]))
-        )
+        job = dist.PrefixStore(f"job{_jobs}", _shared_store)
+        return missing_ranks(self.rank, self.world_size, lambda key: job.set(key, "1"), lambda key: job.check([key]))
 
     # training
 
@@ -223,10 +190,7 @@ class DDPStrategy(DistributedStrategy):
         return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
 
     def reduce_gradients(self) -> None:
-        """The backward pass has reduced them; what is left is to take fp16's sums or send the step again.
-
-        Gradients are views of their bucket, in their parameter's memory order, so a bucket is read and written as one vector.
-        """
+        """The backward pass has reduced them, all but fp16's: take its sums, or send the step again."""
         sent, self._sent = self._sent, []
         self.fp16_overflows += take_fp16(sent, self.fp16_scale, self.all_reduce)
 

@@ -19,11 +19,10 @@ DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
 
 
 def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noqa: B008 - frozen
-    """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or "cuda:N", and make it current.
+    """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or "cuda:N", made current.
 
-    "auto" and "cuda" take the GPU of the process's local rank, or the only one that this process sees (`check_devices` compares
-    the processes). Raises ConfigError when this machine lacks the device, has fewer GPUs than processes, or has NVIDIA's GPUs that
-    torch cannot use, which "auto" does not replace by the CPU.
+    "auto" and "cuda" take the GPU of the local rank, or the only one that this process sees. Raises ConfigError when this machine
+    lacks the device, has fewer GPUs than processes, or has GPUs that torch cannot use, which "auto" does not replace by the CPU.
     """
     asked = name
     try:
@@ -37,11 +36,9 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
     if name == "cuda" and usable:
         count = torch.cuda.device_count()
         if launch.local_rank >= count > 1:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            note = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
             raise ConfigError(
-                f"{launch.local_world_size or 'more'} processes were started on this host, but it has {count} GPUs{note}: none is "
-                f"left for local rank {launch.local_rank}; start at most {count} a host, or give strategy.device=cpu."
+                f"local rank {launch.local_rank} has no GPU: this host shows {count} (CUDA_VISIBLE_DEVICES: "
+                f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start at most {count} a host, or give strategy.device=cpu."
             )
         name = f"cuda:{launch.local_rank if count > 1 else 0}"
     try:
@@ -50,13 +47,9 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
     except (RuntimeError, AssertionError) as error:
         reason, remedy = str(error).splitlines()[0].rstrip("."), "use auto or cpu"
         if name.startswith("cuda") and unusable:
-            built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
-            reason = (
-                f"{unusable[0]} has driver {driver_version() or 'unknown'}, torch {torch.__version__} {built}: {reason}"
-            )
-            remedy = (
-                "update the driver, install a torch for this driver's CUDA (https://pytorch.org), or give device=cpu"
-            )
+            built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}"
+            reason = f"{unusable[0]} has driver {driver_version() or 'unknown'}, {built}: {reason}"
+            remedy = "update the driver, install a torch for its CUDA (https://pytorch.org), or give device=cpu"
         raise ConfigError(f"device={asked} cannot be used ({reason}); {remedy}.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -75,10 +68,8 @@ def _may_open(path: Path) -> bool:
     """A scheduler gives a job without GPUs the device files too, but not the right to open them."""
     try:
         os.close(os.open(path, os.O_RDWR))
-    except PermissionError:
-        return False
-    except OSError:  # the driver does not answer, which must not look like a machine without GPUs
-        pass
+    except OSError as error:  # a driver that does not answer must not look like a machine without GPUs
+        return not isinstance(error, PermissionError)
     return True
 
 
@@ -98,24 +89,15 @@ def device_identity(device: torch.device) -> str:
 
 
 def check_devices(identities: Sequence[str]) -> None:
-    """Raise ConfigError, on every rank, if two ranks have one GPU, or some have a GPU and others the CPU.
-
-    `identities` are those of all ranks, in order.
-    """
+    """Raise ConfigError if two of the ranks' `identities`, in order, are one GPU, or some are a GPU and others a CPU."""
     ranks = defaultdict(list)
     for rank, identity in enumerate(identities):
         ranks[identity].append(rank)
     on_cpu = [identity for identity in ranks if identity.startswith("cpu ")]
     for identity in ranks:
         if len(ranks[identity]) > 1 and identity not in on_cpu:
-            raise ConfigError(
-                f"{format_ranks(ranks[identity])} all have the GPU {identity}; start at most as many processes on a host as it has "
-                "GPUs, or let each process see another GPU.",
-                collective=True,
-            )
+            sharing = f"{format_ranks(ranks[identity])} all have the GPU {identity}"
+            raise ConfigError(f"{sharing}; start at most one process for each GPU of a host.", collective=True)
     if 0 < len(on_cpu) < len(ranks):
-        raise ConfigError(
-            f"rank {ranks[on_cpu[0]][0]} works on the {on_cpu[0]}, others on a GPU; give strategy.device=cuda to learn why it has "
-            "none, or strategy.device=cpu for all.",
-            collective=True,
-        )
+        mixed = f"rank {ranks[on_cpu[0]][0]} works on the {on_cpu[0]}, others on a GPU"
+        raise ConfigError(f"{mixed}; give strategy.device=cuda to learn why, or cpu for all.", collective=True)

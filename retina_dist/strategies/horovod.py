@@ -1,10 +1,7 @@
-"""Horovod's allreduce over NCCL, MPI or Gloo.
+"""Horovod's allreduce over NCCL, MPI or Gloo; the only file that imports `horovod`, and only when this strategy is chosen.
 
-The only file that imports `horovod`, and only when this strategy is chosen. Hooks send each gradient as soon as it is complete,
-`reduce_gradients` waits for all of them, and the trainer steps the plain optimizer. `hvd.DistributedOptimizer` would do the same
-for contiguous gradients only: it refuses weights that are channels last.
-`hvd.broadcast_optimizer_state` is never called: on a fresh optimizer it takes a hidden step that moves the weights
-(https://github.com/horovod/horovod/issues/2805).
+Hooks send each gradient as soon as it is complete. `hvd.DistributedOptimizer` would refuse weights that are channels last, and
+`hvd.broadcast_optimizer_state` moves the weights (https://github.com/horovod/horovod/issues/2805).
 """
 
 from __future__ import annotations
@@ -18,15 +15,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from retina_dist.errors import ConfigError, PeerLost, activity, is_collective
+from retina_dist.errors import ConfigError, PeerLost, activity, first_line, is_collective
 from retina_dist.strategies.base import (
     DistributedStrategy,
     Membership,
@@ -43,10 +38,9 @@ from retina_dist.strategies.settings import StrategyConfig
 T = TypeVar("T")
 
 GRACE_S = 5.0  # after which Horovod's own stall check, which knows more, has had its turn
-
 POLL_S = 50e-6  # between two polls of a collective
-
 IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
+RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
 _running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
 
@@ -54,24 +48,20 @@ _running_with: dict[str, str] | None = None  # the settings of ours that Horovod
 class HorovodStrategy(DistributedStrategy):
     """One of the processes that horovodrun or mpirun started.
 
-    `fusion_mb` is how much gradient goes into one message (Horovod's own 128 MB is nearly RetinaNet's whole gradient, so
-    nothing would overlap with the backward pass). Settings that the launcher gave (horovodrun --fusion-threshold-mb ...) win.
-    A collective that some rank has not joined after `timeout_s` seconds ends the job.
-    `compression` is described in `strategies.base`. `deterministic` sends each gradient on its own, because
-    which ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
+    Horovod's own `fusion_mb` of 128 is nearly RetinaNet's whole gradient, so nothing would overlap with the backward pass.
+    Settings of the launcher (horovodrun --fusion-threshold-mb ...) win. `deterministic` sends each gradient alone, because which
+    ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
 
     Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to
     what they kept in memory, every `commit_every` steps, and continue.
 
-    Raises ConfigError on entering when Horovod is missing, was built without what this job needs, or two processes have one GPU.
+    Raises ConfigError when Horovod is missing or built without what this job needs, or two processes have one GPU.
     """
 
     def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
-        self.launch = launch
+        self.launch, self.compression, self.timeout_s = launch, settings.compression, settings.timeout_s
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self._membership = HorovodMembership(self, settings.commit_every)
-        self.compression = settings.compression
-        self.timeout_s = settings.timeout_s
         self.hvd = _import_horovod()
         self.device = resolve_device(settings.device, launch)
         self.variables = {
@@ -79,8 +69,7 @@ class HorovodStrategy(DistributedStrategy):
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
         }
-        if self.device.type == "cpu":
-            # or Open MPI's waiting takes the core from the training
+        if self.device.type == "cpu":  # or Open MPI's waiting takes the core from the training
             self.variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
@@ -113,14 +102,14 @@ class HorovodStrategy(DistributedStrategy):
         if self.hvd.is_initialized():
             if any(self.variables[name] != value for name, value in (_running_with or {}).items()):
                 raise ConfigError(
-                    "Horovod starts only once in a process over MPI or with a cycle time, so strategy.fusion_mb, "
-                    "timeout_s and device cannot change between the jobs of a sweep; start a sweep for each value."
+                    "strategy.fusion_mb, timeout_s and device cannot change in a process where Horovod starts only once (over MPI "
+                    "or with a cycle time); start a sweep for each value."
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.
             given = {name for name in self.variables if name in os.environ} - set(_running_with or ())
-            os.environ.update({name: value for name, value in self.variables.items() if name not in given})
             _running_with = {name: value for name, value in self.variables.items() if name not in given}
+            os.environ.update(_running_with)
             self.hvd.init()
         self._check()
         if self.hvd.mpi_enabled() and self.world_size > 1:
@@ -130,9 +119,7 @@ class HorovodStrategy(DistributedStrategy):
             self._check_devices()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         alive = self.hvd.is_initialized()  # not after an elastic start that failed
         rank, world_size = (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
         self._forget()
@@ -153,14 +140,11 @@ class HorovodStrategy(DistributedStrategy):
         hvd = self.hvd
         if hvd.size() != self.launch.world_size and not self.elastic:
             raise ConfigError(
-                f"{self.launch.launcher} started {self.launch.world_size} processes, but Horovod sees {hvd.size()}: it was built "
-                "without MPI; start by horovodrun --gloo, or rebuild it where mpicxx is installed (scripts/install_horovod.py)."
+                f"{self.launch}: Horovod was built without MPI and sees only {hvd.size()}; start by horovodrun --gloo, or run "
+                "scripts/install_horovod.py where mpicxx is installed."
             )
         if self.device.type == "cuda" and hvd.size() > 1 and not (hvd.nccl_built() or hvd.mpi_built()):
-            raise ConfigError(
-                "Horovod was built without NCCL, so it cannot add up gradients on GPUs; run scripts/install_horovod.py --gpu yes, "
-                "or give strategy=ddp or strategy.device=cpu."
-            )
+            raise ConfigError("Horovod has no NCCL; run scripts/install_horovod.py --gpu yes, or give strategy=ddp.")
 
     def _check_devices(self) -> None:
         if self.world_size == 1:
@@ -183,8 +167,7 @@ class HorovodStrategy(DistributedStrategy):
             membership.answer()  # no question is left under way
             return result
 
-        again: Callable[[HorovodMembership], T] = elastic.run(attempt)
-        return again(self._membership)
+        return elastic.run(attempt)(self._membership)
 
     # training
 
@@ -192,9 +175,8 @@ class HorovodStrategy(DistributedStrategy):
         self._forget()
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if self.compression != "bf16" and self.world_size > 1:
-            self._hooks = [
-                p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)) for name, p in self._parameters
-            ]
+            for name, p in self._parameters:
+                self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)))
         return model
 
     def _forget(self) -> None:
@@ -236,10 +218,7 @@ class HorovodStrategy(DistributedStrategy):
                 self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
-        """Mean over ranks with 16 bits on the wire. Horovod cannot add bf16 up, so each rank adds up its piece of the whole.
-
-        The same bytes travel as in a ring: all pieces to their ranks, all sums back to everyone. Sums are made in float32.
-        """
+        """The mean: Horovod cannot add bf16 up, so each rank adds up its piece in float32; as many bytes travel as in a ring."""
         sizes = [gradient.numel() for gradient in gradients]
         shares = torch.cat([to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients])
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
@@ -282,34 +261,26 @@ class HorovodStrategy(DistributedStrategy):
         def wait() -> Tensor:
             while not self.hvd.poll(handle):
                 time.sleep(POLL_S)
-            result: Tensor = self.hvd.synchronize(handle)
-            return result
+            return self.hvd.synchronize(handle)
 
         return self._wait(wait)
 
-    def _wait(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _wait(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns, which may wait for other ranks."""
         self._waiting_since = time.monotonic()
         try:
-            return function(*arguments, **options)
+            return function(*arguments)
         finally:
             self._waiting_since = None
 
     def _watch(self, left: threading.Event) -> None:
-        """End this process when a wait takes longer than `timeout_s`.
-
-        MPI waits forever for a process that is stopped, in the very thread of Horovod's that looks for stalls.
-        """
+        """End this process after `timeout_s`: MPI waits forever for a stopped one, in Horovod's thread that looks for stalls."""
         while not left.wait(1.0):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
-                words = f"rank {self.rank} waited {self.timeout_s:g} s for another rank ({activity()[0]})"
-                remedy = "over MPI nothing tells which: see what the others printed last, or raise strategy.timeout_s"
-                os.write(2, f"error: {words}; {remedy}.\n".encode())
+                words = f"error: rank {self.rank} waited {self.timeout_s:g} s for another rank ({activity()[0]})"
+                os.write(2, f"{words}; see what the others printed last, or raise strategy.timeout_s.\n".encode())
                 os._exit(1)  # mpirun then ends the others
-
-
-RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
 
 def put_note(key: str) -> None:
@@ -354,7 +325,7 @@ class HorovodMembership(Membership):
     def answer(self) -> bool:
         """Whether any rank had seen a change one commit ago; asked then, so that no rank waits for it, and known to all now."""
         asked, self.asked = self.asked, None
-        return bool(asked()) if asked else False
+        return asked is not None and bool(asked())
 
     def on_hosts_updated(self, timestamp: float, result: Any) -> None:
         self.changed = True  # by a thread of Horovod's
@@ -378,16 +349,9 @@ def _import_horovod() -> Any:
         import horovod.torch as hvd
     except Exception as error:  # a build for another torch or MPI fails in many ways
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod")
-        reason = "is not installed" if missing else f"cannot be loaded ({str(error).strip().splitlines()[0]})"
+        reason = "is not installed" if missing else f"cannot be loaded ({first_line(error)})"
         raise ConfigError(
-            f"strategy=horovod: Horovod {reason}; pip alone cannot build it for today's torch, `{_installer()}` does, or use "
-            "strategy=ddp with torchrun."
+            f"strategy=horovod: Horovod {reason}; build it by python -m retina_dist.scripts.install_horovod (in a checkout by make "
+            "horovod), or use strategy=ddp with torchrun."
         ) from error
     return hvd
-
-
-def _installer() -> str:
-    """The command that installs Horovod, as it is where this package lies."""
-    package = Path(__file__).resolve().parents[1]
-    script = package.parent / "scripts" / "install_horovod.py"
-    return f"python {script}" if script.is_file() else "python -m retina_dist.scripts.install_horovod"

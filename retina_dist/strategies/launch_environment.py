@@ -1,13 +1,4 @@
-"""Who started this process, as which of how many, and where all of them meet.
-
-Launchers say it in environment variables:
-
-    torchrun          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... and TORCHELASTIC_RUN_ID
-    horovodrun        HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, ...
-    mpirun            OMPI_COMM_WORLD_RANK, ... (Open MPI 4 and 5); PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, ... (MPICH, Intel MPI)
-    srun              SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, ...
-    Azure ML          `type: mpi` is mpirun with AZ_BATCH_MASTER_NODE; `type: pytorch` sets torchrun's variables without torchrun,
-                      as Ray Train and Kubernetes' operators do ("variables")
+"""Who started this process, as which of how many, and where all of them meet: read from the launcher's variables.
 
 `python -m retina_dist.strategies.start_processes` under a launcher shows what each process was told.
 """
@@ -22,30 +13,16 @@ from typing import Literal, NamedTuple
 
 from retina_dist.errors import ConfigError
 
+# "variables": torchrun's, set by Azure ML (`type: pytorch`), Ray Train or Kubernetes' operators without torchrun.
 Launcher = Literal["python", "torchrun", "horovodrun", "mpirun", "srun", "variables"]
 Service = Literal["Azure ML", "Ray Train"]
+BY_LAUNCHER = dict(python="single", torchrun="ddp", horovodrun="horovod", mpirun="horovod", srun="ddp", variables="ddp")
 
-StrategyName = Literal["single", "ddp", "horovod"]
-
-BY_LAUNCHER: dict[Launcher, StrategyName] = {
-    "python": "single",
-    "torchrun": "ddp",
-    "horovodrun": "horovod",
-    "mpirun": "horovod",
-    "srun": "ddp",
-    "variables": "ddp",
-}
-
-# The port where rank 0 listens when nobody says one: torch's own, and the one of Azure ML's PyTorch jobs, which its examples take
-# for MPI jobs too: the port in AZ_BATCH_MASTER_NODE is in use.
-# https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
-# https://azure.github.io/azureml-cheatsheets/docs/cheatsheets/python/v1/distributed-training
+# Where rank 0 listens when nobody says it: torch's own port, and that of Azure ML's PyTorch jobs; the one of its MPI jobs is in use
+# (https://azure.github.io/azureml-cheatsheets/docs/cheatsheets/python/v1/distributed-training).
 DEFAULT_PORT = 29500
 AZURE_PORT = 6105
-
-
-# Services that set torchrun's variables without torchrun, and a variable that tells each.
-SERVICES: dict[Service, str] = {"Azure ML": "AZUREML_RUN_ID", "Ray Train": "RAY_JOB_ID"}
+SERVICES: dict[Service, str] = {"Azure ML": "AZUREML_RUN_ID", "Ray Train": "RAY_JOB_ID"}  # a variable that tells each
 
 
 class Names(NamedTuple):
@@ -60,12 +37,9 @@ class Names(NamedTuple):
 
 HOROVOD = Names("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK")
 # OMPI_COMM_WORLD_NODE_RANK does not number nodes, but the user's processes on a node.
-OPEN_MPI = Names(
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
-)
+OPEN_MPI = Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 MPICH = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-# The size is that of the step: SLURM_PROCID=0 and SLURM_NTASKS=N are also seen by the one process of a batch script, and by the
-# shell of an interactive salloc, whose step has one task. (Slurm 22.05, tried.)
+# The size is that of the step: a batch script's one process and the shell of salloc see SLURM_PROCID=0 and SLURM_NTASKS=N too.
 # https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 SLURM = Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 PLAIN = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -76,9 +50,8 @@ TORCHRUN = PLAIN._replace(node_rank="GROUP_RANK")
 class Launch:
     """What the launcher said; a process started by hand is rank 0 of 1.
 
-    `local_world_size` is 0 if unknown. `node_rank` numbers the hosts; under mpirun, which does not give it, hosts are assumed to be
-    filled one after the other. `master_address` and `master_port` are where rank 0 can listen, None if the launcher does not give
-    them. `service` is who called the launcher, if that is known.
+    `local_world_size` is 0 if unknown. `node_rank` numbers the hosts, which mpirun, without a number, is assumed to fill one after
+    the other. Rank 0 can listen at `master_address` and `master_port`, if known. `service` called the launcher.
     """
 
     launcher: Launcher = "python"
@@ -102,8 +75,7 @@ class Launch:
 def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launcher's variables; of several launchers the innermost counts, such as torchrun in an allocation of Slurm.
 
-    A missing local rank is 0; a missing local size follows from the node's number, else under mpirun it is the whole. Raises
-    ConfigError for values that cannot be.
+    A missing local rank is 0; a missing local size follows from the node's number. Raises ConfigError for impossible values.
     """
     launcher, names = _launcher(environment)
     if names is None:
@@ -156,21 +128,13 @@ def _azure_master(environment: Mapping[str, str]) -> str | None:
 
 
 def first_host(node_list: str) -> str | None:
-    """The first name of Slurm's way of writing many, such as "gpu-[007-009,12],login"; None of none.
-
-    >>> first_host("gpu-[007-009,12],login")
-    'gpu-007'
-    """
+    """The first of Slurm's list of hosts, such as gpu-007 of "gpu-[007-009,12],login"; None of none."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0]) if first else None
 
 
 def tasks_of_node(tasks_per_node: str, node: int) -> int:
-    """Slurm's list of task counts, such as "4(x2),1", at a node; raises ValueError or IndexError for another text.
-
-    >>> tasks_of_node("4(x2),1", 2)
-    1
-    """
+    """Slurm's list of task counts at a node, as 1 of "4(x2),1" at node 2; ValueError or IndexError for another text."""
     counts: list[int] = []
     for part in tasks_per_node.split(","):
         count, _, times = part.partition("(x")

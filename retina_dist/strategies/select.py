@@ -18,14 +18,9 @@ def choose_strategy(name: str, launch: Launch) -> str:
     if name == "auto":
         return BY_LAUNCHER[launch.launcher]
     if name == "single" and launch.world_size > 1:
-        raise ConfigError(
-            f"strategy=single under {launch} would train the same model {launch.world_size} times; use strategy=auto, or start it "
-            "by python."
-        )
+        raise ConfigError(f"strategy=single under {launch} would train the same model in each; use strategy=auto.")
     if name == "horovod" and launch.launcher in ("torchrun", "variables"):
-        raise ConfigError(
-            f"strategy=horovod cannot run under {launch}; start it by horovodrun or mpirun, or use strategy=ddp."
-        )
+        raise ConfigError(f"strategy=horovod cannot run under {launch}; use horovodrun, mpirun or strategy=ddp.")
     if name == "ddp" and launch.launcher == "horovodrun":
         raise ConfigError(f"strategy=ddp cannot run under {launch}; start it by torchrun, or use strategy=horovod.")
     return name
@@ -35,38 +30,26 @@ def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.env
     """Why a job that seems to be meant for several processes has one; None if nothing suggests several."""
     tasks = environment.get("SLURM_NTASKS", "1")
     if launch.launcher in ("python", "srun") and launch.world_size == 1 and tasks != "1":
-        return (
-            f"note: Slurm's job has {tasks} tasks, but this process was not started by srun and trains alone; write srun before "
-            "python for all of them"
-        )
+        return f"note: Slurm's job has {tasks} tasks, but this process trains alone; write srun before python for all"
     if launch.launcher == "python" and name in ("ddp", "horovod"):
         start = "torchrun --nproc-per-node N -m" if name == "ddp" else "horovodrun -np N python -m"
-        return (
-            f"note: strategy={name} trains on this process alone, as no launcher started it; for N processes: {start} …"
-        )
+        return f"note: strategy={name} trains on this process alone, as no launcher started it; for N: {start} …"
     return None
 
 
 def strategy_of(
-    settings: StrategySettings,
-    *,
-    launch: Launch | None = None,
-    deterministic: bool = False,
+    settings: StrategySettings, *, launch: Launch | None = None, deterministic: bool = False
 ) -> DistributedStrategy:
     """The strategy of a configuration, not entered yet: a built-in one, or the class that the group's entry names.
 
-    "auto" is single for a plain python, horovod under horovodrun and mpirun, ddp under the others. Raises ConfigError when the
-    strategy cannot run under this job's launcher.
+    Raises ConfigError when the strategy cannot run under this job's launcher.
     """
     launch = launch or detect_launch()
     outside: type[Any] | None = getattr(settings, "implementation", None)
     if outside is not None:
         if not outside.supports(launch):
-            raise ConfigError(
-                f"strategy={settings.name} cannot run under {launch}; use another launcher, or strategy=auto."
-            )
-        strategy: DistributedStrategy = outside(settings, launch)
-        return strategy
+            raise ConfigError(f"strategy={settings.name} cannot run under {launch}; use another, or strategy=auto.")
+        return outside(settings, launch)
     assert isinstance(settings, StrategyConfig)
     name = choose_strategy(settings.name, launch)
     if name == "single":

@@ -9,11 +9,7 @@ from retina_dist.strategies.devices import resolve_device
 
 
 class SingleDeviceStrategy(DistributedStrategy):
-    """Trains in this process alone.
-
-    `device` is "auto" (the first GPU if there is one, else the CPU) or a torch device such as "cuda:1"; one that this
-    machine does not have raises ConfigError.
-    """
+    """Trains in this process alone, on the `device` that `resolve_device` gives, which raises ConfigError for an impossible one."""
 
     backend = "one process"
 

@@ -1,8 +1,6 @@
-"""The launchers that are installed, and how each starts N processes on this machine.
+"""The launchers that are installed, and how each starts N processes here; under a launcher, how each process understands it.
 
-    srun -n 8 python -m retina_dist.strategies.start_processes        under any launcher: how each process understands it
-
-For commands that start others (parity, benchmarks). A user types the launcher instead.
+srun -n 8 python -m retina_dist.strategies.start_processes
 """
 
 from __future__ import annotations
@@ -20,15 +18,10 @@ from typing import Any
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
 
-# Several processes on few cores, in a container that runs as root: Open MPI needs these variables. Others ignore them.
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
+# Several processes on few cores, in a container that runs as root: Open MPI 4 and 5 need these variables. Others ignore them.
+AS_ROOT = [f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")]
+OVERSUBSCRIBE = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+OPEN_MPI = {**dict.fromkeys(AS_ROOT, "1"), **OVERSUBSCRIBE}
 
 
 def executable(name: str) -> str | None:
@@ -105,13 +98,12 @@ def run_job(launcher: str, processes: int, module: str, folder: Path) -> dict[st
     The job's output goes to stderr. Raises UserError if it fails.
     """
     result = folder / f"{launcher}_{processes}.json"
+    result.unlink(missing_ok=True)
     line = command(launcher, processes, module, [*sys.argv[1:], f"worker={result}"])
     code = subprocess.run(line, env=environment(1), stdout=sys.stderr).returncode
     if code or not result.exists():
         raise UserError(f"{launcher} with {processes} processes failed (exit code {code}); its output is above.")
-    figures: dict[str, Any] = json.loads(result.read_text())
-    result.unlink()
-    return figures
+    return json.loads(result.read_text())
 
 
 if __name__ == "__main__":

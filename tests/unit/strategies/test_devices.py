@@ -61,14 +61,14 @@ def test_more_processes_than_gpus_are_refused_before_they_share_one(
     with pytest.raises(ConfigError) as caught:
         resolve_device("auto", Launch("torchrun", 2, 3, 2, 3))
     assert str(caught.value) == (
-        "3 processes were started on this host, but it has 2 GPUs (CUDA_VISIBLE_DEVICES=4,5): none is left for local rank 2; start "
-        "at most 2 a host, or give strategy.device=cpu."
+        "local rank 2 has no GPU: this host shows 2 (CUDA_VISIBLE_DEVICES: 4,5); start at most 2 a host, or give "
+        "strategy.device=cpu."
     )
     assert host.current is None
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
-@pytest.mark.parametrize(("cuda", "built"), [("13.2", "for CUDA 13.2"), (None, "without CUDA")])
+@pytest.mark.parametrize(("cuda", "built"), [("13.2", "CUDA 13.2"), (None, "CUDA (none)")])
 def test_gpus_that_torch_cannot_use_are_not_replaced_by_the_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, cuda: str | None, built: str
 ) -> None:
@@ -77,11 +77,9 @@ def test_gpus_that_torch_cannot_use_are_not_replaced_by_the_cpu(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     with pytest.raises(ConfigError) as caught:
         resolve_device(name)
-    begin, _, end = str(caught.value).partition(f", torch {torch.__version__} is built {built}: ")
+    begin, _, end = str(caught.value).partition(f", torch {torch.__version__} is built for {built}: ")
     assert begin == f"device={name} cannot be used ({tmp_path}/nvidia0 has driver 535.104.05"
-    assert end.endswith(
-        "; update the driver, install a torch for this driver's CUDA (https://pytorch.org), or give device=cpu."
-    )
+    assert end.endswith("; update the driver, install a torch for its CUDA (https://pytorch.org), or give device=cpu.")
     assert resolve_device("cpu") == torch.device("cpu")
 
 
@@ -108,7 +106,7 @@ def test_gpus_that_a_scheduler_has_not_given_leave_the_cpu(monkeypatch: pytest.M
 def test_one_gpu_for_each_rank_or_none_for_all() -> None:
     for sound in (["GPU-1 on a", "GPU-2 on a", "GPU-3 on b"], ["MIG-1 on a", "MIG-2 on a"], ["cpu on a", "cpu on a"]):
         check_devices(sound)
-    with pytest.raises(ConfigError, match="^ranks 0, 2 all have the GPU GPU-1 on a; start at most as many") as caught:
+    with pytest.raises(ConfigError, match="^ranks 0, 2 all have the GPU GPU-1 on a; start at most one") as caught:
         check_devices(["GPU-1 on a", "GPU-2 on a", "GPU-1 on a"])
     assert caught.value.collective
     with pytest.raises(ConfigError, match="^rank 1 works on the cpu on b, others on a GPU; give strategy") as caught:

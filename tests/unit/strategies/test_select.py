@@ -21,8 +21,8 @@ TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun"
 @pytest.mark.parametrize(
     ("name", "launch", "message"),
     [
-        ("single", Launch("torchrun", 1, 8), "under torchrun with 8 processes would train the same model 8 times; use"),
-        ("horovod", TORCHRUN, "cannot run under torchrun with 2 processes; start it by horovodrun or mpirun, or use"),
+        ("single", Launch("torchrun", 1, 8), "under torchrun with 8 processes would train the same model in each; use"),
+        ("horovod", TORCHRUN, "cannot run under torchrun with 2 processes; use horovodrun, mpirun or strategy=ddp"),
         (
             "ddp",
             HOROVODRUN,
