@@ -1,8 +1,4 @@
-"""Plain `torch.optim` optimizers with parameter groups, and gradient clipping.
-
-The trainer writes the learning rate of each step into the groups: `lr` is the base rate, which the schedule's factor
-and a group's `lr_scale` multiply.
-"""
+"""Plain `torch.optim` optimizers with parameter groups, whose `lr` the trainer sets in each step, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -20,18 +16,15 @@ from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict]:
     """The trainable parameters in groups of equal weight decay and `lr_scale`, in the model's order within each.
 
-    `norm_weight_decay` is for the parameters of normalisation layers, `bias_weight_decay` for all other parameters whose names end
-    in "bias"; None means `weight_decay`, as everywhere else. `backbone_lr_scale` is for `model.backbone_parameters()`; raises
-    ConfigError for a model without that method.
+    `norm_weight_decay` is for normalisation layers, `bias_weight_decay` for other parameters whose names end in "bias"; None means
+    `weight_decay`. `backbone_lr_scale` is for `model.backbone_parameters()`; raises ConfigError for a model without that method.
     """
     body: set[nn.Parameter] = set()
     if settings.backbone_lr_scale != 1:
         named: Any = getattr(model, "backbone_parameters", None)
         if named is None:
-            raise ConfigError(
-                f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g} needs a model that names its body, and "
-                f"{type(model).__name__} has no method backbone_parameters; define it, or leave the scale at 1."
-            )
+            given, method = f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g}", "backbone_parameters"
+            raise ConfigError(f"{given} needs a method {type(model).__name__}.{method}; define it, or set 1.")
         body = set(named())
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -51,9 +44,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
 
 def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """SGD (momentum, nesterov), AdamW (decoupled decay) or Adam (betas, eps) over `parameter_groups`, as one fused operator.
-
-    Or the class that the group's entry names, made by CLASS(groups, settings).
+    """A fused SGD, AdamW or Adam over `parameter_groups`, or CLASS(groups, settings) of the class that the group's entry names.
 
     Raises ConfigError when nothing is trainable.
     """
@@ -61,27 +52,23 @@ def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.op
         raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
     outside: type[Any] | None = getattr(settings, "implementation", None)
     if outside:
-        optimizer: torch.optim.Optimizer = outside(groups, settings)
-        return optimizer
+        return outside(groups, settings)
     assert isinstance(settings, OptimizerConfig)
+    lr, momentum, nesterov = settings.lr, settings.momentum, settings.nesterov
     if settings.name == "sgd":
-        return torch.optim.SGD(
-            groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, fused=True
-        )
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
+    return kind(groups, lr=lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
 
 
 def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The settings that each parameter group was made with, and the names of its parameters as "names"."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return [
-        {
-            **{key: copy.deepcopy(value) for key, value in group.items() if key != "params"},
-            "names": [names[p] for p in group["params"]],
-        }
-        for group in optimizer.param_groups
-    ]
+    described = []
+    for group in optimizer.param_groups:
+        settings = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+        described.append({**settings, "names": [names[p] for p in group["params"]]})
+    return described
 
 
 def load_optimizer(
@@ -102,7 +89,7 @@ def load_optimizer(
         number = sum(len(group["params"]) for group in state["param_groups"])
         raise CheckpointError(
             f"the checkpoint's optimizer has {number} parameters in other groups than the {len(names)} of this run; resume with "
-            "its settings of the model and of weight decay, or start a new run with model.weights=FILE."
+            "its settings of the model, or start a new run with model.weights=FILE."
         )
     merged = optimizer.state_dict()["param_groups"]
     for group, made in zip(merged, groups, strict=True):

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
-from retina_dist.text import pluralize
 
 AUTO_WARMUP_STEPS = 50
 
@@ -56,15 +55,11 @@ class MultiStep(Decay):
         super().__init__(settings, total, warmup, to_steps)
         self.gamma = settings.gamma
         self.milestones = tuple(to_steps("schedule.milestones", milestone) for milestone in settings.milestones)
-        for text, step in zip(settings.milestones, self.milestones, strict=True):
-            if not 0 < step < total:
-                raise ConfigError(
-                    f"schedule.milestones has {text} (step {step}), past the end at step {total}; raise trainer.max_duration."
-                )
+        given = f"schedule.milestones={list(settings.milestones)}"
+        if not all(0 < step < total for step in self.milestones):
+            raise ConfigError(f"{given} has one past the end at step {total}; raise trainer.max_duration.")
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise ConfigError(
-                f"schedule.milestones={list(settings.milestones)} do not rise; list them in order, each once."
-            )
+            raise ConfigError(f"{given} do not rise; list them in order, each once.")
 
     def __call__(self, step: int) -> float:
         return float(self.gamma ** bisect.bisect_right(self.milestones, step))
@@ -74,15 +69,12 @@ class MultiStep(Decay):
 
 
 class Cosine(Decay):
-    """From 1 to `final_factor` at `total` along half a cosine (Loshchilov and Hutter 2017, equation 5,
-    https://arxiv.org/abs/1608.03983).
-    """
+    """From 1 to `final_factor` at `total` along half a cosine: https://arxiv.org/abs/1608.03983, equation 5."""
 
     def __call__(self, step: int) -> float:
         progress = min(1.0, max(0, step - self.warmup) / max(1, self.total - self.warmup))
-        cosine = (1 + math.cos(math.pi * progress)) / 2
         final = self.settings.final_factor
-        return float(final + (1 - final) * cosine)
+        return float(final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2)
 
     def describe(self, lr: float) -> str:
         return f"cosine to {lr * self.settings.final_factor:g}"
@@ -93,10 +85,7 @@ BUILT_IN: dict[str, type[Decay]] = {"constant": Constant, "multistep": MultiStep
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of the base learning rate at each step; all durations are in optimizer steps.
-
-    Warm-up runs linearly from `warmup_factor` to 1 over the first `warmup` steps; warm-up and decay multiply.
-    """
+    """The factor of the base learning rate: `decay`, times a line from `warmup_factor` to 1 over the first `warmup` steps."""
 
     decay: Decay
     warmup: int
@@ -116,18 +105,12 @@ def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) ->
     if settings.warmup != "auto":
         warmup = to_steps("schedule.warmup", settings.warmup)
     if warmup >= total:
-        raise ConfigError(
-            f"schedule.warmup={settings.warmup} ({pluralize(warmup, 'step')}) leaves nothing of the training "
-            f"({pluralize(total, 'step')}, trainer.max_duration); use a warm-up of at most {total - 1}steps."
-        )
+        raise ConfigError(f"schedule.warmup={settings.warmup} fills all {total} steps; give at most {total - 1}steps.")
     kind: type[Decay] = getattr(settings, "implementation", None) or BUILT_IN[settings.name]
     return Schedule(kind(settings, total, warmup, to_steps), warmup, settings.warmup_factor)
 
 
 def base_lr(settings: OptimizerSettings, batch_size: int) -> float:
-    """`optimizer.lr`, scaled by batch_size / lr_reference_batch ("linear") or by its square root ("sqrt").
-
-    Goyal et al. 2017, https://arxiv.org/abs/1706.02677.
-    """
+    """`optimizer.lr` times batch_size / lr_reference_batch ("linear", https://arxiv.org/abs/1706.02677) or its root ("sqrt")."""
     ratio = batch_size / settings.lr_reference_batch
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_rule]

@@ -17,11 +17,7 @@ class OptimizerSettings(KnownArguments):
 
     name: str = setting(MISSING, "the group entry's name")
     lr: float = setting(MISSING, above=0, at_most=1e30)  # far above divergence, and still a float32
-    lr_rule: str = setting(
-        "none",
-        "linear, sqrt: scale lr by data.batch_size / lr_reference_batch",
-        choices=("none", "linear", "sqrt"),
-    )
+    lr_rule: str = setting("none", "scale lr by batch_size / lr_reference_batch", choices=("none", "linear", "sqrt"))
     lr_reference_batch: int = setting(16, at_least=1, at_most=10**6)
     weight_decay: float = setting(0.0, at_least=0, at_most=10**3)
     norm_weight_decay: float | None = setting(None, "null: as weight_decay", at_least=0, at_most=10**3)
@@ -41,13 +37,11 @@ class OptimizerConfig(OptimizerSettings):
 
     def check(self, given: Collection[str] = ()) -> None:
         """Raise ConfigError where settings exclude each other; those `given` have a meaning even if they are the defaults."""
-        for key, of_sgd in {"momentum": True, "nesterov": True, "betas": False, "eps": False}.items():
-            value, default = getattr(self, key), getattr(OptimizerConfig(), key)
-            if (key in given or value != default) and of_sgd != (self.name == "sgd"):
-                raise ConfigError(
-                    f"optimizer.{key}={value} has no effect with optimizer={self.name}; leave it out, or give "
-                    f"optimizer={'sgd' if of_sgd else 'adamw'}."
-                )
+        idle, other = (("betas", "eps"), "adamw") if self.name == "sgd" else (("momentum", "nesterov"), "sgd")
+        for key in idle:
+            if key in given or getattr(self, key) != getattr(OptimizerConfig(), key):
+                value = f"optimizer.{key}={getattr(self, key)}"
+                raise ConfigError(f"{value} has no effect with optimizer={self.name}; leave it out, or give {other}.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas={self.betas} is not a pair of numbers from 0 to below 1.")
         if self.nesterov and self.momentum == 0:
@@ -70,23 +64,16 @@ class ScheduleConfig(ScheduleSettings):
     """The built-in schedules; durations as 16epochs, 1000steps or 5000images."""
 
     name: str = setting("cosine", choices=("multistep", "cosine", "constant"))
-    milestones: list[str] = setting(
-        [], "multistep: when the learning rate is multiplied by gamma, such as [16epochs,22epochs]"
-    )
+    milestones: list[str] = setting([], "multistep: when gamma multiplies the rate, such as [16epochs,22epochs]")
     gamma: float = setting(0.1, "multistep: the factor at each milestone", fraction=True)
     final_factor: float = setting(0.0, "cosine: share of the learning rate at the end", fraction=True)
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.milestones and self.name != "multistep":
-            raise ConfigError(
-                f"schedule.milestones={self.milestones} has no effect with schedule={self.name}; give schedule=multistep, "
-                "or schedule.milestones=[]."
-            )
+            given = f"schedule.milestones={self.milestones}"
+            raise ConfigError(f"{given} has no effect with schedule={self.name}; give schedule=multistep, or [].")
         if self.name == "multistep" and not self.milestones:
-            raise ConfigError(
-                "schedule=multistep has no milestone to lower the rate at; give schedule.milestones=[16epochs,22epochs], or "
-                "schedule=constant."
-            )
+            raise ConfigError("schedule=multistep has no milestones; give schedule.milestones=[16epochs,22epochs].")
         if self.name == "multistep" and not 0 < self.gamma < 1:
             raise ConfigError(f"schedule.gamma={self.gamma} does not lower the rate; it must be above 0 and below 1.")

@@ -55,9 +55,7 @@ def test_a_scale_for_a_backbone_reaches_it_or_is_refused() -> None:
     model = build_classifier("vit_b_16", 3)
     body = names_by_group(model, parameter_groups(model, scaled))[0.0, 0.1]
     assert {n for n, _ in model.named_parameters()} - body == {"model.heads.head.weight", "model.heads.head.bias"}
-    with pytest.raises(
-        ConfigError, match=r"optimizer\.backbone_lr_scale=0\.1 needs a model that names its body, and Linear"
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer\.backbone_lr_scale=0\.1 needs a method Linear\.backbone_"):
         parameter_groups(nn.Linear(2, 2), scaled)
 
 
