@@ -31,31 +31,24 @@ def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Modu
 
 
 class StridedConv2d(nn.Conv2d):
-    """torch's, with a second output column computed and dropped where bfloat16 on a CPU would give only one.
-
-    There oneDNN reads unwritten memory (torch 2.15), so that the output or the weight's gradient is garbage.
-    """
+    """Computes and drops a second output column where bfloat16 on a CPU would give one: there oneDNN reads unwritten memory."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rounds = torch.is_autocast_enabled("cpu") and input.device.type == "cpu"
-        if not (rounds and self.stride[1] > 1 and self._columns(input.shape[-1]) == 1):
+        kernel = self.dilation[1] * (self.kernel_size[1] - 1) + 1
+        columns = (input.shape[-1] + 2 * int(self.padding[1]) - kernel) // self.stride[1] + 1  # of the output
+        if not (rounds and self.stride[1] > 1 and columns == 1):
             return super()._conv_forward(input, weight, bias)
         return super()._conv_forward(F.pad(input, (0, self.stride[1])), weight, bias)[..., :1]
-
-    def _columns(self, width: int) -> int:
-        """Of the output, as torch.nn.Conv2d documents them."""
-        kernel = self.dilation[1] * (self.kernel_size[1] - 1) + 1
-        return (width + 2 * int(self.padding[1]) - kernel) // self.stride[1] + 1
 
 
 def replace_strided_convs(model: nn.Module) -> None:
     """Let every strided convolution below `model` that pads zeros be a StridedConv2d, in place."""
 
     def replacement(module: nn.Module) -> nn.Module:
-        if not isinstance(module, nn.Conv2d) or type(module) is not nn.Conv2d or module.stride[1] == 1:
+        if type(module) is not nn.Conv2d or module.stride[1] == 1 or isinstance(module.padding, str):
             return module
-        pads_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return as_kind(StridedConv2d, module) if pads_zeros else module
+        return as_kind(StridedConv2d, module) if module.padding_mode == "zeros" else module
 
     replace_modules(model, replacement)
 
@@ -67,13 +60,11 @@ def replace_batch_norms(model: nn.Module, norm: str) -> None:
 
 def _norm_of_kind(old: nn.BatchNorm2d, norm: str) -> nn.Module:
     if norm == "frozen_bn":
-        new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)
-        state = {k: v for k, v in old.state_dict().items() if k != "num_batches_tracked"}
+        new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)  # drops num_batches_tracked
     else:
         kind = SyncBatchNorm2d if norm == "sync_bn" else BatchNorm2d
         new = kind(old.num_features, eps=old.eps, momentum=old.momentum)
-        state = old.state_dict()
-    new.load_state_dict(state)
+    new.load_state_dict(old.state_dict())
     return new
 
 

@@ -1,9 +1,9 @@
-"""Batch norm over real images only, of this process or of all ranks; it needs a sum over ranks and no certain backend or device."""
+"""Batch norm over real images only, of this process or of all ranks, by a sum over ranks of any backend."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,10 +18,9 @@ Sum = Callable[[Tensor], Tensor]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """As `nn.BatchNorm2d`; within `count_only`, fillers are in no statistic and no gradient, and become zeros.
+    """As `nn.BatchNorm2d`, also its state_dict; within `count_only`, fillers have no statistic and no gradient, and become zeros.
 
-    The state_dict is the same. Passes with less than two real values a channel change no running statistic; without fillers or
-    other ranks they raise ConfigError.
+    Less than two real values a channel change no running statistic; without fillers or other ranks they raise ConfigError.
     """
 
     running_mean: Tensor
@@ -32,17 +31,14 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # [B] bool, for the current pass; see `count_only`. Defined here, because a new attribute would trigger a recompilation.
+        # [B] bool, see `count_only`; defined here, because a new attribute would trigger a recompilation
         self._real: Tensor | None = None
         self._recomputes = False
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or (self.sum_over_ranks is None and self._real is None):
             if self.training and x.numel() == x.shape[1]:
-                raise ConfigError(
-                    "model.norm=bn: a batch norm got a single value of each channel, which has no variance; use larger images, "
-                    "more images in a micro-batch (data.batch_size, trainer.accumulate), or model.norm=frozen_bn."
-                )
+                raise ConfigError("model.norm=bn: one value of a channel has no variance; raise data.batch_size.")
             if self._recomputes:  # with as many tensors for the backward pass as in the first pass
                 statistics = self.running_mean.clone(), self.running_var.clone()
                 return F.batch_norm(x, *statistics, self.weight, self.bias, True, self.momentum, self.eps)
@@ -63,9 +59,8 @@ class BatchNorm2d(nn.BatchNorm2d):
 class SyncBatchNorm2d(BatchNorm2d):
     """Uses mean and variance of all ranks' batches once `connect` has been called.
 
-    In training, every rank must call it in the same order; each forward and backward pass makes one sum over ranks. A rank
-    with fillers only adds zeros. Squares are about each image's mean, and sums over images and ranks are float64, so that neither
-    a large mean nor the distribution of the images costs precision.
+    In training, every rank must call it in the same order; each pass, forward or backward, makes one sum over ranks. Squares are
+    about each image's mean and sums are float64, so neither a large mean nor the images' distribution costs precision.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm2d:
@@ -85,33 +80,26 @@ def connect(model: nn.Module, sum_over_ranks: Sum) -> None:
 
 
 @contextmanager
-def count_only(model: nn.Module, real: Tensor | None) -> Iterator[None]:
-    """Within it, each BatchNorm2d of `model` leaves out the images for which `real` [B] bool is False; None: none."""
-    norms = [] if real is None else [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+def count_only(model: nn.Module, real: Tensor | None, recomputes: bool = False) -> Iterator[None]:
+    """Within it, each BatchNorm2d of `model` leaves out the images for which `real` [B] bool is False; None: none.
+
+    With `recomputes`, running statistics stay as they are.
+    """
+    concerned = real is not None or recomputes
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)] if concerned else []
     for norm in norms:
-        norm._real = real
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm._real = None
-
-
-def recomputation(model: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same fillers and change no statistic."""
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
-    return nullcontext(), _recomputing(norms, norms[0]._real if norms else None)
-
-
-@contextmanager
-def _recomputing(norms: Sequence[BatchNorm2d], real: Tensor | None) -> Iterator[None]:
-    for norm in norms:
-        norm._real, norm._recomputes = real, True
+        norm._real, norm._recomputes = real, recomputes
     try:
         yield
     finally:
         for norm in norms:
             norm._real, norm._recomputes = None, False
+
+
+def recomputation(model: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same fillers and change no statistic."""
+    real = next((module._real for module in model.modules() if isinstance(module, BatchNorm2d)), None)
+    return nullcontext(), count_only(model, real, recomputes=True)
 
 
 class _Normalise(torch.autograd.Function):

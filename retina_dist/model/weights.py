@@ -1,7 +1,4 @@
-"""Weights of a model: tensors by name from a file or from torchvision, loaded where name and shape fit.
-
-Nothing but tensors and plain values is unpickled.
-"""
+"""Weights of a model, by name, from a file or torchvision, loaded where they fit; only tensors and plain values are unpickled."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.files import PathOrUrl, Url, parse_path
 from retina_dist.torch_files import load_torch
 
+EXAMPLES = "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1"
 COUNTER = "num_batches_tracked"  # of live batch norms; no weight
 MAX_MISFITS = 8  # class layers and anchors of another number are four tensors
 
@@ -40,28 +38,21 @@ def find_weights(source: str) -> PathOrUrl | WeightsEnum:
     if isinstance(where, Url) or where.is_file():
         return where
     if not is_torchvision_name(source):
-        raise CheckpointError(
-            f"{source} is neither a file nor one of torchvision's weights; give a path, a URL, or a name such as "
-            "RetinaNet_ResNet50_FPN_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1."
-        )
+        raise CheckpointError(f"{source} is neither a file nor a URL; give one, or a name such as {EXAMPLES}.")
     return published(source)
 
 
 def read_state(source: str) -> State:
-    """The tensors of a file, of a URL, or of a name such as `ResNet50_Weights.IMAGENET1K_V1`. Raises CheckpointError.
-
-    Of a checkpoint of ours, the averaged weights if it has any.
-    """
+    """The tensors of a file (of a checkpoint, averaged ones first), a URL, or torchvision's name. Raises CheckpointError."""
     weights = find_weights(source)
     if not isinstance(weights, WeightsEnum):
         return _from_file(weights)
     try:
         return State(weights.get_state_dict(progress=True, check_hash=True))
     except (URLError, OSError, RuntimeError) as error:
-        folder = Path(torch.hub.get_dir()) / "checkpoints"
         raise CheckpointError(
-            f"{source} could not be downloaded from {weights.url} ({error}); fetch that file on a machine with internet and "
-            f"put it into {folder}, or give its path in place of the name, as in model.weights=PATH."
+            f"{source} could not be downloaded from {weights.url} ({error}); fetch that file where there is internet and put it "
+            f"into {torch.hub.get_dir()}/checkpoints, or give model.weights=PATH."
         ) from error
 
 
@@ -75,10 +66,7 @@ def published(name: str) -> WeightsEnum:
     try:
         return get_weight(name)
     except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{name} is not known to torchvision; detectors: RetinaNet_ResNet50_FPN_Weights.COCO_V1, "
-            "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1, backbones: ResNet50_Weights.IMAGENET1K_V1 and the like."
-        ) from error
+        raise ConfigError(f"{name} is not known to torchvision; give a name such as {EXAMPLES}.") from error
 
 
 def _from_file(path: PathOrUrl) -> State:
@@ -106,11 +94,9 @@ class WeightsReport:
     misfits: tuple[str, ...]  # "name: why" for tensors that both have, of another shape or for other classes
 
     def __str__(self) -> str:
-        listed = {"missing": self.missing, "left over": self.left_over, "misfit": self.misfits}
-        lines = [
-            f"{self.source}: {len(self.loaded)} tensors loaded, {len(self.missing)} missing, {len(self.left_over)} left over, "
-            f"{len(self.misfits)} that do not fit"
-        ]
+        listed = {"missing": self.missing, "left over": self.left_over, "misfits": self.misfits}
+        counts = ", ".join(f"{len(items)} {kind}" for kind, items in listed.items())
+        lines = [f"{self.source}: {len(self.loaded)} tensors loaded, {counts}"]
         return "\n".join(lines + [f"  {kind:<11}{item}" for kind, items in listed.items() for item in items])
 
 
@@ -125,7 +111,7 @@ def load_fitting(
     misfit: Callable[[str], str | None] = lambda name: None,
     within: str = "",
 ) -> WeightsReport:
-    """Load the tensors of `state`, which came from `source`, that the model has under their new name in their shape.
+    """Load the tensors of `state`, read from `source`, that the model has under their new name in their shape.
 
     `misfit` says why a tensor of that name is not for this model; only names that begin with `within` can be missing. Raises
     CheckpointError, with the `remedy`, where no more than half of the `network` fits, or far more than class layers do not.
@@ -146,15 +132,12 @@ def load_fitting(
     loaded = tuple(name for name in fitting if not name.endswith(COUNTER))
     expected = [name for name in own if name.startswith(within) and not name.endswith(COUNTER)]
     if 2 * len(loaded) <= len(expected):
-        raise CheckpointError(
-            f"{source} holds only {len(loaded)} of the {len(expected)} tensors of a {network} (it begins with "
-            f"{', '.join(list(state)[:3]) or 'nothing'}); {remedy}."
-        )
+        first = ", ".join(list(state)[:3])
+        part = f"only {len(loaded)} of the {len(expected)} tensors of a {network} (first: {first})"
+        raise CheckpointError(f"{source} holds {part}; {remedy}.")
     if len(misfits) > MAX_MISFITS:
-        raise CheckpointError(
-            f"{source} is of another {network}: {len(misfits)} of its tensors have another shape, such as "
-            f"{next(iter(misfits.values()))}; {remedy}."
-        )
+        shapes = f"{len(misfits)} tensors of another shape, such as {next(iter(misfits.values()))}"
+        raise CheckpointError(f"{source} is of another {network}, with {shapes}; {remedy}.")
     model.load_state_dict({**own, **fitting})
     missing = tuple(name for name in expected if name not in fitting and name not in misfits)
     return WeightsReport(source, loaded, missing, tuple(left_over), tuple(misfits.values()))

@@ -107,7 +107,7 @@ def test_fine_tuning_takes_what_fits(trained: Path, tmp_path: Path) -> None:
         "retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path
     )
     assert (
-        "misfit     head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
+        "misfits    head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
         in result.stdout
     )
 

@@ -62,7 +62,7 @@ def test_one_value_over_all_ranks_changes_no_statistic() -> None:
     with count_only(module, torch.tensor([True, False])):
         module(drawn(2, CHANNELS, 1, 1))
     assert module.running_var.tolist() == [1.0] * 3
-    with pytest.raises(ConfigError, match=r"model\.norm=bn: a batch norm got a single value of each channel"):
+    with pytest.raises(ConfigError, match=r"model\.norm=bn: one value of a channel has no variance; raise"):
         norm(BatchNorm2d)(drawn(1, CHANNELS, 1, 1))
 
 
