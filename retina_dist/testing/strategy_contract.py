@@ -1,11 +1,4 @@
-"""What every `DistributedStrategy` promises, as a function that an own strategy runs under its launcher.
-
-    # mpirun -np 2 python contract.py
-    from retina_dist.testing.strategy_contract import strategy_contract
-    strategy_contract(lambda: MyStrategy(MySettings(), detect_launch()))
-
-Every rank calls it; a broken promise raises AssertionError.
-"""
+"""What every `DistributedStrategy` promises, as a function that each rank calls: docs/extending.md shows how."""
 
 from __future__ import annotations
 
@@ -40,7 +33,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 
 def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float = EXACT) -> None:
-    """Check the strategies that `make` gives, one entered after the other, on CPU or GPU.
+    """Check the strategies that `make` gives, one after the other, on CPU or GPU; a broken promise raises AssertionError.
 
     `tolerance` is relative to what one process trains in float64; give more for a strategy that sends rounded gradients.
     """
@@ -142,9 +135,8 @@ def check_errors(strategy: DistributedStrategy) -> None:
 
 
 def _equal(result: Tensor, expected: Tensor, name: str) -> None:
-    torch.testing.assert_close(
-        result.cpu(), expected, rtol=0, atol=0, msg=f"{name} is {result.tolist()}, not {expected.tolist()}"
-    )
+    message = f"{name} is {result.tolist()}, not {expected.tolist()}"
+    torch.testing.assert_close(result.cpu(), expected, rtol=0, atol=0, msg=message)
 
 
 def _close(result: dict[str, Any], expected: dict[str, Any], tolerance: float, name: str) -> None:
@@ -164,7 +156,6 @@ class Rows:
     factor: float = 1.0
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Rows:
-        """On the device."""
         return replace(self, x=self.x.to(device), labels=self.labels.to(device))
 
 
@@ -197,23 +188,19 @@ def small_training(
     stop: int = STEPS,
     resume: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The trainer's steps on rows that are shared out over ranks and micro-batches; `bad` is (rank, step) of an infinite loss.
+    """The trainer's steps on rows that ranks and micro-batches share; `bad` is (rank, step) of an infinite loss.
 
     `last` is the number of micro-batches in the last step; `resume` the "checkpoint" that this rank returned before.
     """
-    # other weights on each rank, which `broadcast_state` must make equal
-    model = Net(strategy.rank, strided).to(strategy.device)
+    rank, world = strategy.rank, strategy.world_size
+    model = Net(rank, strided).to(strategy.device)  # `broadcast_state` must make the ranks' weights equal
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(strategy.device.type, init_scale=scale or 1.0, enabled=scale is not None)
     state = TrainState(model, optimizer, scaler)
-    plan = resolve_plan(
-        num_images=ROWS,
-        batch_size=ROWS,
-        world_size=strategy.world_size,
-        trainer=TrainerConfig(accumulate=accumulate, max_duration=f"{STEPS}steps"),
-        optimizer=OptimizerConfig(lr=0.1),
-        schedule=ScheduleConfig(name="constant", warmup="0steps"),
-    )
+    sizes = {"num_images": ROWS, "batch_size": ROWS, "world_size": world}
+    trainer = TrainerConfig(accumulate=accumulate, max_duration=f"{STEPS}steps")
+    schedule = ScheduleConfig(name="constant")
+    plan = resolve_plan(**sizes, trainer=trainer, optimizer=OptimizerConfig(lr=0.1), schedule=schedule)
     train_step = TrainStep(state, plan, strategy, gradient_clip=clip)
     if resume:
         state.load_state_dict(resume)
@@ -223,11 +210,9 @@ def small_training(
         x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         groups = torch.arange(ROWS).chunk(accumulate)[: last if step == STEPS - 1 else None]
         rows = sum(map(len, groups))
-        micro_batches = []
-        for group in groups:
-            share = group.tensor_split(strategy.world_size)[strategy.rank]
-            factor = float("inf") if bad == (strategy.rank, step) else 1.0
-            micro_batches.append(Rows(x[share], share % 3, len(share) * strategy.world_size / rows, factor))
+        factor = float("inf") if bad == (rank, step) else 1.0
+        shares = [group.tensor_split(world)[rank] for group in groups]
+        micro_batches = [Rows(x[share], share % 3, len(share) * world / rows, factor) for share in shares]
         norms.append(float(train_step(micro_batches).get("train/grad_norm", torch.nan)))  # NaN of a skipped step
         state.step += 1
     return {

@@ -1,10 +1,4 @@
-"""What every `Task` promises, as a function that an own task runs in one process.
-
-    from retina_dist.testing.task_contract import task_contract
-    task_contract(MyTask, load_config("train", ["hydra.searchpath=[file://my_conf]", "task=mine"]))
-
-A broken promise raises AssertionError.
-"""
+"""What every `Task` promises, as a function that checks an own task in one process: docs/extending.md shows how."""
 
 from __future__ import annotations
 
@@ -34,7 +28,7 @@ OF_ALL = 1e-5  # of the norm of all gradients: rounding, where a parameter's own
 
 
 def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
-    """Check `kind` with the settings `config` on the CPU, in this process; `other` are settings with other training data.
+    """Check `kind` with the settings `config` on the CPU; `other` are settings with other data. Raises AssertionError.
 
     The model must not depend on which examples share a batch: give a batch norm frozen statistics.
     """
@@ -195,17 +189,14 @@ def _losses_and_gradients(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> l
 
 def _saved(content: dict[str, Any]) -> dict[str, Any]:
     """`content` after a checkpoint, which holds tensors and plain values only."""
-    loaded: dict[str, Any] = torch.load(io.BytesIO(sealed(content)), map_location="cpu", weights_only=True)
-    return loaded
+    return torch.load(io.BytesIO(sealed(content)), map_location="cpu", weights_only=True)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     """The tensors, arrays and plain values in batches of any class, with the keys of mappings and the names of attributes."""
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
+        value = list(value.items())
+    if isinstance(value, (list, tuple)):
         for item in value:
             yield from _leaves(item)
     elif hasattr(value, "tolist") or not hasattr(value, "__dict__"):

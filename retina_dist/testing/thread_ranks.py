@@ -56,8 +56,7 @@ class ThreadRank(SingleDeviceStrategy):
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
         everyone = torch.stack(self.exchange(f"all_reduce {op}", x))
-        reduced: Tensor = getattr(everyone, {"min": "amin", "max": "amax"}.get(op, op))(0)
-        return reduced
+        return getattr(everyone, {"min": "amin", "max": "amax"}.get(op, op))(0)
 
     def all_gather(self, rows: Tensor) -> Tensor:
         return torch.cat(self.exchange("all_gather", rows))
