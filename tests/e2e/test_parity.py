@@ -73,4 +73,4 @@ def test_the_benchmark_gives_ratios_to_one_plain_process(tmp_path: Path) -> None
     assert found["num_images"] == 800  # as many as are drawn
     assert two["epoch_minutes"][0] == pytest.approx(800 / two["images_per_s"] / 60, rel=0.01)
     assert (tmp_path / "found.html").stat().st_size
-    assert "written to found.html" in printed
+    assert "report: found.html" in printed
