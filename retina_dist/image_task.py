@@ -172,8 +172,9 @@ class ImageTask(Task):
     def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, Any]]:
         """Each real image of a batch by id and file, with the losses that it has on its own."""
         names, batch = self.file_names(), batch.to(self.strategy.device)
-        ids = [(int(batch.image_ids[i]), losses) for i, losses in batch.losses_of_each(model)]
-        return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in ids]
+        each = ((int(batch.image_ids[row]), model(batch.image(row))) for row in batch.real_rows())
+        plain = ((i, {name: float(loss) for name, loss in losses.items()}) for i, losses in each)
+        return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in plain]
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
         """metrics.json of the last validation; an analysis, and details.json and images/ for the report, of the best one.

@@ -51,21 +51,15 @@ def analyse(
 
 
 def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
-    """`val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`, in resamples of the images.
-
-    `names` are the files of all images of the set.
-    """
+    """`val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`, in resamples of the images `names`."""
     rows = result.rows
     weights = resampled_weights(len(rows))
     labels = rows[:, 1].astype(np.int64)
     right = rows[:, 3] < 1
+    of_classes = (labels == label for label in range(len(result.classes)))
     with np.errstate(invalid="ignore"):
-        accuracies = np.array(
-            [
-                weights[own & right].sum(axis=0) / weights[own].sum(axis=0)
-                for own in (labels == label for label in range(len(result.classes)))
-            ]
-        )  # [K, B]
+        shares = [weights[own & right].sum(axis=0) / weights[own].sum(axis=0) for own in of_classes]
+    accuracies = np.array(shares)  # [K, B]
     known = np.isfinite(accuracies)
     samples = {
         "val/top1": weights[right].sum(axis=0) / len(rows),

@@ -99,8 +99,7 @@ def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: s
 def predict(config: PredictConfig) -> Path:
     """Write `output_dir`/NAME.jpg for each image and `output_dir`/predictions.csv; return the folder.
 
-    A row has the file, its class, that one's probability and those of all classes. A file that cannot be read is named and left
-    out; with none left, DataError.
+    A row has the file, its class, that one's probability and those of all classes. Unreadable files: see `predict_files`.
     """
 
     def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
@@ -119,20 +118,18 @@ def predict(config: PredictConfig) -> Path:
     return folder
 
 
-def write_shards(config: Any) -> dict[str, int]:
-    """Write both splits to `output`; return the number of shards of each."""
+def write_shards(config: Any) -> None:
+    """Write both splits to `output`."""
 
     def split(part: Samples) -> ShardSplit:
         rows = enumerate(zip(part.names, part.labels.tolist(), strict=True))
         images = [{"id": i, "file_name": name, "label": part.classes[label]} for i, (name, label) in rows]
-        annotations = (json.dumps({"images": images}) + "\n").encode()
-        return ShardSplit(
-            [Member(i, source) for i, source in enumerate(part.sources)], lambda: annotations, part.warnings
-        )
+        members = [Member(i, source) for i, source in enumerate(part.sources)]
+        return ShardSplit(members, lambda: (json.dumps({"images": images}) + "\n").encode(), part.warnings)
 
     parts = zip(("train", "val"), read_splits(config.data), strict=True)
     splits = {name: split(part) for name, part in parts if part is not None}
-    return write_splits(config.output, splits, shard_mb=config.shard_mb, report=print_redacted)
+    write_splits(config.output, splits, config.shard_mb, print_redacted)
 
 
 class ExportedClassifier(nn.Module):
@@ -154,10 +151,9 @@ def export(config: ExportConfig) -> float:
         raise ConfigError(f"size={config.size} is for detectors; a classifier takes its validation's size.")
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
     rng, side = np.random.default_rng(0), max(16, classifier.short_side)
-    files = find_images(config.images)[: config.num_images] if config.images else None
-    images: Sequence[AnyImage] = files or [
-        draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)
-    ]
+    images: Sequence[AnyImage] = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
+    if config.images:
+        images = find_images(config.images)[: config.num_images]
     inputs = [classifier.prepare(image) for image in images]
     worst = 0.0
 
@@ -165,10 +161,8 @@ def export(config: ExportConfig) -> float:
         nonlocal worst
         worst = max(float((run(image)[0] - classifier.probabilities(image)).abs().max()) for image in inputs)
         if not worst <= config.score_tolerance:
-            raise UserError(
-                f"{output} was not written: its probabilities differ by up to {worst:.3g}, more than {config.score_tolerance}; "
-                "report it, or raise score_tolerance if that is good enough."
-            )
+            differ = f"its probabilities differ by {worst:.3g}"
+            raise UserError(f"{output} was not written: {differ}; raise score_tolerance={config.score_tolerance}.")
 
     Exporter(
         graph=lambda: torch.export.export(ExportedClassifier(classifier).eval(), (torch.zeros_like(inputs[0]),)),
@@ -186,9 +180,9 @@ def export(config: ExportConfig) -> float:
 
 def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> Runner:
     """torchvision's own class with these weights, whose batch norms are not ours."""
-    arguments = classifier.arguments
-    extra = model_options(arguments["architecture"], arguments["image_size"])
-    theirs = models.get_model(arguments["architecture"], weights=None, num_classes=len(classifier.classes), **extra)
+    name = classifier.arguments["architecture"]
+    extra = model_options(name, classifier.arguments["image_size"])
+    theirs = models.get_model(name, weights=None, num_classes=len(classifier.classes), **extra)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected
     assert all(name.endswith("num_batches_tracked") for name in missing)  # which a frozen norm does not count
@@ -207,9 +201,7 @@ def examine(config: Any) -> DoctorReport:
     parts = {"train": train} | ({"val": val} if val else {})
     findings = [Finding("warning", split, text) for split, part in parts.items() for text in part.warnings]
     if val is None:
-        findings.append(
-            Finding("info", "val", "no validation split", "no metric and no best checkpoint; set data.val_fraction=0.1")
-        )
+        findings.append(Finding("info", "val", "no validation split", "set data.val_fraction=0.1 for metrics"))
     try:
         check_trainable(config.model, data, train)
     except ConfigError as error:
@@ -224,7 +216,9 @@ def examine(config: Any) -> DoctorReport:
     findings += [Finding(*f) for f in file_findings(checked, {"unreadable"} if data.bad_images == "skip" else ())]
     findings += _of_other_labels(checked, parts)
     if sizes := [check.size for checks in checked.values() for check in checks if check.size]:
-        findings += _small(sizes, data.image_size)
+        low, middle, high = np.percentile(np.array(sizes).min(axis=1), (0, 50, 100)).astype(int)
+        what = f"shorter sides of {low} to {high} px, median {middle}; crops of {data.image_size} px"
+        findings.append(Finding("info", "images", what))
     counts = {n: dict(zip(p.classes, p.counts().tolist(), strict=True)) for n, p in parts.items()}
     facts = [f"data={data.name}: {train.form}, in {data.root}"]
     for split, part in parts.items():
@@ -234,15 +228,12 @@ def examine(config: Any) -> DoctorReport:
 
 def _balance(split: str, part: Samples) -> Iterator[Finding]:
     counts = part.counts()
-    few = tuple(f"{name} ({n})" for name, n in zip(part.classes, counts.tolist(), strict=True) if n < FEWEST)
-    if few:
+    if few := tuple(f"{name} ({n})" for name, n in zip(part.classes, counts.tolist(), strict=True) if n < FEWEST):
         yield Finding("warning", split, f"classes with fewer than {FEWEST} images", "add images", len(few), few)
     if split == "train" and counts.max() > MOST_IMBALANCE * counts.min():
         most, least = (part.classes[int(i)] for i in (counts.argmax(), counts.argmin()))
         what = f"{most} has {counts.max()} images, {least} {counts.min()}"
-        remedy = (
-            "data.balanced=true evens them out; trainer.monitor=val/balanced_accuracy does not reward the largest class"
-        )
+        remedy = "data.balanced=true evens them out; trainer.monitor=val/balanced_accuracy counts each class alike"
         yield Finding("warning", split, what, remedy)
 
 
@@ -256,14 +247,3 @@ def _of_other_labels(checked: Mapping[str, Sequence[ImageCheck]], parts: Mapping
     if unclear := tuple(" = ".join(names.values()) for names in groups.values() if len(names) > 1):
         what = "images with different labels"
         yield Finding("error", "labels", what, "keep the right one", len(unclear), unclear)
-
-
-def _small(sizes: Sequence[tuple[int, int]], crop: int) -> Iterator[Finding]:
-    """The (width, height) of the images, and how many of them a training enlarges to twice their size or more."""
-    short = np.array(sizes).min(axis=1)
-    low, middle, high = (int(x) for x in np.percentile(short, (0, 50, 100)))
-    yield Finding("info", "images", f"shorter sides of {low} to {high} px, median {middle}; crops of {crop} px")
-    if small := int((short < crop / 2).sum()):
-        what = f"images with less than half of data.image_size={crop} px"
-        remedy = f"enlarge them less: data.image_size={max(32, middle // 32 * 32)}"
-        yield Finding("warning", "images", what, remedy, small)

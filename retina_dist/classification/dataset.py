@@ -102,24 +102,24 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
     """
 
     def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
-        super().__init__(samples.sources, on_bad_image=settings.bad_images, max_pixels=settings.max_pixels)
+        super().__init__(samples.sources, None, bad_images=settings.bad_images, max_pixels=settings.max_pixels)
         self.settings, self.seed, self.train = settings, seed, train
+        self.size = settings.image_size if train else settings.val_size  # px
         self.labels = samples.labels
         self.transform = TrainTransform(settings)
         self._balanced: tuple[int, np.ndarray] = (-1, self.labels)  # an epoch, and the image at each of its places
 
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
-        size = self.settings.image_size if self.train else self.settings.val_size
         drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
         fetched = self.fetch([i for d in drawn for i in (d.image, d.partner) if i is not None])
         count = max(len(spec.indices), spec.size if self.train else 1)
-        images = torch.zeros((count, 3, size, size), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+        images = torch.zeros(count, 3, self.size, self.size, dtype=torch.uint8).to(memory_format=torch.channels_last)
         labels = torch.zeros((2, count), dtype=torch.int64)
         share, indices = torch.ones(count), torch.full((count,), -1)
         made = 0
         for place, d in zip(spec.indices, drawn, strict=True):
             with self.skipping_bad_images():
-                images[made], share[made] = self._image(d, place, spec.epoch, size, fetched)
+                images[made], share[made] = self._image(d, place, spec.epoch, fetched)
                 pair = [d.image, d.image if d.partner is None else d.partner]
                 labels[:, made], indices[made] = torch.from_numpy(self.labels[pair]), d.image
                 made += 1
@@ -150,15 +150,15 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
             self._balanced = (epoch, images)
         return self._balanced[1]
 
-    def _image(self, drawn: Drawn, place: int, epoch: int, size: int, fetched: Contents) -> tuple[Tensor, float]:
+    def _image(self, drawn: Drawn, place: int, epoch: int, fetched: Contents) -> tuple[Tensor, float]:
         """The image at a place, transformed and mixed, and its share in the mixture."""
         pixels = self.read(drawn.image, fetched)
         if not self.train:
-            return eval_transform(pixels, size, self.settings.val_short_side), 1.0
-        image = self.transform(pixels, size, (self.seed, epoch, place))
+            return eval_transform(pixels, self.size, self.settings.val_short_side), 1.0
+        image = self.transform(pixels, self.size, (self.seed, epoch, place))
         if drawn.partner is None:
             return image, 1.0
-        other = self.transform(self.read(drawn.partner, fetched), size, (self.seed, epoch, place, "partner"))
+        other = self.transform(self.read(drawn.partner, fetched), self.size, (self.seed, epoch, place, "partner"))
         with torch_seed(self.seed, epoch, place, "mix"):
             return mix(drawn.kind, getattr(self.settings, drawn.kind), image, other)
 
@@ -169,19 +169,16 @@ class ClassificationDataModule(DataModule[ImageBatch]):
     def __init__(
         self, settings: ClassificationData, *, train: Samples | None, val: Samples | None, seed: int = 0, **job: Any
     ) -> None:
-        training, validation = None, None
-        if train is not None:
-            dataset = ClassificationDataset(train, settings, seed=seed)
-            training = dataset, _one_bucket(len(train), settings.image_size)
-        if val is not None:
-            dataset = ClassificationDataset(val, settings, train=False)
-            validation = dataset, _one_bucket(len(val), settings.val_size)
-        super().__init__(settings, training, validation, seed=seed, **job)
+        training = None if train is None else ClassificationDataset(train, settings, seed=seed)
+        validation = None if val is None else ClassificationDataset(val, settings, train=False)
+        super().__init__(settings, _on_one_canvas(training), _on_one_canvas(validation), seed=seed, **job)
 
 
-def _one_bucket(count: int, size: int) -> Buckets:
-    """All images on one square canvas."""
-    return Buckets(np.zeros(count, np.int64), (size,), np.array([[[size, size]]], np.int64))
+def _on_one_canvas(dataset: ClassificationDataset | None) -> tuple[ClassificationDataset, Buckets] | None:
+    if dataset is None:
+        return None
+    canvas = np.full((1, 1, 2), dataset.size)
+    return dataset, Buckets(np.zeros(len(dataset), np.int64), (dataset.size,), canvas)
 
 
 def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:

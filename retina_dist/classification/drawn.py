@@ -1,19 +1,16 @@
-"""Two data sets that need no download: drawn shapes, one an image, in files, and random images on the device."""
+"""Two data sets that need no download: drawn shapes, one an image, in files, and random classes of images without files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
-from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import SyntheticClassesConfig
-from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
+from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once
 from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
@@ -33,7 +30,7 @@ def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, s
                 (folder / split / name).mkdir(parents=True, exist_ok=True)
                 draw_shape(rng, name, image_size).save(folder / split / name / f"{index:06d}.png")
 
-    draw_once(root, settings, write, manifest="drawn.json", otherwise="data=folders")
+    draw_once(root, settings, write, "drawn.json")
 
 
 def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
@@ -54,12 +51,3 @@ def synthetic_samples(settings: SyntheticClassesConfig, seed: int) -> Samples:
     names = tuple(f"synthetic-{i}" for i in range(settings.num_images))
     labels = draw.integers(settings.num_classes, size=settings.num_images)
     return Samples(names, names, labels, tuple(f"class {i}" for i in range(settings.num_classes)))
-
-
-def synthetic_batch(
-    samples: Samples, images: Sequence[int], weight: float, *, size: int, seed: int, device: torch.device
-) -> ImageBatch:
-    """The batch of these images on `device`; their pixels are noise, a function of (seed, image). Nothing is mixed in."""
-    pixels = torch.stack([noise(size, size, seed, i) for i in images]).contiguous(memory_format=torch.channels_last)
-    labels = torch.from_numpy(samples.labels[list(images)])
-    return ImageBatch(pixels, labels, labels, torch.ones(len(images)), torch.tensor(images), weight).to(device)

@@ -1,7 +1,6 @@
 """Metrics of a classifier over a validation set that the ranks share.
 
-Ranks gather one row for each image, by its number in the data set, and each computes the metrics from all rows: no image is
-padded, counted twice or averaged over ranks.
+Ranks gather one row for each image and each computes the metrics from all rows: none is counted twice or averaged over ranks.
 """
 
 from __future__ import annotations
@@ -50,11 +49,6 @@ class ClassificationResult:
         return metrics | {"per_class_accuracy": self.per_class, "confusion": confusion}
 
 
-def metric_names(num_classes: int) -> tuple[str, ...]:
-    """What a validation gives for so many classes."""
-    return METRICS + (BINARY if num_classes == 2 else ())
-
-
 def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
     """[B, 7] float64 rows of a batch; of equal logits the first class comes first."""
     wide = logits.double()
@@ -71,8 +65,7 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
     """The metrics of rows [N, 7], one for each image; every metric is NaN where a logit was not finite.
 
     The balanced accuracy is the mean over the classes that have images (the macro recall). A metric with an empty denominator is
-    NaN: sensitivity without a positive image, specificity without a negative one, ROC-AUC without either. Raises DataError
-    without any row.
+    NaN, such as sensitivity without a positive image. Raises DataError without any row.
     """
     if not len(rows):
         raise DataError("no validation image could be read; look at the data with retina_dist.doctor.")

@@ -94,10 +94,8 @@ def build_classifier(
     """
     known = models.list_models(module=models)
     if architecture not in known:
-        near = ", ".join(difflib.get_close_matches(architecture, known, 5, 0))
-        raise ConfigError(
-            f"model.architecture={truncate([architecture])} is not a classifier of torchvision; did you mean one of {near}?"
-        )
+        near = " or ".join(difflib.get_close_matches(architecture, known, 5, 0))
+        raise ConfigError(f"model.architecture={truncate([architecture])} is not torchvision's; did you mean {near}?")
     if zero_gamma and not architecture.startswith(RESNETS):
         raise ConfigError(f"model.zero_gamma=true is for ResNets, not {architecture}; leave it out.")
     extra = model_options(architecture, image_size) | ({"zero_init_residual": True} if zero_gamma else {})
@@ -111,8 +109,7 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
     """What torchvision's builder needs beside the number of classes."""
     if architecture.startswith("vit_"):  # whose embedding of positions has one size
         return {"image_size": image_size}
-    # one head; their weights scale ImageNet's normalization themselves
-    if architecture in ("googlenet", "inception_v3"):
+    if architecture in ("googlenet", "inception_v3"):  # one head; their weights scale the normalization themselves
         return {"aux_logits": False, "transform_input": True}
     return {}
 
@@ -127,10 +124,8 @@ def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
     except NotImplementedError:  # RegNets compute their widths with tensors' values; they take any size
         return
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise ConfigError(
-            f"model.architecture={architecture} does not take images of data.image_size={image_size} and "
-            f"data.val_image_size={val_size} px ({describe_error(error)}); give other sizes, such as 224 for both."
-        ) from error
+        sizes = f"data.image_size={image_size} and data.val_image_size={val_size} ({describe_error(error)})"
+        raise ConfigError(f"model.architecture={architecture} does not take images of {sizes}; try 224.") from error
 
 
 def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> WeightsReport:

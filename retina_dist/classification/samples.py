@@ -1,8 +1,4 @@
-"""Labelled images: a folder for each class, a CSV file, or shards.
-
-Classes are numbered in the order of their names. Names come from files that others wrote: one that leaves the folder of the images
-is refused.
-"""
+"""Labelled images: a folder for each class, a CSV file, or shards. Classes are numbered in the order of their names."""
 
 from __future__ import annotations
 
@@ -60,12 +56,8 @@ class Samples:
 
     def rows(self, rows: Sequence[int] | np.ndarray) -> Samples:
         """The images of these rows, with the same classes."""
-        return replace(
-            self,
-            names=tuple(self.names[i] for i in rows),
-            sources=tuple(self.sources[i] for i in rows),
-            labels=self.labels[rows],
-        )
+        names, sources = tuple(self.names[i] for i in rows), tuple(self.sources[i] for i in rows)
+        return replace(self, names=names, sources=sources, labels=self.labels[rows])
 
     def split(self, fraction: float) -> tuple[Samples, Samples]:
         """The images to train on, and the `fraction` held out for validation. Raises DataError where either is none."""
@@ -83,13 +75,6 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
 
     `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
     """
-    if not isinstance(root, Url) and any(
-        (f / "images").is_dir() and (f / "labels").is_dir() for f in (root, root / split)
-    ):
-        raise DataError(
-            f"{root} has folders images and labels, so it is a detection data set in YOLO's form; train a detector, "
-            f"task=detection data=auto data.root={root}, or move the images into FOLDER/train/CLASS and FOLDER/val/CLASS."
-        )
     form, read = _reader(root)
     rows = read(root, split)
     if rows is None:
@@ -107,10 +92,7 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
         raise DataError(f"{root} has no image of the split {split}; images end with {', '.join(sorted(SUFFIXES))}.")
     known = tuple(classes) if classes is not None else tuple(sorted(used))
     if unknown := sorted(used - set(known)):
-        raise DataError(
-            f"{root}: {split} has {pluralize(len(unknown), 'class')} that train has not: {truncate(unknown)}; rename them, or "
-            "add training images of them."
-        )
+        raise DataError(f"{root}: {split} has classes that train has not: {truncate(unknown)}; rename or remove them.")
     number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
     return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, warnings, form)
@@ -129,11 +111,8 @@ def _reader(root: PathOrUrl) -> tuple[str, Callable[[PathOrUrl, str], list[Row] 
 def absent(key: str, root: PathOrUrl, split: str) -> str:
     """A sentence that says that `root`, the value of `key`, lacks a split, and what to change."""
     remedy = f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label"
-    if not isinstance(root, Url):
-        if not root.exists():
-            return f"{key}={root} does not exist; {remedy}."
-        if root.resolve().name in SPLITS["train"] + SPLITS["val"]:
-            remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
+    if isinstance(root, Path) and root.resolve().name in SPLITS["train"] + SPLITS["val"]:
+        remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
     return f"{key}={root} has no {split} images; {remedy}."
 
 
@@ -154,15 +133,14 @@ def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
 
 def _class_folders(folder: PathOrUrl) -> list[Row] | None:
     """The images in folder/CLASS and below; None where there is no such folder. CLASS may be a link."""
-    files: dict[str, Source] = {}
     if isinstance(folder, Url):
-        files.update(objects_in(folder))
+        files: dict[str, Source] = dict(objects_in(folder))
         if not files:
             return None
     elif not folder.is_dir():
         return None
     else:
-        files.update({name: str(folder / name) for name in os.listdir(folder)})
+        files = {name: str(folder / name) for name in os.listdir(folder)}
         for label in _folders_in(folder):
             paths = (f"{parent}/{name}" for parent, _, names in os.walk(folder / label) for name in names)
             files.update({path.removeprefix(f"{folder}/"): path for path in paths})
@@ -215,13 +193,11 @@ def _from_shards(root: PathOrUrl, split: str) -> list[Row] | None:
         images = json.loads(read_bytes(path))["images"]
         return [(str(image["file_name"]), members[image["id"]], str(image["label"])) for image in images]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} has no label for each image of the shards ({error!r}); write them again by retina_dist.shards."
-        ) from error
+        raise DataError(f"{path} has no label for each image ({error!r}); write the shards again.") from error
 
 
 def root_of(text: str | None, name: str) -> PathOrUrl:
-    """The place that `data.root` names. Raises ConfigError without one."""
+    """The place that `data.root` names. Raises DataError without one."""
     if text is None:
         raise DataError(f"data={name} needs data.root=FOLDER.")
     return parse_path(text)

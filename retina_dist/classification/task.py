@@ -12,19 +12,13 @@ import torch
 from torch import nn
 
 from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch, draw_first_batch
-from retina_dist.classification.drawn import draw_classes, synthetic_batch, synthetic_samples
-from retina_dist.classification.metrics import (
-    BINARY,
-    METRICS,
-    ClassificationEvaluator,
-    ClassificationResult,
-    metric_names,
-)
+from retina_dist.classification.drawn import draw_classes, synthetic_samples
+from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
 from retina_dist.classification.samples import Samples, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
 from retina_dist.data.images import read_image
-from retina_dist.data.synthetic import folder_to_draw
+from retina_dist.data.synthetic import folder_to_draw, noise
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.errors import ConfigError
 from retina_dist.image_task import NO_VALIDATION, ImageTask
@@ -54,16 +48,15 @@ class ClassificationTask(ImageTask):
         weights = config.model.weights
         if weights and "://" not in weights and strategy.is_main and not config.resume:
             find_weights(str(located(weights)))  # a missing file is an error before the data is read
-        self.train, self.val = (
-            (synthetic_samples(data.synthetic, config.seed), None) if data.synthetic else read_splits(data)
-        )
+        made = synthetic_samples(data.synthetic, config.seed) if data.synthetic else None
+        self.train, self.val = (made, None) if made else read_splits(data)
         check_trainable(config.model, data, self.train)
         if config.trainer.overfit_batches:
             self.train = self.val = self.train.subsample(config.trainer.overfit_batches * data.batch_size)
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = self.val.subsample(2 * data.val_batch_size)
         self.validates = self.val is not None
-        self.metric_names = metric_names(len(self.class_names))
+        self.metric_names = (*METRICS, *(BINARY if len(self.class_names) == 2 else ()))
         monitor = config.trainer.monitor
         if monitor in BINARY and monitor not in self.metric_names:
             raise ConfigError(f"trainer.monitor={monitor} is of two classes, and the data has {len(self.class_names)}.")
@@ -90,8 +83,7 @@ class ClassificationTask(ImageTask):
         yield "val", self.val.describe() if self.val else NO_VALIDATION
         yield "model", f"{model.architecture}; weights: {model.weights or 'none, from scratch'}"
         size = f"crops of {data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
-        noise = f"{data.image_size} px of noise on the device, the same at every step"
-        yield "size", noise if data.synthetic else size
+        yield "size", f"{data.image_size} px of noise on the device, the same at every step" if data.synthetic else size
         yield "classes", f"{len(self.class_names)}: {truncate(self.class_names, 8)}"
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,11 +94,14 @@ class ClassificationTask(ImageTask):
         return list(map(str, state["classes"]))
 
     def synthetic_batch(self, images: Sequence[int], weight: float) -> ImageBatch:
-        where: dict[str, Any] = {"seed": self.config.seed, "device": self.strategy.device}
-        return synthetic_batch(self.train, images, weight, size=self.config.data.image_size, **where)
+        side = self.config.data.image_size
+        pixels = torch.stack([noise(side, side, self.config.seed, i) for i in images])
+        labels = torch.from_numpy(self.train.labels[list(images)])
+        drawn = (pixels.contiguous(memory_format=torch.channels_last), labels, labels)
+        batch = ImageBatch(*drawn, torch.ones(len(images)), torch.tensor(images), weight)
+        return batch.to(self.strategy.device)
 
     def unaugmented(self) -> ClassificationData:
-        """The whole image is the crop."""
         off: dict[str, Any] = {"hflip": 0.0, "vflip": 0.0, "augment": None, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
         return replace(self.config.data, crop_scale=[1.0, 1.0], **off)
 

@@ -1,8 +1,7 @@
 """Aspect-ratio buckets: images of similar shape share a canvas.
 
-Images of one batch are padded to a common size. Padding to the largest image of each batch wastes
-work and gives every step a different shape. A few fixed canvases waste less (on COCO 2017, six of them cost 3 %
-more pixels than padding each image separately), and compiled kernels can be reused.
+Padding each batch to its largest image wastes work and gives every step another shape. A few fixed canvases waste less (on COCO
+2017, six of them cost 3 % more pixels than padding each image separately), and compiled kernels can be reused.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def make_buckets(
 ) -> Buckets:
     """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar aspect ratio.
 
-    The cut points minimize the total canvas area, summed over images and `min_sizes`; if fewer buckets
-    reach the same area, there are fewer. Canvas sides are multiples of `divisor`. Raises DataError if there is no image.
+    The cut points minimize the total canvas area, summed over images and `min_sizes`; if fewer buckets reach the same area, there
+    are fewer. Canvas sides are multiples of `divisor`. Raises DataError if there is no image.
     """
     stored = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     if not len(stored):

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from PIL import UnidentifiedImageError
@@ -18,6 +19,7 @@ from retina_dist.errors import ImageError, doing
 from retina_dist.text import pluralize
 
 Size = tuple[int, int] | None  # (width, height) in px
+File = tuple[str, Source, Size]  # name, source and annotated size
 # level, split, what, remedy, how many, and their names: the fields of a doctor's `Finding`
 FileFinding = tuple[Literal["error", "warning", "info"], str, str, str, int, tuple[str, ...]]
 
@@ -33,45 +35,29 @@ class ImageCheck:
     digest: str | None = None  # SHA-256 of the file
 
 
-def check_images(
-    files: Sequence[tuple[str, Source, Size]], split: str, images: str, max_pixels: int
-) -> list[ImageCheck]:
+def check_images(files: Sequence[File], split: str, images: str, max_pixels: int) -> list[ImageCheck]:
     """`check_image` of each in threads, since decoders release the interpreter's lock; `images="none"` opens none of them."""
     if images == "none":
         return [ImageCheck(name) for name, *_ in files]
     checks: list[ImageCheck] = []
+    check_one = partial(check_image, decode=images == "decode", max_pixels=max_pixels)
     remote = any(is_remote(source) for _, source, _ in files)
-    at_once = AT_ONCE if remote else max(1, len(files))
-
-    def check_one(file: tuple[str, Source, Size], content: bytes | ImageError | None) -> ImageCheck:
-        return check_image(*file, decode=images == "decode", max_pixels=max_pixels, content=content)
-
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        for start in range(0, len(files), at_once):
-            part = files[start : start + at_once]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for start in range(0, len(files), AT_ONCE):
+            part = files[start : start + AT_ONCE]
             contents = read_all([source for _, source, _ in part]) if remote else [None] * len(part)
             for check in pool.map(check_one, part, contents):
                 checks.append(check)
                 doing(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
-    finally:
-        pool.shutdown(cancel_futures=True)
     return checks
 
 
-def check_image(
-    name: str,
-    source: Source,
-    annotated: Size,
-    *,
-    decode: bool,
-    max_pixels: int,
-    content: bytes | ImageError | None = None,
-) -> ImageCheck:
+def check_image(file: File, content: bytes | ImageError | None = None, *, decode: bool, max_pixels: int) -> ImageCheck:
     """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated, if any is.
 
     `content` is what `read_all` has read of it already.
     """
+    name, source, annotated = file
     try:
         if isinstance(content, ImageError):
             raise content
@@ -100,16 +86,16 @@ def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collec
     same: dict[str, dict[str, list[str]]] = defaultdict(dict)  # digest -> split -> names
     for split, checks in checked.items():
         remedies = {
-            "missing": f"restore them, name their folder with data.{split}_images, or continue without: data.missing_images=skip",
+            "missing": f"restore them, give data.{split}_images=FOLDER, or continue without: data.missing_images=skip",
             "unreadable": "restore them, or continue without: data.bad_images=skip",
             "of another size": "their boxes belong to another version: find it, annotate again, or data.bad_images=skip",
         }
         for problem, remedy in remedies.items():
             if details := tuple(check.detail for check in checks if check.problem == problem):
                 if problem in tolerated:
-                    remedy = "left out of training, as you set"
-                level: Literal["error", "warning"] = "warning" if problem in tolerated else "error"
-                yield level, split, f"images {problem}", remedy, len(details), details
+                    yield "warning", split, f"images {problem}", "left out of training", len(details), details
+                else:
+                    yield "error", split, f"images {problem}", remedy, len(details), details
         if checks and all(check.problem in tolerated for check in checks):
             yield "error", split, "images, and none can be used", "restore some", len(checks), ()
         for check in checks:

@@ -1,7 +1,6 @@
 """Decodes image files to RGB pixels in the orientation of their annotations.
 
-Pillow opens every file and decodes it, except JPEG, which TorchCodec decodes faster to the same bits. A file that cannot be read
-raises an ImageError that names it.
+Pillow opens every file and decodes it, except JPEG, which TorchCodec decodes faster to the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 from torchcodec.decoders import decode_jpeg
@@ -36,8 +34,8 @@ SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The sides that are mirrored to turn an image of each orientation upright, after width and height were exchanged.
 MIRRORED: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
 
-# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. libtiff and GDAL stop at 100 scans
-# (JPEG_MAX_ALLOWED_SCAN_NUMBER); encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the same cost.
+# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. GDAL stops at 100 scans, encoders write about 10: an
+# image of `max_pixels` may have 16, smaller ones more at the same cost.
 MAX_SCANS = 100
 SCANS_AT_MAX_PIXELS = 16
 # The markers that libjpeg reads on from; SOI is an error and restarts have no length.
@@ -66,33 +64,19 @@ def read_image(
     size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far more scans than encoders write.
     """
     if isinstance(path, DatasetItem):
-        return _made(path, annotated_size)
-    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
-        content = read(path)
+        made: Tensor = path.dataset.pixels(path.number)
+        _orientation_of_annotations(path, (made.shape[2], made.shape[1]), 1, annotated_size)
+        return made
     with _opened(path, max_pixels, content, formats) as image:
-        if isinstance(image, PngImageFile):  # Pillow decodes a PNG to find EXIF, and would hide an error there
-            with _decoding(path):
-                image.load()
-        orientation = _orientation(image)
-        if annotated_size is not None:
-            orientation = _orientation_of_annotations(path, image.size, orientation, annotated_size)
-        with _decoding(path):
-            pixels = _decode_jpeg(image, content, max_pixels) if isinstance(image, JpegImageFile) else None
-            if pixels is None:
-                pixels = torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+        try:
+            pixels = _decode_jpeg(image, max_pixels) if isinstance(image, JpegImageFile) else None
+            pixels = _rgb(image) if pixels is None else pixels
+        except Exception as error:  # on damaged bytes, decoders raise almost any exception
+            reason = f"{path} cannot be decoded ({error})"
+            raise ImageError(f"{reason}; restore the file, or set data.bad_images=skip.") from error
+        # after decoding: Pillow decodes a PNG to find EXIF, and hides an error there
+        orientation = _orientation_of_annotations(path, image.size, _orientation(image), annotated_size)
     return _turned(pixels, orientation)
-
-
-def _made(item: DatasetItem, annotated_size: tuple[int, int] | None) -> Tensor:
-    """The pixels of an image that a dataset makes, whose size must be that of its boxes."""
-    pixels = item.dataset.pixels(item.number)
-    size = (pixels.shape[2], pixels.shape[1])
-    if annotated_size is not None and annotated_size != size:
-        raise ImageError(
-            f"{item} is {size[0]} x {size[1]} pixels, but was {annotated_size[0]} x {annotated_size[1]} when its boxes were read; "
-            "return the same image each time, and augment by the settings of data."
-        )
-    return pixels
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -105,35 +89,28 @@ def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None
     return image_sizes(path, max_pixels, content)[0]
 
 
-def image_sizes(
-    path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None
-) -> tuple[tuple[int, int], tuple[int, int]]:
+def image_sizes(path: Source, max_pixels: int, content: bytes | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
     """`image_size`, and (width, height) of the pixels as stored, before EXIF orientation. Raises ImageError."""
-    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
-        content = read(path)
     with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = image.size
         shown = (height, width) if _orientation(image) in SWAPPING else (width, height)
         return shown, (width, height)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """8-bit RGB; 16-bit grey is scaled, transparency dropped. Raises ValueError for floating-point pixels."""
+def _rgb(image: Image.Image) -> Tensor:
+    """uint8 [3, h, w]; 16-bit grey is scaled, transparency dropped. Raises ValueError for floating-point pixels."""
     image.load()
     if image.mode == "F":
         raise ValueError("floating-point pixels of unknown range; store it with 8 bits")
     if image.mode.startswith("I"):  # "I" is what older Pillow makes of 16-bit PNG
         values = np.asarray(image, dtype=np.float64)
-        return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8)).convert("RGB")
-    return image.convert("RGB")
+        image = Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8))
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def has_more_scans(jpeg: bytes, most: int) -> bool:
-    """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded.
-
-    The segments are read only if there are more marks of scans, which thumbnails and films after the image hold too.
-    """
-    if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:
+    """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded."""
+    if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:  # thumbnails and films after the image count here, too
         return False
     scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
     return next(islice(scans, most, None), None) is not None
@@ -148,15 +125,11 @@ def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
         at += max(2, int.from_bytes(jpeg[at : at + 2], "big"))
 
 
-def _decode_jpeg(image: JpegImageFile, content: bytes | None, max_pixels: int) -> Tensor | None:
-    """The stored pixels of a JPEG, in channels-last memory; None where Pillow is to decode them, or to raise.
-
-    Raises ValueError for a JPEG of many scans.
-    """
-    if content is None:
-        assert image.fp is not None
-        image.fp.seek(0)
-        content = image.fp.read()
+def _decode_jpeg(image: JpegImageFile, max_pixels: int) -> Tensor | None:
+    """The stored pixels, in channels-last memory; None where Pillow is to decode them. Raises ValueError for many scans."""
+    assert image.fp is not None
+    image.fp.seek(0)
+    content = image.fp.read()
     most = min(MAX_SCANS, SCANS_AT_MAX_PIXELS * max_pixels // (image.width * image.height))
     if has_more_scans(content, most):
         raise ValueError(f"it has more than {most} scans, each of which costs as much as a whole image")
@@ -183,88 +156,65 @@ def _turned(pixels: Tensor, orientation: int) -> Tensor:
 
 
 @contextmanager
-def _decoding(path: Source) -> Iterator[None]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except Exception as error:  # on damaged bytes, decoders raise almost any exception
-        raise ImageError(
-            f"{path} cannot be decoded ({error}); restore the file, take it out of the annotations, or set data.bad_images=skip."
-        ) from error
-
-
-@contextmanager
 def _opened(
     path: Source, max_pixels: int, content: bytes | None, formats: tuple[str, ...] | None = None
 ) -> Iterator[Image.Image]:
-    """Pillow's image of a file whose header was read and is within the limits."""
+    """Pillow's image of a file whose header was read and is within the limits; Pillow's warnings are off."""
+    if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
+        content = read(path)
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses images of twice its limit, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
-    with ExitStack() as at_end:
+    with ExitStack() as at_end, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             file: BinaryIO = io.BytesIO(content) if content is not None else open_regular(str(path))
             at_end.enter_context(file)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                image = at_end.enter_context(Image.open(file, formats=formats))
+            image = at_end.enter_context(Image.open(file, formats=formats))
         except FileNotFoundError as error:
-            raise ImageError(
-                f"{path} does not exist; check the images folder, or set data.missing_images=skip."
-            ) from error
+            raise ImageError(f"{path} does not exist; check its folder, or set data.missing_images=skip.") from error
         except Image.DecompressionBombError as error:
-            count = re.search(r"\d+", str(error))  # Pillow gives the size only in the message
-            raise _too_large(path, count[0] if count else "far too many", max_pixels) from None
-        except Exception as error:  # as above
+            count = re.findall(r"\d+", str(error))[0]  # Pillow gives the size only in the message
+            raise _too_large(path, count, max_pixels) from None
+        except Exception as error:  # as for a decoder
             raise _unreadable(path, f"not {', '.join(formats)}" if formats else str(error)) from error
         size = f"{image.width} x {image.height}"
         if image.format == "EPS" or not image.width * image.height:
-            what = "an EPS, a program to be run" if image.format == "EPS" else f"of {size} pixels"
-            raise _unreadable(path, f"it is {what}")
+            raise _unreadable(path, "an EPS, a program to be run" if image.format == "EPS" else f"{size} pixels")
         if image.width * image.height > max_pixels:
             raise _too_large(path, size, max_pixels)
         yield image
 
 
 def _unreadable(path: Source, reason: str) -> ImageError:
-    return ImageError(
-        f"{path} is not a readable image ({reason}); restore the file, take it out of the annotations, or set data.bad_images=skip."
-    )
+    return ImageError(f"{path} is not a readable image ({reason}); restore the file, or set data.bad_images=skip.")
 
 
-def _too_large(path: Source, size: str, max_pixels: int) -> ImageError:
-    return ImageError(
-        f"{path} has {size} pixels, more than max_pixels={max_pixels}; raise data.max_pixels if the file is to be trusted, "
-        "or set data.bad_images=skip."
-    )
+def _too_large(path: Source, size: str, most: int) -> ImageError:
+    return ImageError(f"{path} has {size} pixels, more than max_pixels={most}; raise it, or set data.bad_images=skip.")
 
 
 def _orientation(image: Image.Image) -> int:
     if isinstance(image, TiffImageFile):  # Pillow turns it upright by itself
         return 1
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            value = image.getexif().get(ORIENTATION_TAG, 1)
+        value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # damaged EXIF raises many kinds of errors; the pixels may still be sound
         return 1
     return value if value in range(1, 9) else 1
 
 
 def _orientation_of_annotations(
-    path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int]
+    path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int] | None
 ) -> int:
     """The orientation to apply so that pixels agree with the annotations of an image of `annotated` size."""
     shown = stored[::-1] if orientation in SWAPPING else stored
-    if annotated == shown:
+    if annotated is None or annotated == shown:
         return orientation
     if annotated == stored:
         return 1
-    raise ImageError(
-        f"{path} is {shown[0]} x {shown[1]} pixels, but its annotation says {annotated[0]} x {annotated[1]}: it belongs "
-        "to another version of the image; give the images that were annotated, or leave it out of a training with "
-        "data.bad_images=skip."
-    )
+    size, other = (f"{width} x {height}" for width, height in (shown, annotated))
+    remedy = "give the image that was annotated, or set data.bad_images=skip"
+    raise ImageError(f"{path} is {size} pixels, but its annotation says {other}; {remedy}.")
 
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -285,16 +235,11 @@ def find_images(pattern: str) -> list[Path]:
         raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
     if path.is_file():
         return [path]
-    candidates = path.iterdir() if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
-    files = sorted(f for f in candidates if f.is_file() and is_image(f))
-    if not files and path.is_dir():
-        files = sorted(f for f in path.rglob("*") if f.is_file() and is_image(f))
-    if not files:
-        raise DataError(
-            f"input={pattern} is neither an image, nor a folder with images ({', '.join(sorted(SUFFIXES))}), nor a "
-            "glob that matches any; convert other types to these, and quote a glob for the shell."
-        )
-    return files
+    places = [path.iterdir(), path.rglob("*")] if path.is_dir() else [map(Path, glob.glob(pattern, recursive=True))]
+    for place in places:
+        if files := sorted(file for file in place if file.is_file() and is_image(file)):
+            return files
+    raise DataError(f"input={pattern} names no image ({', '.join(sorted(SUFFIXES))}); give a file, folder or glob.")
 
 
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor
@@ -308,34 +253,31 @@ def pixels_of(image: AnyImage) -> Tensor:
     """
     if isinstance(image, str | Path):
         if not Path(image).is_file():
-            if Path(image).is_dir():
-                raise DataError(f"{image} is a folder; give a list such as [*Path({str(image)!r}).glob('*.jpg')].")
-            raise DataError(f"{image} is not a local file; give the path of one.")
+            raise DataError(f"{image} is not a local file; give the path of one, or a list of paths.")
         try:
             return read_image(Path(image))
         except ImageError as error:  # without the settings of a run
             raise ImageError(f"{str(error).rpartition(';')[0]}; give another file.") from error
     if isinstance(image, Image.Image):
         try:
-            return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+            return _rgb(image)
         except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are asked for
             raise DataError(f"a PIL image cannot be converted to RGB ({error}); give {FORMS}.") from error
-    if not isinstance(image, np.ndarray | Tensor):
-        raise DataError(f"an image is of type {type(image).__name__}; give {FORMS}.")
-    kind = "an array" if isinstance(image, np.ndarray) else "a tensor"
-    pixels = torch.from_numpy(np.ascontiguousarray(image)) if isinstance(image, np.ndarray) else image.detach().cpu()
     if isinstance(image, np.ndarray):
+        pixels = torch.from_numpy(np.ascontiguousarray(image))
         pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
         pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
+    elif isinstance(image, Tensor):
+        pixels = image.detach().cpu()
+    else:
+        raise DataError(f"an image is of type {type(image).__name__}; give {FORMS}.")
     if pixels.ndim != 3 or len(pixels) != 3 or not pixels.numel():
-        raise DataError(f"an image is {kind} of shape {list(image.shape)}; give {FORMS}.")
+        raise DataError(f"an image has the shape {list(image.shape)}; give {FORMS}.")
     if pixels.is_floating_point():
         low, high = float(pixels.min()), float(pixels.max())
         if not 0 <= low <= high <= 1:
-            raise DataError(
-                f"an image is {kind} of floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1, not normalized."
-            )
+            raise DataError(f"an image has floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1.")
         pixels = (pixels * 255).round().to(torch.uint8)
     if pixels.dtype != torch.uint8:
-        raise DataError(f"an image is {kind} of {pixels.dtype}; give {FORMS}.")
+        raise DataError(f"an image has values of {pixels.dtype}; give {FORMS}.")
     return pixels.as_subclass(Tensor)

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from itertools import islice
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from typing_extensions import Self
 
@@ -37,26 +36,20 @@ START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_met
 
 AnyBatch = TypeVar("AnyBatch")
 Contents = Mapping[int, bytes | ImageError]  # of images, by their number
-NOTHING: Contents = MappingProxyType({})
 CPU = torch.device("cpu")
 
 
 class ImageDataset(Dataset[AnyBatch]):
     """Images by number; a task's subclass makes whole batches of them, `dataset[spec]`.
 
-    `sizes` [N, 2] are the annotated (height, width), if there are any. With `on_bad_image="skip"`, an image that cannot be read is
+    `sizes` [N, 2] are the annotated (height, width), if there are any. With `bad_images="skip"`, an image that cannot be read is
     left out of its batch with a warning, and the batch's weight shrinks by its share, so that the other images count as before.
     """
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        sizes: Tensor | None = None,
-        *,
-        on_bad_image: str = "error",
-        max_pixels: int = MAX_PIXELS,
+        self, sources: Sequence[Source], sizes: Tensor | None, bad_images: str = "error", max_pixels: int = MAX_PIXELS
     ) -> None:
-        self.on_bad_image, self.max_pixels = on_bad_image, max_pixels
+        self.bad_images, self.max_pixels = bad_images, max_pixels
         # text is smaller than a Path when it is sent to a worker
         self._sources = [str(source) if isinstance(source, Path) else source for source in sources]
         self._sizes = sizes
@@ -65,9 +58,9 @@ class ImageDataset(Dataset[AnyBatch]):
         """Number of images, not of batches."""
         return len(self._sources)
 
-    def read(self, index: int, fetched: Contents = NOTHING) -> Tensor:
+    def read(self, index: int, fetched: Contents | None = None) -> Tensor:
         """The pixels of image `index`, whose bytes `fetch` may have got. Raises ImageError."""
-        content = fetched.get(index)
+        content = fetched.get(index) if fetched else None
         if isinstance(content, ImageError):
             raise content
         annotated = None if self._sizes is None else (int(self._sizes[index, 1]), int(self._sizes[index, 0]))
@@ -84,7 +77,7 @@ class ImageDataset(Dataset[AnyBatch]):
         try:
             yield
         except ImageError as error:
-            if self.on_bad_image == "error":
+            if self.bad_images == "error":
                 raise
             LOGGER.warning(str(error))
 
@@ -109,10 +102,7 @@ class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within it, processes of `multiprocessing` start without importing the main script, which they do not need.
-
-    `multiprocessing.spawn.get_preparation_data` reads these two names.
-    """
+    """Within it, processes start without importing the main script: `multiprocessing` finds it by these two names."""
     main = sys.modules["__main__"].__dict__
     hidden: dict[str, Any] = {name: main.pop(name) for name in ("__spec__", "__file__") if name in main}
     main["__spec__"] = None
@@ -124,10 +114,9 @@ def without_main() -> Iterator[None]:
 
 
 def _end_with_main_process(worker: int) -> None:
-    """In a data worker: end when the main process has ended, and not before.
+    """In a data worker: end when the main process has ended, and not by signals that are sent to all processes.
 
-    torch's workers watch the fork server, which outlives a main process that was killed. Only the main process answers
-    signals that the terminal or the scheduler sends to all processes.
+    torch's workers watch the fork server, which outlives a main process that was killed.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -180,10 +169,6 @@ class TensorBatch:
         """Its image `i` alone."""
         return self._map(lambda tensor: tensor[i : i + 1])
 
-    def losses_of_each(self, model: nn.Module) -> list[tuple[int, dict[str, float]]]:
-        """(row, the losses that the image has on its own) of each image, without fillers."""
-        return [(i, {k: float(v) for k, v in model(self.image(i)).items()}) for i in self.real_rows()]
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The same batch with every tensor on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -201,8 +186,7 @@ class TensorBatch:
 class DataModule(Generic[AnyBatch]):
     """The batches that `train` and `val`, a dataset with its buckets, give this rank, as `settings` say.
 
-    `num_workers` processes make them ahead of their use; 0 makes them in this process. What a worker logs is logged here, and its
-    UserError raised here.
+    `num_workers` processes make them, or this one; what a worker logs is logged here, and its UserError raised here.
     `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. Either split
     may be None where only the other is used. For a GPU as `device`, batches are made in page-locked memory.
     """

@@ -1,7 +1,6 @@
 """Samplers: the images of each optimizer step, and each rank's share of them.
 
-Rank and world size are plain numbers. Every batch is a pure function of the step: a resume replays
-nothing, and a job that resumes with another number of ranks sees the same images in the same steps.
+Every batch is a pure function of the step: a resume replays nothing, and with another number of ranks sees the same images.
 """
 
 from __future__ import annotations
@@ -54,11 +53,8 @@ class TrainSampler:
 
     def __post_init__(self) -> None:
         self.num_images = self.buckets.num_images if self.repeats is None else images_per_epoch(self.repeats)
+        self.steps_per_epoch = -(-self.num_images // self.batch_size)
         self._cached: tuple[int, list[IntArray]] = (-1, [])
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.num_images // self.batch_size)
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, images of that epoch already consumed) before `step`."""
@@ -95,9 +91,9 @@ class TrainSampler:
     def _epoch_plan(self, epoch: int) -> list[IntArray]:
         if self._cached[0] != epoch:
             rng = np.random.default_rng(derived_seed(self.seed, "epoch", epoch)) if self.shuffle else None
-            images = (
-                None if self.repeats is None else draw_repeats(self.repeats, derived_seed(self.seed, "repeats", epoch))
-            )
+            images = np.arange(self.buckets.num_images)
+            if self.repeats is not None:
+                images = draw_repeats(self.repeats, derived_seed(self.seed, "repeats", epoch))
             self._cached = (epoch, plan_epoch(self.buckets, self.batch_size, rng, images))
         return self._cached[1]
 
@@ -106,9 +102,8 @@ class TrainSampler:
 class EvalSampler:
     """This rank's share of one pass over a split; all ranks together cover every image once.
 
-    `batch_size` is per rank. Each image keeps its bucket's canvas whatever the batch size and the number of ranks,
-    so neither changes the model's input; the price is one short batch per bucket. Shares can differ in length and
-    can be empty.
+    `batch_size` is per rank. Each image keeps its bucket's canvas whatever the batch size and the number of ranks, so neither
+    changes the model's input; the price is one short batch per bucket. Shares can differ in length and can be empty.
     """
 
     buckets: Buckets
@@ -164,16 +159,13 @@ def draw_repeats(repeats: FloatArray, seed: int) -> IntArray:
     return images + len(counts) * again
 
 
-def plan_epoch(
-    buckets: Buckets, batch_size: int, rng: np.random.Generator | None, images: IntArray | None = None
-) -> list[IntArray]:
-    """The images of each step of one epoch, all of `buckets` unless given; only the last can hold fewer than `batch_size`.
+def plan_epoch(buckets: Buckets, batch_size: int, rng: np.random.Generator | None, images: IntArray) -> list[IntArray]:
+    """The `images` of one epoch by step; only the last step can hold fewer than `batch_size`.
 
-    Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the cost of padding;
-    the remainders of buckets that fit in no other (usually tall and wide images) share the last steps.
-    `rng` shuffles images within buckets, and all full steps; None keeps the order.
+    Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the cost of padding; the remainders
+    of buckets that fit in no other (usually tall and wide images) share the last steps. `rng` shuffles images within buckets, and
+    all full steps; None keeps the order.
     """
-    images = np.arange(buckets.num_images) if images is None else images
     of_image = buckets.of_image[images % buckets.num_images]
     members = [images[of_image == bucket] for bucket in range(len(buckets))]
     steps: list[IntArray] = []

@@ -16,13 +16,7 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"),
 class ImageDataSettings(DataSettings):
     """How images are read, held out for validation and batched."""
 
-    val_fraction: float | None = setting(
-        None,
-        "share of the training images to validate on, by a hash of their names, where the data has no val split",
-        above=0,
-        below=1,
-        fraction=True,
-    )
+    val_fraction: float | None = setting(None, "share of train to validate on without a val split", above=0, below=1)
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
     max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1)
     val_batch_size: int = setting(8, "of one process", at_least=1, at_most=10**5)

@@ -2,11 +2,11 @@
 
 For each split, a folder, local or behind a URL, holds
 
-    SPLIT-00000.tar, …                   plain tar files of the image files, named after the image ids
+    SPLIT-00000.tar, …                   plain tar files, as WebDataset reads them, of the images, named after their ids
     SPLIT.index.json                     length of each shard; offset, length and CRC-32 of each image
     annotations/instances_SPLIT.json     the annotations
 
-The same input gives the same bytes. tar and WebDataset read the shards sequentially; training reads images by offset, in any order.
+The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
-from retina_dist.errors import DataError, ImageError, doing
+from retina_dist.errors import DataError, ImageError, UserError, doing
 from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes, write_bytes
 from retina_dist.text import escape, pluralize
 
@@ -76,19 +76,13 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
     """
     index = _read_index(folder, split)
     if index is None:
-        raise DataError(
-            f"{folder} has no {index_of(split)}, so it holds no shards; give the folder of the shards, or write them: "
-            f"python -m retina_dist.shards data=NAME data.root={folder} output=OTHER."
-        )
+        raise DataError(f"{folder} has no {index_of(split)}; give the folder that retina_dist.shards wrote.")
     lengths = _lengths(folder, index["shards"]) if complete else {}
     for shard in index["shards"] if complete else ():
-        there = lengths.get(shard["file"])
+        name, there = shard["file"], lengths.get(shard["file"])
         if there != shard["bytes"]:
             state = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
-            raise DataError(
-                f"{folder}/{shard['file']} {state}; copy it or write the shards again, or train without "
-                "its images (data.bad_images=skip)."
-            )
+            raise DataError(f"{folder}/{name} {state}; copy it again, or leave its images out by data.bad_images=skip.")
     return {
         image_id: ArchiveMember(str(folder), shard["file"], offset, length, crc32, name)
         for shard in index["shards"]
@@ -96,12 +90,10 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
     }
 
 
-def write_splits(
-    output: str, splits: Mapping[str, ShardSplit], *, shard_mb: int, report: Callable[[str], object]
-) -> dict[str, int]:
-    """Write the splits to `output`; return the number of shards of each.
+def write_splits(output: str, splits: Mapping[str, ShardSplit], shard_mb: int, report: Callable[[str], object]) -> None:
+    """Write the splits to `output`; replace what an interrupted call wrote.
 
-    Raises DataError where `output` holds shards or annotations of one. What an interrupted call wrote is replaced.
+    Raises DataError where `output` holds shards or annotations of one.
     """
     folder = parse_path(output)
     interrupted = any(folder.glob(UNFINISHED))
@@ -114,7 +106,7 @@ def write_splits(
         for text in part.warnings:
             logger.warning(f"{split}: {text}")
     write_bytes(folder / UNFINISHED, b"run the same command again\n")
-    written, last = {}, {}
+    last: dict[str, bytes] = {}
     for split, part in reversed(list(splits.items())):  # train, which every training needs, is complete last
         shards: list[dict[str, Any]] = []
         for content, rows in _tars(part.members, shard_mb * 2**20):
@@ -125,20 +117,16 @@ def write_splits(
         index = {"format": FORMAT, "split": split, "shards": shards}
         last[annotations_of(split)] = part.annotations()
         last[index_of(split)] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
-        written[split] = len(shards)
         size = sum(shard["bytes"] for shard in shards) / 2**20
         report(f"{split}: {pluralize(len(part.members), 'image')} in {pluralize(len(shards), 'shard')}, {size:.1f} MiB")
     for name, content in last.items():
         write_bytes(folder / name, content)
     (folder / UNFINISHED).unlink()
-    return written
 
 
 def _tars(members: Sequence[Member], limit: int) -> Iterator[tuple[bytes, list[list[Any]]]]:
     """Tar files of at most `limit` bytes unless a single image is larger; id, name, offset, length and CRC-32 of each image."""
-    buffer = io.BytesIO()
-    rows: list[list[Any]] = []
-    archive = _tar(buffer)
+    buffer, rows, archive = _new_tar()
     for member, content in zip(members, read_in_turn(m.source for m in members), strict=True):
         if isinstance(content, ImageError):
             raise content
@@ -146,8 +134,7 @@ def _tars(members: Sequence[Member], limit: int) -> Iterator[tuple[bytes, list[l
         if rows and _padded(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) > limit:
             archive.close()
             yield buffer.getvalue(), rows
-            buffer, rows = io.BytesIO(), []
-            archive = _tar(buffer)
+            buffer, rows, archive = _new_tar()
         info = tarfile.TarInfo(member.name)  # time 0, owner 0, mode 0644
         info.size = len(content)
         rows.append([member.image_id, member.name, archive.offset + tarfile.BLOCKSIZE, info.size, zlib.crc32(content)])
@@ -156,21 +143,16 @@ def _tars(members: Sequence[Member], limit: int) -> Iterator[tuple[bytes, list[l
     yield buffer.getvalue(), rows
 
 
-def _tar(buffer: io.BytesIO) -> tarfile.TarFile:
-    return tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT)
+def _new_tar() -> tuple[io.BytesIO, list[list[Any]], tarfile.TarFile]:
+    buffer = io.BytesIO()
+    return buffer, [], tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT)
 
 
 def _read_index(folder: PathOrUrl, split: str) -> dict[str, Any] | None:
     """The content of the index file; None if there is none. Raises DataError if it is damaged."""
     path = folder / index_of(split)
     try:
-        data = read_bytes(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); make it readable.") from error
-    try:
-        index: dict[str, Any] = json.loads(data)
+        index: dict[str, Any] = json.loads(read_bytes(path))
         if index["format"] != FORMAT:
             raise ValueError(f"it has format {index['format']}, not {FORMAT}")
         for shard in index["shards"]:
@@ -184,7 +166,11 @@ def _read_index(folder: PathOrUrl, split: str) -> dict[str, Any] | None:
         if index["split"] != split:
             raise ValueError(f"it is of split {escape(index['split'])[:80]}")
         return index
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UserError:  # of a place that cannot be reached
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not an index of shards ({error}); copy or write it again.") from error
 
 

@@ -1,7 +1,6 @@
-"""Sources of image bytes: a local file, a file behind a URL, or a part of a larger file.
+"""Sources of image bytes: a local file, a file behind a URL, or a part of a larger file; a `DatasetItem` has pixels instead.
 
-A source is a small value that can be sent to data workers; files and connections are opened in the worker. Only a
-`DatasetItem` has no bytes: `read_image` asks its dataset for the pixels.
+A source is a small value that can be sent to data workers; files and connections are opened in the worker.
 """
 
 from __future__ import annotations
@@ -70,10 +69,9 @@ def read(source: Source) -> bytes:
 
 
 def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
-    """The bytes of each image, or an ImageError if it is missing or damaged.
+    """The bytes of each image, or an ImageError if it is missing or damaged; those behind one URL are fetched together.
 
-    Images in one folder behind a URL are fetched together. Raises DataError if the storage cannot be reached, which does not make
-    an image bad.
+    Raises DataError if the storage cannot be reached, which does not make an image bad.
     """
     contents: dict[int, bytes | OSError] = {}
     remote: dict[str, dict[int, tuple[str, int | None, int | None]]] = {}
@@ -102,11 +100,8 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
 
 
 def objects_in(folder: Url) -> dict[str, RemoteFile]:
-    """Each file in a folder and its subfolders by relative name, from a single listing. Raises DataError."""
-    try:
-        return {name: RemoteFile(str(folder), name) for name in folder.all_files()}
-    except UserError as error:
-        raise DataError(str(error)) from error
+    """Each file in a folder and its subfolders by relative name, from a single listing. Raises UserError."""
+    return {name: RemoteFile(str(folder), name) for name in folder.all_files()}
 
 
 def _read_local(source: Source) -> bytes | OSError:
@@ -122,7 +117,7 @@ def _read_local(source: Source) -> bytes | OSError:
 
 def _checked(source: Source, content: bytes | OSError) -> bytes | ImageError:
     if isinstance(content, FileNotFoundError) and not isinstance(source, ArchiveMember):
-        missing = ImageError(f"{source} does not exist; check the images folder, or set data.missing_images=skip.")
+        missing = ImageError(f"{source} does not exist; check its folder, or set data.missing_images=skip.")
         missing.__cause__ = content  # by which the doctor tells missing files from damaged ones
         return missing
     if isinstance(content, OSError):

@@ -50,10 +50,8 @@ class SyntheticData(Generic[AnyBatch]):
         self.batch_size = batch_size
         self.steps_per_epoch = -(-num_images // batch_size)
         if batch_size < world_size * accumulate:
-            raise ConfigError(
-                f"data.batch_size={batch_size} leaves some of the {world_size} x {accumulate} micro-batches of a step "
-                f"without an image; random data need at least data.batch_size={world_size * accumulate}."
-            )
+            micro = f"{world_size} x {accumulate} micro-batches"
+            raise ConfigError(f"data.batch_size={batch_size} is below the {micro} of a step; raise it.")
         images = np.arange(batch_size) % num_images
         slots = [np.array_split(group, world_size)[rank] for group in np.array_split(images, accumulate)]
         self.batches = [make_batch(slot.tolist(), len(slot) * world_size / batch_size) for slot in slots]
@@ -73,22 +71,18 @@ def folder_to_draw(root: str | None, key: str) -> Path:
     """The folder that `data.root` names, into which the setting `key` draws. Raises ConfigError for none and for a URL."""
     folder = parse_path(root) if root is not None else None
     if not isinstance(folder, Path):
-        raise ConfigError(
-            f"{key} draws into a local folder, not into data.root={root}; give one, and copy what is drawn."
-        )
+        raise ConfigError(f"{key} draws into a local folder, not into data.root={root}; give one.")
     return folder
 
 
-def draw_once(
-    root: Path, settings: Mapping[str, int], write: Callable[[Path], None], *, manifest: str, otherwise: str
-) -> None:
+def draw_once(root: Path, settings: Mapping[str, int], write: Callable[[Path], None], manifest: str) -> None:
     """Let `write` fill a temporary folder that becomes `root`; the file `manifest` in it holds the `settings`.
 
-    A folder with the same settings is left as it is. Raises DataError for one with other settings, and for a folder that is no
-    generated data set, which the setting `otherwise` would read. Several processes may call it at once.
+    A folder with the same settings is left as it is. Raises DataError for one with other settings, and for a folder that was not
+    drawn. Several processes may call it at once.
     """
     if root.exists():
-        _check_settings(root, settings, manifest, otherwise)
+        _check_settings(root, settings, manifest)
         return
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{root.name}.tmp", dir=root.parent))
@@ -99,26 +93,19 @@ def draw_once(
         try:
             os.rename(temporary, root)
         except OSError:  # another process was faster
-            _check_settings(root, settings, manifest, otherwise)
+            _check_settings(root, settings, manifest)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _check_settings(root: Path, settings: Mapping[str, int], manifest: str, otherwise: str) -> None:
+def _check_settings(root: Path, settings: Mapping[str, int], manifest: str) -> None:
     try:
         drawn = dict(json.loads(read_bytes(root / manifest)))
     except (OSError, TypeError, ValueError) as error:
-        raise DataError(
-            f"data.root={root} exists and was not drawn (it has no {manifest}); give another data.root, or {otherwise} to read it."
-        ) from error
+        raise DataError(f"data.root={root} exists and has no {manifest}; give a folder to draw into.") from error
     if drawn != settings:
-        changed = {k: v for k, v in settings.items() if drawn.get(k) != v}
-        words = ", ".join(f"{k} {drawn.get(k)}, not {v}" for k, v in changed.items())
-        beside = root.with_name("-".join([root.name, *(f"{k}{v}" for k, v in changed.items())]))
-        raise DataError(
-            f"data.root={root} was drawn with other settings ({words}); draw these beside it with data.root={beside}, or delete "
-            f"the folder {root.resolve()} to have it drawn again."
-        )
+        words = ", ".join(f"{k} {drawn.get(k)}, not {v}" for k, v in settings.items() if drawn.get(k) != v)
+        raise DataError(f"data.root={root} was drawn with other settings ({words}); give another, or delete this one.")
 
 
 SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges

@@ -88,14 +88,14 @@ def predict(config: PredictConfig) -> Path:
     return folder
 
 
-def write_shards(config: ShardsConfig) -> dict[str, int]:
-    """Write both splits to `output`; return the number of shards of each."""
+def write_shards(config: ShardsConfig) -> None:
+    """Write both splits to `output`."""
     data = replace(config.data, keep_empty_images=True)
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
     splits = {split: _split(part, data.max_pixels) for split, part in parts.items() if part is not None}
-    return write_splits(config.output, splits, shard_mb=config.shard_mb, report=print_redacted)
+    write_splits(config.output, splits, config.shard_mb, print_redacted)
 
 
 def _split(part: Annotations, max_pixels: int) -> ShardSplit:

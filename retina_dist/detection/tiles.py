@@ -125,7 +125,7 @@ class TiledEvaluator(CocoEvaluator):
         self, detector: TiledDetector, val: Annotations, data: DetectionData, strategy: DistributedStrategy
     ) -> None:
         super().__init__(val, tuple, strategy)
-        reading: dict[str, Any] = {"on_bad_image": data.bad_images, "max_pixels": data.max_pixels}
+        reading: dict[str, Any] = {"bad_images": data.bad_images, "max_pixels": data.max_pixels}
         self.dataset = DetectionDataset(val, EvalTransform(max_size=detector.max_size), **reading)
         self.detector = detector
 

@@ -134,7 +134,7 @@ def image_case(folder: Path, _: Path, draw: random.Random) -> None:
         content = mutated_bytes(content, draw, head=draw.choice((32, 200)))
     path = folder / name
     path.write_bytes(content)
-    checked = check_image(name, path, None, decode=True, max_pixels=MAX_PIXELS)
+    checked = check_image((name, path, None), decode=True, max_pixels=MAX_PIXELS)
     assert checked.problem in (None, "unreadable")
     size = image_size(path, MAX_PIXELS)
     annotated = draw.choice((None, size, size[::-1], (24, 16)))

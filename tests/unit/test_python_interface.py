@@ -284,7 +284,7 @@ def test_annotations_of_its_own_spare_the_images() -> None:
         (
             (PIXELS.float(), BOXES, [0, 1]),
             ImageError,
-            r"train dataset\[0\]: an image is a tensor of floats from 0 to 250; give uint8 or floats from 0 to 1",
+            r"train dataset\[0\]: an image has floats from 0 to 250; give uint8 or floats from 0 to 1",
         ),
         ((PIXELS, BOXES, [0]), DataError, r"has labels \[1\] for 2 boxes; give one for each"),
         ((PIXELS, BOXES, [1, 2]), DataError, "has label 2, but the last is 1; add its name, or count from 0"),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from retina_dist.data.canvases import Buckets, make_buckets
-from retina_dist.data.module import NOTHING, Contents, DataModule, ImageDataset
+from retina_dist.data.module import Contents, DataModule, ImageDataset
 from retina_dist.data.samplers import BatchSpec, FloatArray, repeat_factors
 from retina_dist.detection.batch import Batch, Sample, blank_images, collate, copy_to_canvas, filler
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
@@ -54,7 +54,7 @@ class DetectionDataset(ImageDataset[Batch]):
         samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
         return collate(samples, spec.canvas, weight, images[: len(samples)])
 
-    def sample(self, index: int, spec: BatchSpec, fetched: Contents = NOTHING) -> Sample:
+    def sample(self, index: int, spec: BatchSpec, fetched: Contents | None = None) -> Sample:
         """Image `index` as it is in the batches of `spec`; `fetched` as for `read`."""
         again, index = divmod(index, len(self))
         image = self.read(index, fetched)
@@ -73,7 +73,7 @@ class CocoDataModule(DataModule[Batch]):
         self, settings: DetectionData, *, train: Annotations | None, val: Annotations | None, seed: int = 0, **job: Any
     ) -> None:
         training, validation, repeats = None, None, None
-        reading: dict[str, Any] = {"seed": seed, "on_bad_image": settings.bad_images, "max_pixels": settings.max_pixels}
+        reading: dict[str, Any] = {"seed": seed, "bad_images": settings.bad_images, "max_pixels": settings.max_pixels}
         if train is not None:
             keys = ("max_size", "hflip", "vflip", "photometric", "scale_jitter")
             dataset = DetectionDataset(train, TrainTransform(**{k: getattr(settings, k) for k in keys}), **reading)

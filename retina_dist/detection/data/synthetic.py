@@ -49,7 +49,7 @@ def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_s
             coco = _write_split(folder / split, split, count, image_size, seed)
             (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
 
-    draw_once(root, settings, write, manifest=MANIFEST, otherwise="data=auto")
+    draw_once(root, settings, write, MANIFEST)
 
 
 def _write_split(folder: Path, split: str, count: int, image_size: int, seed: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.classification.metrics import ClassificationEvaluator, evaluate_rows, metric_names, roc_auc, rows_of
+from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, evaluate_rows, roc_auc, rows_of
 from retina_dist.classification.samples import Samples
 from retina_dist.errors import DataError
 from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, read_metrics
@@ -43,7 +43,7 @@ def test_two_classes_by_hand() -> None:
         "val/roc_auc": 5 / 6,
     }
     assert found.metrics == pytest.approx(expected)
-    assert tuple(sorted(found.metrics)) == tuple(sorted(metric_names(2)))
+    assert tuple(sorted(found.metrics)) == tuple(sorted(METRICS + BINARY))
     assert found.per_class == pytest.approx({"healthy": 2 / 3, "ill": 1 / 2})
 
 
@@ -76,7 +76,7 @@ def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
     assert found.metrics["val/balanced_accuracy"] == 0.5
     assert {name for name, value in found.to_dict().items() if value is None} == {n[4:] for n in undefined}
     LoggerCollection(LoggerCollection(), CsvLogger(tmp_path / "metrics.csv")).log(found.metrics, 1)
-    assert set(read_metrics(tmp_path / "metrics.csv")) == set(metric_names(2)) - undefined
+    assert set(read_metrics(tmp_path / "metrics.csv")) == set(METRICS + BINARY) - undefined
 
 
 def test_many_classes_by_hand() -> None:

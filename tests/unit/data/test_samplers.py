@@ -135,7 +135,7 @@ def test_leftovers_cost_little_padding_and_few_new_canvases():
     rng = np.random.default_rng(0)
     sizes = [SHAPES[i] for i in rng.integers(0, len(SHAPES), 500)]
     buckets = buckets_of(sizes)
-    steps = plan_epoch(buckets, 8, np.random.default_rng(1))
+    steps = plan_epoch(buckets, 8, np.random.default_rng(1), np.arange(500))
     own = [tuple(canvas) for canvas in buckets.canvases[-1]]
     canvases = [buckets.canvas(step, 96) for step in steps]
     assert sum(canvas not in own for canvas in canvases) <= 2  # tall and wide leftovers at the end

@@ -56,10 +56,8 @@ def written(coco: Path, tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def write(source: Path | str, output: Path | str, *more: str) -> dict[str, int]:
-    return write_shards(
-        load_config("shards", ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1", *more])
-    )
+def write(source: Path | str, output: Path | str, *more: str) -> None:
+    write_shards(load_config("shards", ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1", *more]))
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -192,10 +190,10 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
         dataset[spec]
     for word in (where.file, where.member, f"byte {where.offset}", what):
         assert word in str(caught.value)
-    batch = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")[spec]
+    batch = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")[spec]
     assert batch.weight == 0
     assert where.member in said[0]
-    assert check_image("a", where, None, decode=True, max_pixels=10**6).problem == "unreadable"
+    assert check_image(("a", where, None), decode=True, max_pixels=10**6).problem == "unreadable"
     if kind == "bit":
         split_of(written, format="shards")
     else:  # seen at the start

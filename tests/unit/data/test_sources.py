@@ -201,7 +201,7 @@ def test_a_network_that_fails_for_a_moment_is_asked_again(
 def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipped(
     coco: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = DetectionDataset(split_of(in_memory(coco)), EvalTransform(max_size=96), on_bad_image="skip")
+    dataset = DetectionDataset(split_of(in_memory(coco)), EvalTransform(max_size=96), bad_images="skip")
     failing = Failing(monkeypatch, TimeoutError("no answer"), 100, "/1.jpg")
     with pytest.raises(
         DataError, match=r"memory://.*train2017 could not be read \(TimeoutError: no answer, 4 attempts in .*1\.jpg"
@@ -224,7 +224,7 @@ def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[s
     annotations = split_of(f"remote://{coco}")
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").unlink()
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
     batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32, weight=1.0)]
     assert batch.image_ids.tolist() == [100, 103]
     assert batch.weight == 0.5

@@ -80,11 +80,11 @@ PIXELS = torch.zeros(3, 8, 8)
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (PIXELS + 255, "a tensor of floats from 255 to 255; give uint8 or floats from 0 to 1, not normalized"),
-        (PIXELS[None], r"a tensor of shape \[1, 3, 8, 8\]"),
+        (PIXELS + 255, "an image has floats from 255 to 255; give uint8 or floats from 0 to 1"),
+        (PIXELS[None], r"an image has the shape \[1, 3, 8, 8\]"),
         (None, "images is of type NoneType; give a file, .* or a list of them"),
         ("absent.jpg", "absent.jpg is not a local file; give the path of one"),
-        (".", r"\. is a folder; give a list such as .*glob"),
+        (".", r"\. is not a local file; give .* or a list of paths"),
     ],
 )
 def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:

@@ -86,7 +86,7 @@ def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
 def test_fillers_bring_a_batch_to_its_size(annotations):
     """Black images without boxes, at the end: for what could not be read, and where a slot has too few images or none."""
     annotations.records[1].path.write_bytes(b"no image")
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), on_bad_image="skip")
+    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
 
     def batch(*indices: int, size: int) -> Batch:
         return dataset[BatchSpec(0, indices, canvas=(64, 128), min_size=32, weight=0.5, size=size)]

@@ -53,10 +53,8 @@ def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:
     before = digest(root)
     make_shapes(root, num_train=2, num_val=1, image_size=48)
     assert digest(root) == before
-    with pytest.raises(DataError, match="num_train 2, not 3") as caught:
+    with pytest.raises(DataError, match=r"\(num_train 2, not 3\); give another, or delete this one"):
         make_shapes(root, num_train=3, num_val=1, image_size=48)
-    assert f"with data.root={root}-num_train3, or delete the folder {root} to" in str(caught.value)
-    make_shapes(tmp_path / "shapes-num_train3", num_train=3, num_val=1, image_size=48)  # as it says
 
 
 def test_an_image_does_not_depend_on_its_batch() -> None:
