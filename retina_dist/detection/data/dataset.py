@@ -37,10 +37,8 @@ class DetectionDataset(ImageDataset[Batch]):
         # image i has rows ends[i] to ends[i + 1]
         counts = [len(labels) for labels in annotations.labels]
         self._ends = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
-        boxes = [np.zeros((0, 4)), *annotations.boxes]
-        labels = [np.zeros(0), *annotations.labels]
-        self._boxes = torch.from_numpy(np.concatenate(boxes).astype(np.float32))
-        self._labels = torch.from_numpy(np.concatenate(labels).astype(np.int64))
+        self._boxes = torch.from_numpy(np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes]))
+        self._labels = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *annotations.labels]))
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []

@@ -125,15 +125,12 @@ def _names(names: Any, path: Path) -> list[str]:
     texts = [str(name) for name in names.values()] if isinstance(names, dict) else []
     in_order = texts and [str(key) for key in names] == [str(i) for i in range(len(texts))]
     if not in_order or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
-        raise DataError(f"{path}: names are not different texts, numbered 0, 1, 2, ...; write names: [cat, dog].")
+        raise DataError(f"{path}: the class names are not different texts, numbered 0, 1, 2, ...; correct them.")
     return texts
 
 
 def _listed_names(root: Path) -> list[str]:
     for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
         if file.is_file():
-            names = [line.strip() for line in read_text(file).rstrip().splitlines()]
-            if "" in names or len(set(names)) < len(names):  # a line's number is the class
-                raise DataError(f"{file} has an empty line or a class twice; write a different name into each line.")
-            return names
+            return _names([line.strip() for line in read_text(file).rstrip().splitlines()], file)
     raise DataError(f"{root} has YOLO labels but neither data.yaml nor classes.txt; write a class name a line into it.")
