@@ -49,9 +49,7 @@ class LoggerCollection:
             for i, logger in enumerate(self.loggers):
                 logger.log(defined if i else metrics, step)
         except OSError as error:
-            raise DataError(
-                f"step {step} cannot be logged ({error}); correct the cause and give resume=auto."
-            ) from error
+            raise DataError(f"metrics cannot be written ({error}); correct the cause and give resume=auto.") from error
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:

@@ -88,7 +88,7 @@ def test_metrics_that_cannot_be_written(path):
     logger = LoggerCollection(CsvLogger(path))
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataError, match="step 3 cannot be logged .*; correct the cause and give resume=auto"):
+    with pytest.raises(DataError, match="metrics cannot be written .*; correct the cause and give resume=auto"):
         logger.log({}, 3)
 
 
