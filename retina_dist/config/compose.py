@@ -1,7 +1,7 @@
 """From overrides to typed settings.
 
 Hydra composes without types: the sections of NAME_schema, with which `conf/NAME.yaml` begins, are empty and open. Which dataclass
-a section has follows from what was composed (its task, a class that an entry names), and is checked here in one place.
+a section has follows from what was composed (its task, a class that an entry names). What Hydra refuses becomes a sentence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,12 +20,12 @@ from typing import Any, get_args
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.config.plugins import load_plugins, schema_with, take_outside
-from retina_dist.errors import ConfigError, first_line
+from retina_dist.errors import ConfigError, UserError, first_line
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
 from retina_dist.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
@@ -33,7 +34,6 @@ from retina_dist.unknown_keys import no_value, unknown_key
 
 logger = logging.getLogger(__name__)
 
-RUN_CONFIG = "config.yaml"
 # Settings of a start, which a resume does not take from the run.
 OF_ONE_START = ("resume", "output_dir", "dry_run", "debug", "trainer.stop_after")
 
@@ -77,10 +77,7 @@ def schema_of(name: str) -> type:
 
 
 def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | None = None) -> None:
-    """Make NAME_schema known to Hydra: with `content`, else with empty sections.
-
-    It has the keys of the overrides too, since Hydra refuses others before our check, which names the closest key.
-    """
+    """Make NAME_schema known to Hydra, with `content` or empty sections, and with the overrides' keys, which are checked later."""
     load_plugins()
     node: dict[str, Any] = dict(content or {})
     if content is None:
@@ -98,10 +95,9 @@ def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | N
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
-    """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. DetectionRunConfig), validated.
+    """Compose `conf/NAME.yaml` with Hydra overrides into its typed object (e.g. DetectionRunConfig). Raises ConfigError.
 
     For use as a library: `train(load_config("train", ["experiment=bccd", "data.root=/data/bccd"]))`.
-    Raises ConfigError.
     """
     check_overrides(name, overrides)
     overrides = [*overrides, *data_entry(name, overrides)]
@@ -126,10 +122,7 @@ def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> None:
-    """Make NAME_schema known to Hydra with every key that these overrides lead to, for `--cfg`. Raises ConfigError.
-
-    `also` are overrides of Hydra itself, such as where to search.
-    """
+    """Make NAME_schema known to Hydra with every key that these overrides, and Hydra's own in `also`, lead to, for `--cfg`."""
     register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
@@ -171,15 +164,14 @@ def _keys(overrides: Iterable[str]) -> set[str]:
 def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The settings that the run of `resume=RUN` wrote into its config.yaml, with those that the overrides give.
 
-    `composed` itself without such a file, and with `experiment`, which states everything. Keys that this version does not have
-    are left out. Nothing that the file names is looked up. Raises ConfigError.
+    Keys that this version lacks are left out, and nothing that the file names is looked up. `experiment` states everything itself.
     """
     resume, given = composed.get("resume"), _keys(overrides)
     if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume or "experiment" in given:
         return composed
     folder = Path(resume)  # a run folder, its checkpoints or one of them
     folder = folder.parent if folder.suffix == ".pt" else folder
-    file = (folder.parent if folder.name == "checkpoints" else folder) / RUN_CONFIG
+    file = (folder.parent if folder.name == "checkpoints" else folder) / "config.yaml"
     if not file.is_file():
         return composed
     try:
@@ -198,7 +190,7 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
     for key, value in leaves(run):
         if isinstance(value, str) and MASK in value:
             raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
-    _remove_unknown(run, settings_by_key(schema_with(schema_of(name), run)), given, str(file))
+    _remove_unknown(run, set(settings_by_key(schema_with(schema_of(name), run))), given, file)
     return dict(run)
 
 
@@ -210,9 +202,7 @@ def _copy(key: str, source: dict[str, Any], target: dict[str, Any]) -> None:
     target[last] = source.get(last)
 
 
-def _remove_unknown(
-    section: dict[str, Any], known: Mapping[str, Any], given: set[str], file: str, prefix: str = ""
-) -> None:
+def _remove_unknown(section: dict[str, Any], known: set[str], given: set[str], file: Path, prefix: str = "") -> None:
     for name in list(section):
         key = f"{prefix}{name}"
         if key not in known and not any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given):
@@ -250,9 +240,7 @@ def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
 
 
 def check_overrides(name: str, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for what is not KEY=VALUE, and for 1_0, which Hydra reads as 10, in text too: a folder 2026_01 would
-    become 202601.
-    """
+    """Raise ConfigError for what is not KEY=VALUE, and for 1_0, which Hydra reads as 10, in a text such as 2026_01 too."""
     if isinstance(overrides, str):
         raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
     for number, override in enumerate(overrides):
@@ -260,7 +248,63 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
         if not equals and not override.startswith("~"):
             raise ConfigError(no_value(overrides, number, settings_by_key(schema_with(schema_of(name), {}))))
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
-            without = value.replace("_", "")
-            raise ConfigError(
-                f"{override} is not a plain number; write {key}={without}, or \"{key}='{value}'\" for a text."
-            )
+            plain = value.replace("_", "")
+            raise ConfigError(f"{override} is not a plain number; write {key}={plain}, or \"{key}='{value}'\" as text.")
+
+
+@contextmanager
+def translate_hydra_errors(command: str) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into a ConfigError that names the key, the value and the remedy."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override} cannot be read as KEY=VALUE; close its brackets, or quote it.") from error
+    except MissingConfigException as error:
+        raise ConfigError(_missing_entry(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_sentence(command, error)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"a file of the configuration is not YAML: {' '.join(str(error).split())}.") from error
+    except ValueError as error:
+        if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
+            raise
+        raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error
+
+
+def _missing_entry(error: MissingConfigException) -> str:
+    """The sentence for a choice without a file, such as model=yolo."""
+    group, slash, value = str(error.missing_cfg_file).partition("/")
+    if not slash:
+        return f"there is no configuration {group}; give another --config-name."
+    if group == "data" and value and (re.search(r"[/.]|^yolo", value, re.IGNORECASE) or Path(value).is_dir()):
+        place = "FOLDER" if re.search(r"\.ya?ml$|^yolo", value, re.IGNORECASE) else value
+        return f"data={value} is not an entry; give data=auto data.root={place}, which recognises the format."
+    value, options = value.removesuffix(".yaml"), error.options or []
+    if group == "model" and ("/" in value or value.endswith(".pt")):
+        return f"model={value}: model is the kind of network; write checkpoint={value} or, in a training, model.weights={value}."
+    near = get_close_matches(value, options, 1, 0.75)
+    hint = f"did you mean {near[0]}? There" if near else "there"
+    if group == "model" and value.lower().startswith(("resnet", "resnext")):
+        hint = f"give model.backbone={value}, or task=classification model=classifier model.architecture={value}; there"
+    own = "" if near else "; an entry of your own needs --config-dir FOLDER, where FOLDER/" + f"{group}/{value}.yaml is"
+    return f"{group}={value} does not exist; {hint} are {', '.join(options)}{own}."
+
+
+def _sentence(command: str, error: Exception) -> str:
+    text = str(error)
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, value = several.groups()
+        lists = f'write "{key}=[{value}]" for a list, "{key}=\'{value}\'" for a text, a point in a number'
+        return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
+    if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text):
+        return f"{command} has no choice of {absent[1]}; leave {absent[1]}=… out."
+    cause: BaseException = error
+    key = getattr(error, "full_key", None) or ""
+    while inner := cause.__cause__ or cause.__context__:
+        cause, key = inner, getattr(inner, "full_key", None) or key
+    if given := re.match(r"Error merging override \+*([^=]+)=", text):  # a key below a value
+        return f"{given[1]} is not a setting; see the keys with {command} --help."
+    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    return f"{key}: {reason.rstrip('.')}." if key else f"{reason.rstrip('.')}."

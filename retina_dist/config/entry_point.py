@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,18 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from retina_dist.config.compose import (
-    SCHEMAS,
-    check_overrides,
-    command_of,
-    config_dir,
-    data_entry,
-    register,
-    register_defaults,
-    schema_for,
-    to_object,
-)
-from retina_dist.config.hydra_errors import translate_hydra_errors
+from retina_dist.config import compose
 from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.files import check_output
 from retina_dist.reporting.console import configure_logging, print_redacted
@@ -46,31 +36,29 @@ for _names in FLAGS:
 for _names in (*VALUED, "--experimental-rerun"):
     OPTIONS.add_argument(*_names.split(), nargs="?", const="")
 
+Function = Callable[[Any], Any]  # of a command's settings
 # How to get the settings of a job, the function of these, the job's folder.
-Attempt = Callable[[Callable[[], Any], Callable[[Any], Any], Path], Any]
+Attempt = Callable[[Callable[[], Any], Function, Path], Any]
 
 OmegaConf.register_new_resolver("sweep_dir", lambda output_dir, name: output_dir or f"runs/{name}-sweep", replace=True)
 
 
-def entry_point(
-    name: str, schema: type, attempt: Attempt | None = None
-) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Callable[[Function], Callable[[], None]]:
     """Make a `main()` of a function of typed settings, which `schema` is the dataclass of.
 
-    Hydra composes `conf/NAME.yaml` and runs the function, or with --multirun runs it for each job. A UserError is printed as one
-    line and the process exits with 2; with `debug=true` the traceback is shown too. A job of a sweep goes through `attempt`, with
-    its folder, which decides what becomes of an error.
+    Hydra composes `conf/NAME.yaml` and runs the function, or with --multirun runs it for each job, through `attempt`, which decides
+    what becomes of an error. Else a UserError is printed as one line, with debug=true with its traceback, and the exit code is 2.
     """
-    SCHEMAS[name] = schema
+    compose.SCHEMAS[name] = schema
 
-    def decorate(function: Callable[[Any], Any]) -> Callable[[], None]:
+    def decorate(function: Function) -> Callable[[], None]:
         def job(composed: Any) -> Any:
             settings = HydraConfig.get()
             folder, sweeps = Path(os.path.relpath(settings.runtime.output_dir)), settings.mode == RunMode.MULTIRUN
 
             def composed_settings() -> Any:
                 try:
-                    config = to_object(composed, name, settings.overrides.task)
+                    config = compose.to_object(composed, name, settings.overrides.task)
                     if hasattr(config, "output_dir") and (sweeps or (config.output_dir is None and folder != Path())):
                         config.output_dir = str(folder)
                     check_outputs(config)
@@ -94,18 +82,19 @@ def entry_point(
                     from retina_dist.config.help import help_page
 
                     document = sys.modules[function.__module__].__doc__ or ""
-                    print(help_page(name, schema_for(name, values), document, Path(config_dir())), end="", flush=True)
+                    page = help_page(name, compose.schema_for(name, values), document, Path(compose.config_dir()))
+                    print(page, end="", flush=True)
                     return
-                check_overrides(name, values)
-                if not (options.config_path or options.config_name) and (entry := data_entry(name, values)):
+                compose.check_overrides(name, values)
+                if not (options.config_path or options.config_name) and (entry := compose.data_entry(name, values)):
                     at = sys.argv.index(values[0], 1)  # beside the others: Hydra takes one run of overrides
                     values, sys.argv = [*values, *entry], [*sys.argv[:at], *entry, *sys.argv[at:]]
                     if options.cfg is None and detect_launch().rank == 0:
                         print_redacted(f"data.root is read by {entry[0]}")
                 prepare(name, values, options)
                 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
-                with translate_hydra_errors(command_of(name)):
-                    hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)(job)()
+                with compose.translate_hydra_errors(compose.command_of(name)):
+                    hydra.main(version_base="1.3", config_path=compose.config_dir(), config_name=name)(job)()
                     sys.stdout.flush()
 
         return main
@@ -126,12 +115,11 @@ def _no_option(name: str, argument: str, following: str) -> str:
     flag, _, value = argument.partition("=")
     key = flag.lstrip("-").replace("-", "_")
     value = value or ("" if following.startswith("-") or "=" in following else following)
-    known = settings_by_key(SCHEMAS[name])
-    meant = habit(key, known, value) or key
+    known = settings_by_key(compose.SCHEMAS[name])
+    unknown = f"see the keys with {compose.command_of(name)} --help"
+    meant = habit(key, known, value) or (key if key in known else unknown)
     if " " in meant:
         return f"{flag} is not an option; {meant}."
-    if "=" not in meant and meant not in known:
-        return f"{flag} is not an option; settings are written KEY=VALUE, and {command_of(name)} --help lists them."
     meant = meant if "=" in meant else f"{meant}={value or 'VALUE'}"
     return f"{flag} is not an option; settings are written KEY=VALUE: {meant}."
 
@@ -146,10 +134,11 @@ def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
     if options.multirun and any(v.startswith("output_dir=") and "," in v for v in values):
         raise ConfigError("output_dir cannot be swept; give one folder, and each job gets its own in it.")
     if options.cfg is not None and not options.config_path and not options.config_name:
-        search = options.config_dir
-        register_defaults(name, values, [f"hydra.searchpath=[file://{os.path.abspath(search)}]"] if search else [])
+        folder = options.config_dir
+        also = [f"hydra.searchpath=[file://{os.path.abspath(folder)}]"] if folder else []
+        compose.register_defaults(name, values, also)
     else:
-        register(name, values)
+        compose.register(name, values)
 
 
 def check_outputs(config: Any) -> None:
@@ -157,10 +146,9 @@ def check_outputs(config: Any) -> None:
     if detect_launch().rank or getattr(config, "dry_run", False):
         return
     for key in type(config).__dataclass_fields__:
-        limits, value = limits_of(config, key), getattr(config, key)
-        if not limits.writes or not value or ("URL" in limits.writes and "://" in value):
-            continue
-        check_output(value, key, folder=limits.writes.startswith("folder"))
+        writes, value = limits_of(config, key).writes, getattr(config, key)
+        if writes and value and not ("URL" in writes and "://" in value):
+            check_output(value, key, folder=writes.startswith("folder"))
 
 
 @contextmanager
@@ -180,11 +168,11 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
         yield
     except UserError as error:
         if debug:
-            print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
+            print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)
         if launch.rank == error.reporter or not (error.collective or collective):
             print_redacted(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
-        elif error.collective or collective:
-            time.sleep(1.0)  # the one that speaks goes first: launchers end the others as soon as one has gone
+        else:  # the one that speaks goes first: launchers end the others as soon as one has gone
+            time.sleep(1.0)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -196,18 +184,12 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
     except Exception as error:
         if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT)) and not debug:
             where = f"{error.filename}: " if error.filename else ""
-            print_redacted(
-                f"{label}error: {where}{error.strerror}; correct that, or give another place (debug=true shows where).",
-                sys.stderr,
-            )
+            remedy = "correct that, or give another place (debug=true shows where)."
+            print_redacted(f"{label}error: {where}{error.strerror}; {remedy}", sys.stderr)
             raise SystemExit(2) from None
         if launch.world_size > 1 and lost_connection(error) and not debug:
             why = f"lost another process ({first_line(error)}); what that one printed last says more."
             print_redacted(f"{label}error: rank {launch.rank} {why}", sys.stderr)
         else:
-            print_redacted(_labelled(traceback.format_exc(), label), sys.stderr)
+            print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)
         raise SystemExit(1) from None
-
-
-def _labelled(text: str, label: str) -> str:
-    return "\n".join(label + line for line in text.rstrip().splitlines())

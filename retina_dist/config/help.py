@@ -23,12 +23,8 @@ All keys, with every limit: docs/settings.md."""
 
 def help_page(name: str, schema: type, document: str, conf: Path) -> str:
     """The page: `document`, a module's docstring, then the groups that the command's configuration names, then its keys."""
-    named = [
-        group
-        for entry in yaml.safe_load((conf / f"{name}.yaml").read_text())["defaults"]
-        if isinstance(entry, dict)
-        for group in entry
-    ]
+    defaults = yaml.safe_load((conf / f"{name}.yaml").read_text())["defaults"]
+    named = [group for entry in defaults if isinstance(entry, dict) for group in entry]
     groups = ["task", "data", "model"] * issubclass(schema, RunConfig)
     groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", "task", *groups)]
     blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
-from retina_dist.errors import ConfigError
+from retina_dist.errors import ConfigError, describe_error
 from retina_dist.run_config import TASKS, RunConfig, TaskConfig, contract_of, names_class, schema_of_task, with_sections
 from retina_dist.settings import MISSING, section_of, setting
 
@@ -25,10 +25,8 @@ def load_plugins() -> None:
         try:
             plugin.load()()
         except Exception as error:
-            raise ConfigError(
-                f"the installed plugin {plugin.name} ({plugin.value}) cannot be loaded ({type(error).__name__}: {error}); repair "
-                "or uninstall its package."
-            ) from error
+            problem = f"the installed plugin {plugin.name} ({plugin.value}) cannot be loaded ({describe_error(error)})"
+            raise ConfigError(f"{problem}; repair or uninstall its package.") from error
 
 
 @dataclass
@@ -39,10 +37,7 @@ class _OutsideTask(TaskConfig):
 
 
 def schema_with(schema: type, content: Mapping[str, Any]) -> type:
-    """A command's `schema` with the sections of the chosen task and of the classes that composed settings name by `_target_`.
-
-    Raises ConfigError unless each is a class that keeps its section's contract.
-    """
+    """A command's `schema` with the sections of the chosen task and of the classes that entries name. Raises ConfigError."""
     if not issubclass(schema, RunConfig):
         return schema
     sections: dict[str, type] = {}
@@ -65,10 +60,7 @@ def schema_with(schema: type, content: Mapping[str, Any]) -> type:
 
 
 def take_outside(content: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Take `task`, `model` and `data` out of the composed settings of a command for checkpoints; return `OfCheckpoint`'s values.
-
-    Raises ConfigError for an entry of the package, since a checkpoint names those itself.
-    """
+    """Take `task`, `model` and `data` out of composed settings; return `OfCheckpoint`'s values. Raises ConfigError."""
     outside: dict[str, Any] = {}
     if not any(key.startswith("data.") for key in given):
         content.pop("data", None)  # of the task's entry
@@ -82,9 +74,7 @@ def take_outside(content: dict[str, Any], given: Collection[str]) -> dict[str, A
             implementation, settings = _implementation(group, target, contract, object if is_task else base)
             outside[f"outside_{group}"] = implementation if is_task else _section(target, settings, implementation)
         elif group in given:
-            raise ConfigError(
-                f"{group} is named by the checkpoint where it is one of the package; leave {group}=… out."
-            )
+            raise ConfigError(f"a checkpoint names a {group} of the package itself; leave {group}=… out.")
         elif any(key.startswith(f"{group}.") for key in given):
             content[group] = section  # whose keys are unknown
     return outside
@@ -104,8 +94,7 @@ def _implementation(group: str, target: Any, contract: str, base: type) -> tuple
         raise ConfigError(f"{key} is not a class of the kind {kind.__name__}; name one, or leave it out.")
     settings = getattr(implementation, "settings", None)
     if not (isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)):
-        wanted = "dataclass" if base is object else f"dataclass below {base.__name__}"
-        raise ConfigError(f"{key} has no settings; give it a {wanted} as `settings`.")
+        raise ConfigError(f"{key} has no settings; give it a dataclass below {base.__name__} as `settings`.")
     return implementation, settings
 
 

@@ -1,7 +1,6 @@
 """Jobs of a sweep, which Hydra runs: what becomes of one that fails, and the table and report of them all.
 
-Each job's result.json states how it ended, wherever its launcher ran it; sweep.csv is written from these after each job. Of several
-processes, which all run the same jobs in the same order, rank 0 writes.
+Each job's result.json states how it ended, wherever its launcher ran it; rank 0 writes sweep.csv from these after each job.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from retina_dist.config.compose import command_of, typed
+from retina_dist.config.compose import command_of, translate_hydra_errors, typed
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.engine.checkpoint.resume import CHECKPOINTS
-from retina_dist.engine.early_stopping import default_mode
-from retina_dist.errors import ConfigError, Preempted, UserError, describe_error
+from retina_dist.errors import ConfigError, Preempted, UserError, describe_error, is_collective
 from retina_dist.files import write_csv, write_json
 from retina_dist.redaction import redacted
 from retina_dist.reporting.console import print_redacted
@@ -41,7 +38,6 @@ from retina_dist.run_config import RunConfig
 from retina_dist.strategies.launch_environment import detect_launch
 
 TABLE = "sweep.csv"
-Best = tuple[dict[str, Any], str, float]  # a job, the name of its metric and the value
 
 
 def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path) -> float:
@@ -66,7 +62,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
                 train(config)
         except BaseException as error:
             failure = error
-            alone = launch.world_size > 1 and not getattr(error, "collective", False)
+            alone = launch.world_size > 1 and not is_collective(error)
             if alone or isinstance(error, Preempted) or not isinstance(error, Exception):
                 raise
             if not isinstance(error, UserError):
@@ -105,9 +101,7 @@ class SweepTable(Callback):
         folder = Path(str(config.hydra.sweep.dir))
         with reported_errors():
             if config.resume != "auto" and not config.dry_run and any(folder.glob(f"*/{CHECKPOINTS}")):
-                raise ConfigError(
-                    f"{folder} already holds a sweep; give resume=auto to continue it, or another folder by output_dir=…."
-                )
+                raise ConfigError(f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir.")
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
 
@@ -117,15 +111,16 @@ class SweepTable(Callback):
         rows = rows_of(folder)
         if detect_launch().rank or config.dry_run or not rows:
             return
-        print("\n" + aligned(_cells(rows, "{:.4g}".format)))
-        best = best_of(rows)
-        print(f"\n{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
-        if best:
-            row, name, value = best
-            swept = " ".join(f"{key}={row['swept'][key]}" for key in row["swept"])
-            print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
-        if not any(row["status"] == "ok" for row in rows):
+        table = _cells(rows, "{:.4g}".format)
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+        print("\n".join(["", *(line.rstrip() for line in lines), ""]))
+        print(f"{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
+        if (best := best_of(rows)) is None:
             raise SystemExit(2)
+        row, name, value = best
+        swept = " ".join(f"{key}={value}" for key, value in row["swept"].items())
+        print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
 
 
 def _check_settings(config: DictConfig) -> None:
@@ -139,11 +134,9 @@ def _check_settings(config: DictConfig) -> None:
             swept = override.is_sweep_override()
             each = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
             values[override.get_key_element()] = list(islice(each, 50))
-    first = {key: each[0] for key, each in values.items()}
-    jobs = dict.fromkeys(tuple((first | {key: value}).items()) for key, each in values.items() for value in each)
-    name = config.hydra.job.config_name
-    for job in jobs:
-        overrides = [f"{key}={value}" for key, value in job]
+    first, name = {key: each[0] for key, each in values.items()}, config.hydra.job.config_name
+    for job in [first, *(first | {key: value} for key, each in values.items() for value in each[1:])]:
+        overrides = [f"{key}={value}" for key, value in job.items()]
         with translate_hydra_errors(command_of(name)):
             composed = compose(name, overrides)
         if "${hydra:" not in OmegaConf.to_yaml(composed):
@@ -155,12 +148,11 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     rows = rows_of(folder)
     best = best_of(rows)
     columns, *lines = _cells(rows, "{:.4g}".format)
-    swept = [" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in row["swept"].items()) for row in rows]
-    labels = [f"{Path(row['folder']).name}  {text}" for row, text in zip(rows, swept, strict=True)]
-    colors = [COLORS[1 if best and row["folder"] == best[0]["folder"] else 0] for row in rows]
-    measures = {_monitor(rows): "best", "last training loss": LOSS, "images/s": "images_per_s"}
+    swept = [[f"{key.rpartition('.')[2]}={value}" for key, value in row["swept"].items()] for row in rows]
+    labels = [f"{Path(row['folder']).name}  {' '.join(each)}" for row, each in zip(rows, swept, strict=True)]
+    colors = [COLORS[1 if best and row is best[0] else 0] for row in rows]
     charts = []
-    for title, key in measures.items():
+    for title, key in ((_monitor(rows), "best"), ("last training loss", LOSS), ("images/s", "images_per_s")):
         values = [row.get(key) if row["status"] == "ok" else None for row in rows]
         bars = {"type": "bar", "orientation": "h", "y": labels, "x": values, "marker": {"color": colors}}
         charts.append(Chart(title, [bars], {"yaxis": {"autorange": "reversed"}}, 120 + 26 * len(rows)))
@@ -179,12 +171,12 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def best_of(rows: list[dict[str, Any]]) -> Best | None:
+def best_of(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str, float] | None:
     """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
     done = [row for row in rows if row["status"] == "ok"]
     for key, name in (("best", _monitor(done)), (LOSS, LOSS)):
         if ranked := [row for row in done if row.get(key) is not None]:
-            highest = key == "best" and (ranked[0].get("monitor_mode") or default_mode(name)) == "max"
+            highest = key == "best" and ranked[0]["monitor_mode"] == "max"
             row = (max if highest else min)(ranked, key=lambda row: row[key])
             return row, f"{'best' if key == 'best' else 'lowest'} {name}", row[key]
     return None
@@ -201,12 +193,12 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     known = []
     for row in rows:
         each = Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None
-        known.append(each if each and name in each.values and each.values[name] == row["best"] else None)
+        known.append(each if each and each.values.get(name, math.nan) == row["best"] else None)
     top = known[rows.index(best[0])] if best else None
     cells = []
     for each in known:
         verdict = ""
-        if each is not None and top is not None and each.images == top.images:
+        if each and top and each.images == top.images:
             same = each.difference(top, name).holds_zero
             verdict = "best" if each is top else "not distinguishable from the best" if same else "worse"
         cells.append((str(each.interval(name)) if each else "", verdict))
@@ -228,10 +220,3 @@ def _cells(rows: list[dict[str, Any]], form: Callable[[float], str] = repr) -> l
 
 def _monitor(rows: list[dict[str, Any]]) -> str:
     return str(next((row["monitor"] for row in rows if row.get("monitor")), "best"))
-
-
-def aligned(rows: list[list[str]]) -> str:
-    """Rows below each other, each column as wide as it needs to be."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

@@ -92,7 +92,5 @@ def test_commands_of_checkpoints_take_a_task_from_outside() -> None:
     config = load_config("predict", [FOUND, "task=counting", "model=cells", "checkpoint=a", "input=b"])
     assert (config.outside_task, config.outside_model.implementation) == (CountingDetection, CellDetector)
     for given in ("task=detection", "model=retinanet_r50"):
-        with pytest.raises(
-            ConfigError, match=f"{given.split('=')[0]} is named by the checkpoint where it is one of the"
-        ):
+        with pytest.raises(ConfigError, match=f"a checkpoint names a {given.split('=')[0]} of the package itself"):
             load_config("export", [given, "checkpoint=a", "output=b"])

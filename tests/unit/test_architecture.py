@@ -44,7 +44,7 @@ ALLOWED = {
     "config": {"optim.settings", "reporting", "strategies"},
     "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model"},
 }
-WITH_HYDRA = {"config.compose", "config.entry_point", "config.hydra_errors", "run.records", "run.sweep"}
+WITH_HYDRA = {"config.compose", "config.entry_point", "run.records", "run.sweep"}
 
 
 def module_of(path: Path) -> str:

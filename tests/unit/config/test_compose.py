@@ -115,7 +115,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("task.name=classification", "data=shapes is for task=detection, but the task is classification"),
         # read otherwise than written
         ("data.batch_size=1_0", "data.batch_size=1_0 is not a plain number; write data.batch_size=10"),
-        ("output_dir=2026_01", "write output_dir=202601, or \"output_dir='2026_01'\" for a text."),
+        ("output_dir=2026_01", "write output_dir=202601, or \"output_dir='2026_01'\" as text."),
         ("data.root='a\tb'", "data.root='a\\tb' has a control character; leave it out."),
         # no such file
         ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are auto, bccd, coco, csv, "),
@@ -138,7 +138,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
         ("seed=9223372036854775808", "seed=9223372036854775808 is too large; it must be below 2^63."),
-        ("model=runs/x/checkpoints/best.pt", "not a file or a run; write model.weights=runs/x/checkpoints/best.pt."),
+        ("model=runs/x/checkpoints/best.pt", "or, in a training, model.weights=runs/x/checkpoints/best.pt."),
         ("optimizer.lr=nan", "optimizer.lr=nan is not a finite number."),
         ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is out of range; give 0 to 1."),
@@ -171,8 +171,11 @@ def test_settings_that_exclude_each_other() -> None:
     ("name", "overrides", "message"),
     [
         ("predict", ["input=a"], "checkpoint is not set"),
-        ("predict", ["model=runs/x"], "model is the kind of network, not a file or a run; write checkpoint=runs/x."),
-        ("shards", ["model=runs/x"], "model is the kind of network, not a file or a run; write model.weights=runs/x."),
+        (
+            "predict",
+            ["model=runs/x"],
+            "model is the kind of network; write checkpoint=runs/x or, in a training, model.",
+        ),
         ("train", ["data.root", "=", "ok"], "data.root is not KEY=VALUE; leave out the spaces around ="),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),

@@ -28,7 +28,7 @@ def trained(config: Any) -> dict[str, float]:
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     value = config.optimizer.lr * 10
-    mode = config.trainer.monitor_mode
+    mode = config.trainer.monitor_mode or "max"
     result = {"status": "ok", "error": None, LOSS: 1.0, "images_per_s": 40.123456789, "best": value}
     write_json(folder / RESULT, {**result, "monitor": "coco/AP", "monitor_mode": mode})
     (folder / "checkpoints").mkdir(exist_ok=True)
@@ -80,7 +80,8 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
     def job(name: str, best: float, samples: np.ndarray, seen: float) -> dict[str, Any]:
         (tmp_path / name).mkdir()
         Resampled("images", {"coco/AP": seen}, {"coco/AP": seen + samples}).save(tmp_path / name)
-        return {"status": "ok", "monitor": "coco/AP", "best": best, "folder": str(tmp_path / name)}
+        ended = {"status": "ok", "monitor": "coco/AP", "monitor_mode": "max"}
+        return ended | {"best": best, "folder": str(tmp_path / name)}
 
     rows = [job("a", 0.98, noise, 0.98), job("b", 1.0, noise, 1.0), job("c", 0.99, own, 0.99)]
     bars, verdicts = zip(*compare_with_best(rows), strict=True)
@@ -156,7 +157,7 @@ def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixtur
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 130
     assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("failed", "KeyboardInterrupt")]
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
-    assert "error: s already holds a sweep; give resume=auto to continue it" in capsys.readouterr().err
+    assert "error: s holds a sweep; give resume=auto to continue it" in capsys.readouterr().err
     assert sweep("seed=0,1,2", "output_dir=s", "resume=auto", train=train) == 0
     assert begun == [(0, None), (1, None), (1, "auto"), (2, "auto")]
     assert [row["status"] for row in table("s")] == ["ok"] * 3
