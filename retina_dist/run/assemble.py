@@ -6,13 +6,13 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 import retina_dist
 from retina_dist.engine.checkpoint.owner import Owner
-from retina_dist.engine.checkpoint.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
+from retina_dist.engine.checkpoint.resume import RunOpener, check_resume, checkpoint_folder, open_run, restore
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
@@ -20,21 +20,14 @@ from retina_dist.engine.precision import describe_precision
 from retina_dist.errors import ConfigError, doing
 from retina_dist.files import parse_path
 from retina_dist.reporting.console import Console, configure_logging, heartbeat
-from retina_dist.run.build import (
-    best_metric,
-    build_plan,
-    build_state,
-    build_strategy,
-    configure_torch,
-    task_class,
-)
+from retina_dist.run.build import best_metric, build_plan, build_state, build_strategy, configure_torch, task_class
 from retina_dist.run.records import describe_job, versions, write_flight_records, write_start
 from retina_dist.run_config import RunConfig
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
-from retina_dist.task import Task, TaskData
+from retina_dist.task import Task
 from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
@@ -75,15 +68,13 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
 
         def attempt(membership: Membership) -> dict[str, float]:
             console.reset(strategy.rank)
-            training = assemble(config, strategy, job, membership.kept)
+            training = assemble(config, strategy, job, membership)
             return training.fit(membership) if training else {}
 
         return strategy.run_elastic(attempt), job.opener.folder
 
 
-def assemble(
-    config: RunConfig, strategy: DistributedStrategy, job: Job, committed: dict[str, Any] | None
-) -> Training | None:
+def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, membership: Membership) -> Training | None:
     """The objects of one attempt, on every rank; None for a dry run, and where the plan is already done.
 
     Each step raises its errors on all ranks, and nothing is written before all settings have been checked.
@@ -99,19 +90,17 @@ def assemble(
     doing("estimating the memory")
     config, plan, memory = _settled(config, task, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
-    described = _describe_plan(config, task, plan, best if task.validates else None, memory)
+    described = _describe(config, task, plan, best if task.validates else None, memory)
     logger.info(described)
-    for line in memory.warnings if memory else ():
-        logger.warning(line, extra={"rank_zero_only": True})
     if memory and memory.problem:
         raise ConfigError(memory.problem, collective=True)
     if config.dry_run:
         return None
-    from retina_dist.run import mlflow_run  # a dry run needs neither
+    from retina_dist.run.mlflow_run import MlflowRun, tracking_server  # a dry run needs neither
     from retina_dist.run.training import Training
 
-    server = strategy.on_main(lambda: mlflow_run.tracking_server(config.logging))
-    run = job.opener.open(config, strategy, task.locked_settings, committed)
+    server = strategy.on_main(lambda: tracking_server(config.logging))
+    run = job.opener.open(config, strategy, task.locked_settings, membership.kept)
     if strategy.device.type == "cuda":
         write_flight_records(run.folder)
     if run.resume_step is not None:
@@ -136,13 +125,13 @@ def assemble(
         owner=job.opener.owner.name,
     )
     strategy.on_main(checkpoints.claim)
-    strategy.on_main(lambda: _begin_folder(config, run, strategy, task, data, described))
+    strategy.on_main(lambda: write_start(config, strategy, run.folder, described))
+    if config.logging.plots and not run.resume_step:
+        strategy.on_main(lambda: task.draw_inputs(data, run.folder))
     logger.info(f"writing to {run.folder}")
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
-        job.mlflow = job.exits.enter_context(
-            mlflow_run.MlflowRun(server, config, run, tags, is_restart, task.fingerprint())
-        )
+        job.mlflow = job.exits.enter_context(MlflowRun(server, config, run, tags, is_restart, task.fingerprint()))
     return Training(config, strategy, task, plan, data, run, state, checkpoints, job)
 
 
@@ -186,9 +175,7 @@ def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tu
     return task.config, plan_of(accumulate), memory
 
 
-def _describe_plan(
-    config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None
-) -> str:
+def _describe(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None) -> str:
     lines = [f"data: {config.data.name}", task.describe(), "plan:", str(plan)]
     if best:
         patience = pluralize(best.patience or 0, "validation")
@@ -196,11 +183,3 @@ def _describe_plan(
         lines.append(f"  {'best':<9}{best}{end}")
     lines += [f"  {'memory':<9}{line}" for line in (memory.lines if memory else ())]
     return "\n".join(lines)
-
-
-def _begin_folder(
-    config: RunConfig, run: Run, strategy: DistributedStrategy, task: Task, data: TaskData, described: str
-) -> None:
-    write_start(config, strategy, run.folder, described)
-    if config.logging.plots and not run.resume_step:
-        task.draw_inputs(data, run.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,10 +27,6 @@ from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import strategy_of
 from retina_dist.task import Task
 
-logger = logging.getLogger(__name__)
-
-BUILTIN = [f"retina_dist.{name}.task" for name in TASKS]
-
 
 def configure_torch(settings: TrainerConfig) -> None:
     """Set the number of threads and deterministic algorithms of this process."""
@@ -44,9 +39,8 @@ def configure_torch(settings: TrainerConfig) -> None:
 
 def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
-    trainer = config.trainer
-    strategy = strategy_of(config.strategy, deterministic=trainer.deterministic)
-    if trainer.precision == "fp16":
+    strategy = strategy_of(config.strategy, deterministic=config.trainer.deterministic)
+    if config.trainer.precision == "fp16":
         strategy.fp16_scale = 1.0  # the loss is scaled already
     return strategy
 
@@ -60,8 +54,7 @@ def task_class(config: RunConfig) -> type[Task]:
 def task_of(config: Any) -> type[Task]:
     """The class of the task that `config.checkpoint` was trained for; without one, and for torchvision's weights, detection's.
 
-    `config` are the settings of a command, below `OfCheckpoint`. Raises ConfigError where the task is from outside the package and
-    not named again.
+    `config` is an `OfCheckpoint`. Raises ConfigError where the task is from outside the package and not named again.
     """
     if config.outside_task is not None:
         return config.outside_task  # type: ignore[no-any-return]
@@ -72,21 +65,16 @@ def task_of(config: Any) -> type[Task]:
     for group in ("task", "model") if isinstance(settings, dict) else ():
         section: Any = settings.get(group)
         if names_class(section) and getattr(config, f"outside_{group}") is None:
-            raise ConfigError(
-                f"{config.checkpoint} is of {group}={section.get('name', section['_target_'])} from outside the package, which no "
-                f"checkpoint imports; name its entry again: {group}=NAME --config-dir FOLDER."
-            )
+            outside = f"{config.checkpoint} is of {section['_target_']} from outside the package"
+            raise ConfigError(f"{outside}; name its entry again: {group}=NAME --config-dir FOLDER.")
     return builtin_task(task_of_checkpoint(content))  # type: ignore[no-any-return]
 
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
-    """The function NAME of a task, such as `examine`: in `commands` beside a built-in task, in the task's module from outside.
-
-    A subclass of a task inherits its commands. Raises ConfigError for a missing one.
-    """
+    """The function NAME of a task or its base: of `commands` beside a built-in one, of its module else. Raises ConfigError."""
+    builtin = {f"retina_dist.{each}.task": f"retina_dist.{each}.commands" for each in TASKS}
     for kind in task.__mro__:
-        module = kind.__module__
-        room = import_module(f"{module.removesuffix('.task')}.commands" if module in BUILTIN else module)
+        room = import_module(builtin.get(kind.__module__, kind.__module__))
         command: Callable[..., Any] | None = getattr(room, name, None)
         if command:
             return command
@@ -122,36 +110,27 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
         check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:
         raise ConfigError(
-            f"trainer.patience={trainer.patience} counts validations, but the run has none; give it validation data and "
-            "trainer.validate_every=1epoch, or trainer.patience=null."
+            f"trainer.patience={trainer.patience} counts validations, but the run has none; give it some, or leave patience out."
         )
     return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)
 
 
 def build_state(
-    config: RunConfig,
-    model: torch.nn.Module,
-    strategy: DistributedStrategy,
-    best: BestMetric | None = None,
+    config: RunConfig, model: torch.nn.Module, strategy: DistributedStrategy, best: BestMetric | None = None
 ) -> TrainState:
     """Model, optimizer, scaler and average on the strategy's device."""
     trainer = config.trainer
     layout: dict[str, Any] = {"memory_format": torch.channels_last} if trainer.channels_last else {}
-    device = strategy.device
-    model = model.to(device, **layout)
+    model = model.to(strategy.device, **layout)
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
-    scaler = make_scaler(device, trainer.precision)
+    scaler = make_scaler(strategy.device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
     connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
 
 
 def build_train_step(
-    config: RunConfig,
-    state: TrainState,
-    plan: Plan,
-    strategy: DistributedStrategy,
-    guard: NonFiniteGuard | None = None,
+    config: RunConfig, state: TrainState, plan: Plan, strategy: DistributedStrategy, guard: NonFiniteGuard | None = None
 ) -> TrainStep:
     """One optimizer step in the settings' precision and clipping."""
     return TrainStep(

@@ -1,21 +1,21 @@
 """Memory of a training step before it runs: whether it fits, and the fewest micro-batches with which it does.
 
-The real `TrainStep` runs on tensors of the CPU that hold no memory (`torch._subclasses.FakeTensorMode`), whose live storages are
-counted in the second step, in which the optimizer has its state. docs/planning.md compares predicted with measured peaks and lists
-what is not modelled.
+The real `TrainStep` runs on tensors without memory (`torch._subclasses.FakeTensorMode`). Its live storages are counted in step two,
+when the optimizer has its state. docs/planning.md compares predicted with measured peaks and lists what is not modelled.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import warnings
 import weakref
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
 from retina_dist.text import format_bytes
 
+logger = logging.getLogger(__name__)
+
 # GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug reports.
 GPUS = {
     "V100-16GB": 15.77, "V100-32GB": 31.74, "T4": 14.56, "A10": 21.96, "A30": 23.50, "A40": 44.34, "A100-40GB": 39.38,
@@ -53,9 +55,8 @@ PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.tr
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
 FLOAT32_ON_CUDA = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
-PARTS = [
-    "parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "communication"
-]  # fmt: skip
+PARTS = ("parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "communication")
+PlanOf = Callable[[int], Plan]  # by the number of micro-batches
 
 
 class Memory(NamedTuple):
@@ -107,9 +108,8 @@ class NotEstimated(UserError):
 class StepMemory:
     """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
 
-    `device` is where the step would run; on a GPU the batches of `PREFETCHED` steps are there at a time. It does not
-    communicate, and changes no state of the process or of `task`. Raises NotEstimated, also where the model cannot be built before
-    `Task.build_data`, and any UserError of the task.
+    `device` is where the step would run. It does not communicate, and changes no state of the process or of `task`. Raises
+    NotEstimated, and any UserError of the task.
     """
 
     def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
@@ -137,17 +137,12 @@ class StepMemory:
                 step = build_train_step(self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy))
                 parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
         parts["batches"] *= plan.accumulate * (PREFETCHED if self.on_gpu else 1)
-        gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
-        parts["communication"] = self._sending_bytes(gradients)
-        return MemoryEstimate(images, {part: parts[part] for part in PARTS})
-
-    def _sending_bytes(self, gradients: int) -> int:
-        """Memory that sending gradients of so many bytes takes beside them, at most; of an outside strategy nothing is known."""
         settings = self.config.strategy
-        if self.world_size == 1 or not isinstance(settings, StrategyConfig):
-            return 0
-        fused = int(settings.fusion_mb * 2**20) if self.backend.startswith("Horovod") else 0
-        return min(gradients, fused) + (0 if settings.compression == "none" else gradients // 2)
+        if self.world_size > 1 and isinstance(settings, StrategyConfig):  # of an outside strategy nothing is known
+            gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
+            fused = int(settings.fusion_mb * 2**20) if self.backend.startswith("Horovod") else 0
+            parts["communication"] = min(gradients, fused) + (0 if settings.compression == "none" else gradients // 2)
+        return MemoryEstimate(images, {part: parts[part] for part in PARTS})
 
 
 @contextmanager
@@ -178,12 +173,7 @@ class _CudaAutocast(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _tensors(batch: Any) -> list[Tensor]:
-    leaves = tree_leaves(list(vars(batch).values()) if hasattr(batch, "__dict__") else list(batch))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: bool) -> dict[str, int]:
+def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: bool) -> Counter[str]:
     """The parts of the peak of one step of one micro-batch, on fake tensors; kept gradients are there before it."""
     model = state.model
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -199,7 +189,7 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
         tracker.add(state.ema.model.state_dict().values(), "ema")
     tracker.add((v for values in state.optimizer.state.values() for v in values.values()), "optimizer")
     tracker.add((p.grad for p in trained), "gradients")
-    tracker.add(_tensors(batch), "batches")
+    tracker.add(tree_leaves(list(vars(batch).values() if hasattr(batch, "__dict__") else batch)), "batches")
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients"))
     with tracker:
@@ -235,36 +225,31 @@ class StorageTracker(TorchDispatchMode):
     def _drop(self, address: int) -> None:
         self._events.append((self._live.pop(address), -1))
 
-    def at_peak(self) -> dict[str, int]:
+    def at_peak(self) -> Counter[str]:
         """Bytes of each part when their sum was largest."""
-        now: dict[str, int] = defaultdict(int)
-        total, peak, largest = 0, -1, dict(now)
+        now: Counter[str] = Counter()
+        largest = now.copy()
         for (part, size), sign in self._events:
             now[part] += sign * size
-            total += sign * size
-            if total > peak:
-                peak, largest = total, dict(now)
-        return defaultdict(int, largest)
+            if now.total() > largest.total():
+                largest = now.copy()
+        return largest
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The micro-batches of a step, what it takes in lines of the log, warnings, and why it cannot run, "" if it can."""
+    """The micro-batches of a step, what it takes in lines of the log, and why it cannot run, "" if it can."""
 
     accumulate: int
-    lines: list[str] = field(default_factory=list)
+    lines: list[str]
     problem: str = ""
-    warnings: list[str] = field(default_factory=list)
 
 
-def plan_memory(
-    config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: Callable[[int], Plan]
-) -> MemoryPlan:
-    """Settle `trainer.accumulate` and compare the step with the memory, alike on all ranks; `plan_of(accumulate)` is the plan.
+def plan_memory(config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: PlanOf) -> MemoryPlan:
+    """Settle `trainer.accumulate` and compare the step with the memory of `config.gpu` or the smallest GPU, alike on all ranks.
 
-    The memory is that of the GPU that `gpu` names, else of the smallest GPU of a rank. A step that is too large for the GPU in use
-    is a warning, as an estimate may be wrong; it is a problem in a dry run, for a GPU that `gpu` names, and where auto finds no
-    number.
+    A step too large for the GPU in use is a warning, as an estimate may be wrong; it is a problem in a dry run, for a GPU that
+    `gpu` names, and where auto finds no number.
     """
     memory = find_gpu(config.gpu) if config.gpu else _smallest_gpu(strategy)
     auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches
@@ -279,7 +264,8 @@ def plan_memory(
         if config.trainer.compile:
             plan.lines.append("estimated for the eager step: trainer.compile may take more or less")
         if plan.problem and not (config.gpu or config.dry_run or auto):
-            return replace(plan, problem="", warnings=[f"may run out of memory: {plan.problem}"])
+            logger.warning(f"may run out of memory: {plan.problem}")
+            return replace(plan, problem="")
         return plan
 
     return MemoryPlan(**strategy.on_main(lambda: asdict(settle())))
@@ -292,27 +278,22 @@ def _smallest_gpu(strategy: DistributedStrategy) -> Memory:
     return _gpu(own.name if float(gib) == smallest else "the smallest GPU of the job", smallest)
 
 
-def _fitted(
-    config: RunConfig, world_size: int, step: StepMemory, plan_of: Callable[[int], Plan], memory: Memory
-) -> MemoryPlan:
+def _fitted(config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, memory: Memory) -> MemoryPlan:
     """The plan that fills at most `SHARE` of the memory, if there is one."""
-    total, chosen, auto = config.data.batch_size, config.trainer.micro_batches, config.trainer.accumulate == "auto"
+    total, chosen, limit = config.data.batch_size, config.trainer.micro_batches, SHARE * memory.room
     estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
     peak, remedy = estimate(chosen).peak, ""
-    if peak > SHARE * memory.room:
-        most = max(1, total // world_size)
-        enough = 1 + bisect_left(range(1, most), True, key=lambda n: estimate(n).peak <= SHARE * memory.room)
+    if peak > limit:
+        enough = 1 + bisect_left(range(1, max(1, total // ranks)), True, key=lambda n: estimate(n).peak <= limit)
         least = estimate(enough).peak
-        if auto:
+        if config.trainer.accumulate == "auto":
             chosen, peak = enough, least
         elif enough > chosen and least <= memory.room:
-            remedy = f"use trainer.accumulate={enough}, with {format_bytes(least)}"
-            remedy += ", which may still run out" if least > SHARE * memory.room else ""
+            risk = ", which may still run out" if least > limit else ""
+            remedy = f"use trainer.accumulate={enough}, with {format_bytes(least)}{risk}"
     lines = [str(estimate(chosen)), f"{100 * peak / memory.room:.0f} % of the {memory.words}"]
-    if SHARE * memory.room < peak <= memory.room:
-        lines.append(f"close to what there is; {remedy or 'it may run out'}")
     if peak <= memory.room:
-        return MemoryPlan(chosen, lines)
+        return MemoryPlan(chosen, lines + [f"close to what there is; {remedy or 'it may run out'}"] * (peak > limit))
     half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
     remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
     needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."

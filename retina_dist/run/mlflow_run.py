@@ -15,7 +15,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -51,10 +51,7 @@ CLIENT = {
 
 
 def tracking_server(settings: LoggingConfig) -> str | None:
-    """The URI of the MLflow server to use, if any; with mlflow=auto it logs why a named server cannot be used.
-
-    Raises ConfigError where mlflow=true cannot be.
-    """
+    """The URI of the MLflow server to use, if any; mlflow=auto logs why a named one is not used, mlflow=true raises ConfigError."""
     uri = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if settings.mlflow == "false" or not (uri or settings.mlflow == "true"):
         return None
@@ -80,33 +77,25 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
     """
 
     def __init__(
-        self,
-        uri: str,
-        config: RunConfig,
-        run: Run,
-        tags: Mapping[str, Any],
-        resumes: bool = False,
-        data_digest: str = "",
+        self, uri: str, config: RunConfig, run: Run, tags: Mapping[str, Any], resumes: bool = False, digest: str = ""
     ) -> None:
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
         self.mlflow = importlib.import_module("mlflow")
-        self.uri, self.config, self.folder = uri, config, run.folder.resolve()
+        self.uri, self.where = uri, redacted(uri)
+        self.config, self.folder, self.digest = config, run.folder.resolve(), digest
         self.checkpoints = checkpoint_folder(config, self.folder)
-        # with the checkpoints, where those outlive the run folder
-        self.id_file = (self.checkpoints if config.trainer.checkpoint_dir else self.folder) / ID_FILE
         self.joined, self.resumes = os.environ.get("MLFLOW_RUN_ID"), resumes or bool(run.resume_step)
-        self.data_digest = data_digest
         self.tags = {"run_folder": self.folder, "checkpoints": self.checkpoints, "host": platform.node(), **tags}
-        self.id: str | None = None
         self._run: Any = None
         self._values: list[tuple[str, float, int, int]] = []
         self._num_refused = 0  # values
         self._status = ""  # once the run has ended
         self._has_warned = False
-        self._ending, self._done, self._given_up = threading.Event(), threading.Event(), threading.Event()
+        self._ending, self._given_up = threading.Event(), threading.Event()
         self._succeeded_at = 0.0
-        threading.Thread(target=self._work, name="mlflow", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._thread.start()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Queue metrics with the current time. A step that is logged again after a resume has both values in MLflow."""
@@ -123,16 +112,15 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         killed = isinstance(error, Preempted | KeyboardInterrupt)
         self._status = "KILLED" if killed else "FAILED" if error else "FINISHED"
         self._succeeded_at = time.monotonic()
+        until = self._succeeded_at + min(KILLED_S if killed else math.inf, within_s)
         self._ending.set()
-        until = time.monotonic() + min(KILLED_S if killed else math.inf, within_s)
-        while not self._done.wait(0.05) and time.monotonic() < min(until, self._succeeded_at + PATIENCE_S):
-            pass
+        while self._thread.is_alive() and time.monotonic() < min(until, self._succeeded_at + PATIENCE_S):
+            self._thread.join(0.05)
+        missing, is_late = self._num_refused + len(self._values), self._thread.is_alive()
         self._given_up.set()
-        missing = self._num_refused + len(self._values)
-        if missing or not self._done.is_set():
+        if missing or is_late:
             what = f"{missing} values" if missing else "files or the end of the run"
-            where = redacted(self.uri)
-            logger.warning(f"{what} did not reach MLflow at {where}; the files in {self.folder} have everything.")
+            logger.warning(f"{what} did not reach MLflow at {self.where}; the files in {self.folder} have everything.")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end_with(error)
@@ -141,39 +129,38 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
 
     def _work(self) -> None:
         if not self._send(self._begin):
-            self._ending.wait()
-        elif self.data_digest:
-            self._send(self._log_data)
-        while self.id and not self._given_up.is_set() and (self._values or not self._ending.wait(LINGER_S)):
+            return
+        if self.digest:
+            self._send(self._log_data, optional=True)
+        while not self._given_up.is_set() and (self._values or not self._ending.wait(LINGER_S)):
             batch = self._values[:1000]  # as many as a request may have
-            self._num_refused += 0 if self._send(self._log_metrics, batch) else len(batch)
+            metrics = [self.mlflow.entities.Metric(*values) for values in batch]
+            self._num_refused += 0 if self._send(self.client.log_batch, self.id, metrics) else len(batch)
             del self._values[: len(batch)]
-        if self.id:
-            for path in sorted(self.folder.glob("*")):
-                if path.suffix in DOCUMENTS and path.name != ID_FILE:
-                    self._send(self.client.log_artifact, self.id, str(path))
-            if self.config.logging.mlflow_checkpoint and (best := Path(str(self.checkpoints / BEST))).is_file():
-                self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
-            if not self.joined:
-                self._send(self.client.set_terminated, self.id, self._status)
-        self._done.set()
+        for path in sorted(path for path in self.folder.glob("*") if path.suffix in DOCUMENTS):
+            self._send(self.client.log_artifact, self.id, str(path))
+        if self.config.logging.mlflow_checkpoint and (best := Path(str(self.checkpoints / BEST))).is_file():
+            self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
+        if not self.joined:
+            self._send(self.client.set_terminated, self.id, self._status)
 
-    def _send(self, request: Callable[..., object], *arguments: Any) -> bool:
-        """Make a request, again while the server is away; return whether it was taken."""
+    def _send(self, request: Callable[..., object], *arguments: Any, optional: bool = False) -> bool:
+        """Make a request, again while the server is away; return whether it was taken. An `optional` one is refused in silence."""
         while not self._given_up.is_set():
             try:
                 request(*arguments)
                 self._succeeded_at = time.monotonic()
                 return True
             except Exception as error:
-                if not self._has_warned:
+                away = self._is_away(error)
+                if not self._has_warned and (away or not optional):
                     self._has_warned = True
                     root: BaseException = error
                     while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
                         root = inner
-                    problem = f"MLflow at {redacted(self.uri)}: {describe_error(root)}"
+                    problem = f"MLflow at {self.where}: {describe_error(root)}"
                     logger.warning(f"{problem}; the training continues, metrics.csv has everything.")
-                if not self._is_away(error):
+                if not away:
                     return False
                 self._given_up.wait(AGAIN_S)
         return False
@@ -181,59 +168,47 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
     def _is_away(self, error: Exception) -> bool:
         """Whether the server is unreachable or overloaded."""
         if isinstance(error, self.mlflow.MlflowException):
-            return error.get_http_status_code() >= 500 or error.get_http_status_code() == 429
+            status = error.get_http_status_code()
+            return status == 429 or (status >= 500 and status != 501)  # 501: it does not have this request
         return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
-
-    def _log_metrics(self, batch: Sequence[tuple[str, float, int, int]]) -> None:
-        self.client.log_batch(self.id, metrics=[self.mlflow.entities.Metric(*values) for values in batch])
 
     def _begin(self) -> None:
         self.client = self.mlflow.MlflowClient(tracking_uri=self.uri)
-        known = self.client.get_run(self.joined) if self.joined else self._previous()
+        known = self.client.get_run(self.joined) if self.joined else self._previous() if self.resumes else None
         self._run = run = known or self._run or self._create()  # kept, as a later request may fail
-        write_json(self.id_file, {"run_id": run.info.run_id})
+        write_json(self.checkpoints / ID_FILE, {"run_id": run.info.run_id})
         if run.info.status != "RUNNING":
             self.client.update_run(run.info.run_id, status="RUNNING")
         entities, params = self.mlflow.entities, flattened(redacted_tree(asdict(self.config)))
-        new = [
-            entities.Param(k, v[:LONGEST]) for k, v in params.items() if k not in run.data.params
-        ]  # MLflow changes none
+        new = params.keys() - run.data.params.keys()  # MLflow changes none
         tags = [entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()]
         if (self.folder / COMMAND).is_file() and NOTE not in run.data.tags:  # the page of the run, as Markdown
             start = json.loads(read_bytes(self.folder / COMMAND))[-1]
             rows = "".join(f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"])
             table = f"| setting | value | default |\n|---|---|---|\n{rows}"
             tags.append(entities.RunTag(NOTE, f"    {start['command']}\n\n{table}"[:LONGEST_NOTE]))
-        self.client.log_batch(run.info.run_id, params=new, tags=tags)
+        parameters = [entities.Param(key, params[key][:LONGEST]) for key in sorted(new)]
+        self.client.log_batch(run.info.run_id, params=parameters, tags=tags)
         self.id = run.info.run_id
-        which = "existing" if known else "new"
-        logger.info(f"MLflow: {which} run {run.info.run_name} ({self.id}) at {redacted(self.uri)}")
+        logger.info(f"MLflow: {'existing' if known else 'new'} run {run.info.run_name} ({self.id}) at {self.where}")
 
     def _log_data(self) -> None:
         data, entities = self.config.data, self.mlflow.entities
         source = json.dumps({"uri": redacted(str(getattr(data, "root", None) or data.name))})
-        dataset = entities.Dataset(data.name[:LONGEST], self.data_digest[:36], "local", source)
-        try:
-            self.client.log_inputs(
-                self.id, [entities.DatasetInput(dataset, [entities.InputTag("mlflow.data.context", "train")])]
-            )
-        except self.mlflow.MlflowException as error:
-            # servers before 2.4, and Azure's, have no data sets
-            if self._is_away(error) and error.get_http_status_code() != 501:
-                raise
+        dataset = entities.Dataset(data.name[:LONGEST], self.digest[:36], "local", source)
+        context = [entities.InputTag("mlflow.data.context", "train")]
+        self.client.log_inputs(self.id, [entities.DatasetInput(dataset, context)])
 
     def _previous(self) -> Any:
         """The run before this resume, None if it is gone."""
-        if not self.resumes:
-            return None
         try:
-            run = self.client.get_run(json.loads(read_bytes(self.id_file))["run_id"])
+            run = self.client.get_run(json.loads(read_bytes(self.checkpoints / ID_FILE))["run_id"])
         except (FileNotFoundError, ValueError, KeyError):
             return None
         except self.mlflow.MlflowException as error:
-            if error.get_http_status_code() != 404:
-                raise
-            return None
+            if error.get_http_status_code() == 404:
+                return None
+            raise
         return run if run.info.lifecycle_stage == "active" else None
 
     def _create(self) -> Any:

@@ -26,6 +26,7 @@ from retina_dist.files import read_bytes, write_json, write_text
 from retina_dist.redaction import redacted_tree
 from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.text import pluralize
 
 COMMAND = "command.json"
 RESULT = "result.json"  # for sweeps, benchmarks and scripts that compare runs
@@ -44,25 +45,17 @@ def write_flight_records(folder: Path) -> None:
 
 def describe_job(strategy: DistributedStrategy) -> str:
     """ "8 processes, Horovod over NCCL, NVIDIA H100", or "one process, cpu, 2 threads"."""
-    device = strategy.device
-    what = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-    )
-    kind = type(strategy)  # one from outside often inherits what it says of itself
+    device, kind = strategy.device, type(strategy)
+    threads = pluralize(torch.get_num_threads(), "thread")
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {threads}"
+    # one from outside often inherits what it says of itself
     outside = "" if kind.__module__.startswith("retina_dist.") else f"{kind.__name__}, "
-    return f"{outside}{strategy.backend}, {what}" + (
-        f", {strategy.world_size} processes" if strategy.world_size > 1 else ""
-    )
+    processes = f", {strategy.world_size} processes" if strategy.world_size > 1 else ""
+    return f"{outside}{strategy.backend}, {what}{processes}"
 
 
 def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
-    """Write every setting to config.yaml, and add this start to command.json, both without secrets.
-
-    A start is its time, command, job, versions, the commit of the code, and its `plan`; `recipe` are the overrides that choose a
-    file of `conf/`, `changed` the settings that differ from their defaults.
-    """
+    """Write every setting to config.yaml, and add this start to command.json, both without secrets."""
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config)))))
     path, starts = folder / COMMAND, []
     with contextlib.suppress(OSError, ValueError):

@@ -64,13 +64,10 @@ class Training:
         """Progress, metrics.csv, MLflow, TensorBoard and an outside logger, on the main rank."""
         if not self.strategy.is_main:
             return LoggerCollection()
-        plan, settings, folder, step = self.plan, self.config.logging, self.run.folder, self.run.resume_step
+        settings, folder, step = self.config.logging, self.run.folder, self.run.resume_step
+        plan, headline = self.plan, self.task.headline_metrics
         progress = Progress(
-            plan.stop_step,
-            step or 0,
-            step=lambda: self.state.step,
-            steps_per_epoch=plan.steps_per_epoch,
-            headline=self.task.headline_metrics,
+            plan.stop_step, step or 0, lambda: self.state.step, steps_per_epoch=plan.steps_per_epoch, headline=headline
         )
         self.job.console.write, self.job.console.beat = progress.write, progress.beat
         loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
@@ -86,12 +83,7 @@ class Training:
         config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state
         facts = {"versions": versions(), "world_size": strategy.world_size, "backend": strategy.backend}
         guard = NonFiniteGuard(
-            state,
-            self.plan,
-            strategy,
-            limit=config.max_nonfinite_steps,
-            folder=self.run.folder,
-            inspect=task.inspect,
+            state, self.plan, strategy, limit=config.max_nonfinite_steps, folder=self.run.folder, inspect=task.inspect
         )
         evaluator = task.build_evaluator(self.data)
         best = getattr(evaluator, "best", None)
@@ -109,10 +101,7 @@ class Training:
         )
 
     def fit(self, membership: Membership) -> dict[str, float]:
-        """Train to the end of the plan and return the metrics of the last validation; result.json says how it ended.
-
-        Raises what ends a training: Divergence, Preempted, PeerLost or another error.
-        """
+        """Train to the end of the plan and return the metrics of the last validation; result.json says how it ended."""
         started = time.perf_counter()
         plain = self.trainer.train_step
         profiling: AbstractContextManager[Callable[..., dict[str, Tensor]]] = nullcontext(plain)
@@ -131,8 +120,7 @@ class Training:
                 metrics = self.trainer.fit()
             if not math.isfinite(metrics.get("val/loss", 0.0)):
                 raise Divergence(
-                    f"val/loss={metrics['val/loss']} after step {self.state.step}: the weights are ruined; lower "
-                    "optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
+                    f"val/loss={metrics['val/loss']} after step {self.state.step}; lower optimizer.lr or set trainer.gradient_clip."
                 )
         except Exception as error:
             self._write_failure(error, time.perf_counter() - started)
@@ -214,10 +202,8 @@ class Training:
             best = f": {checkpoint_folder(self.config, folder) / BEST}" if trainer.save_top_k else ""
             logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")
         if state.step == self.plan.stop_step < self.plan.total_steps:
-            logger.info(
-                f"stopped after step {state.step} of {self.plan.total_steps}, as trainer.stop_after={trainer.stop_after} "
-                f"asks; to continue, give the same command with resume=auto output_dir={folder} and without trainer.stop_after."
-            )
+            again = f"to continue, repeat the command without it and with resume=auto output_dir={folder}"
+            logger.info(f"trainer.stop_after ended the run at step {state.step} of {self.plan.total_steps}; {again}")
 
 
 def _finite(value: float | None) -> float | None:

@@ -60,9 +60,9 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
     run(tmp_path / "run", "trainer.stop_after=1steps")
     closing = "".join(capsys.readouterr()).strip().splitlines()[-1]
     assert closing.startswith(
-        "stopped after step 1 of 20, as trainer.stop_after=1steps asks; to continue, give the same command with"
+        "trainer.stop_after ended the run at step 1 of 20; to continue, repeat the command without it"
     )
-    assert f"resume=auto output_dir={tmp_path / 'run'} and without trainer.stop_after." in closing
+    assert closing.endswith(f"and with resume=auto output_dir={tmp_path / 'run'}")
     last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"
     for key, value in (("optimizer", {}), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
         content = load_checkpoint(last)

@@ -112,8 +112,8 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def make(folder: Path, resumes: bool = False, data_digest: str = "") -> MlflowRun:
-    return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes, data_digest)
+def make(folder: Path, resumes: bool = False, digest: str = "") -> MlflowRun:
+    return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes, digest)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path, monkeypa
     mlflow.runs["0"].info.lifecycle_stage = "deleted"
     for content in (None, '{"run_id": "of another server"}', "{"):
         if content:
-            (tmp_path / "mlflow.json").write_text(content)
+            (tmp_path / "checkpoints" / "mlflow.json").write_text(content)
         with make(tmp_path, resumes=True):
             pass
     assert len(mlflow.runs) == 4
     monkeypatch.setattr(mlflow.MlflowException, "status", 403)
-    (tmp_path / "mlflow.json").write_text('{"run_id": "of someone else"}')
+    (tmp_path / "checkpoints" / "mlflow.json").write_text('{"run_id": "of someone else"}')
     with make(tmp_path, resumes=True):
         pass
     assert len(mlflow.runs) == 4
@@ -168,7 +168,7 @@ def test_a_server_that_refuses_the_data_gets_the_rest(
     monkeypatch.setattr(mlflow.MlflowException, "status", status)
     monkeypatch.setattr(mlflow, "_log_inputs", log_inputs, raising=False)
     monkeypatch.setattr(mlflow_run, "PATIENCE_S", 5.0)
-    with make(tmp_path, data_digest="0" * 64) as run:
+    with make(tmp_path, digest="0" * 64) as run:
         run.log({"a": 1.0}, 1)
     assert mlflow.values == [("a", 1.0, 1)]
     assert mlflow.runs["0"].info.status == "FINISHED"
