@@ -16,10 +16,7 @@ from retina_dist.reporting.intervals import Resampled, digest_of, resampled_weig
 def analyse(
     result: ClassificationResult, names: Sequence[str], folder: Path | None = None
 ) -> tuple[dict[str, Any], Resampled]:
-    """The content of analysis.json (docs/evaluation.md) and the resampled metrics; written with images.csv to `folder`, if given.
-
-    `names` are the files of all images of the set. The worst image has the highest loss.
-    """
+    """The content of analysis.json and the resampled metrics, of images `names`; written with images.csv to `folder`, if given."""
     resampled, classes = resample(result, names), result.classes
     rows = np.nan_to_num(result.rows)  # JSON has no NaN
     images = [

@@ -53,10 +53,7 @@ DETECTIONS_OWN = {"format": "coco"} | dict.fromkeys(("results", "annotations", "
 
 
 def evaluate(config: EvaluateConfig) -> str:
-    """On the main rank metrics and accuracy of each class, a line each, accuracies with 95 % intervals; a dash without images.
-
-    With `output_dir` also metrics.json, what `analysis_of` writes, and report.html.
-    """
+    """On the main rank, metrics and accuracies with 95 % intervals, a line each; their files and report.html in `output_dir`."""
     with make_strategy(device=config.device) as strategy, heartbeat():
         classifier, data, val = strategy.run_collectively(lambda: _opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
@@ -97,10 +94,7 @@ def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: s
 
 
 def predict(config: PredictConfig) -> Path:
-    """Write `output_dir`/NAME.jpg for each image and `output_dir`/predictions.csv; return the folder.
-
-    A row has the file, its class, that one's probability and those of all classes. Unreadable files: see `predict_files`.
-    """
+    """Write NAME.jpg of each image and predictions.csv, with the probability of each class, to `output_dir`, and return it."""
 
     def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
         best = int(output.argmax())

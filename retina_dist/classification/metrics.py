@@ -1,7 +1,4 @@
-"""Metrics of a classifier over a validation set that the ranks share.
-
-Ranks gather one row for each image and each computes the metrics from all rows: none is counted twice or averaged over ranks.
-"""
+"""Metrics of a classifier: ranks gather one row for each image, and each computes the metrics from all rows."""
 
 from __future__ import annotations
 
@@ -90,10 +87,7 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
 
 
 def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Probability that a positive image (label 1) scores above a negative one; a tie counts half. NaN without both.
-
-    The Mann-Whitney U statistic, from ranks [N] in which equal scores share the mean of theirs.
-    """
+    """Probability that an image of label 1 scores above one of label 0, ties half (Mann-Whitney U from ranks); NaN without both."""
     positive = labels == 1
     pairs = int(positive.sum()) * int((~positive).sum())
     if not pairs:
@@ -104,10 +98,7 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 class ClassificationEvaluator(Evaluator[ClassificationResult]):
-    """Metrics of a model over `val`, the `Samples` of the validation set.
-
-    An image that cannot be read is in no batch, and so in no metric; a warning counts them.
-    """
+    """Metrics of a model over `val`, the `Samples` of the validation set; a warning counts images that cannot be read."""
 
     def take(self, model: Any, batch: ImageBatch) -> Tensor:
         with self.autocast():

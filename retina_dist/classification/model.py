@@ -88,10 +88,7 @@ def build_classifier(
     label_smoothing: float = 0.0,
     image_size: int = 224,
 ) -> Classifier:
-    """torchvision's model of that name for `num_classes`, from scratch. Raises ConfigError for an unknown name.
-
-    `image_size` is for models that take one size only.
-    """
+    """torchvision's model, from scratch; `image_size` is for those that take one size. Raises ConfigError for an unknown name."""
     known = models.list_models(module=models)
     if architecture not in known:
         near = " or ".join(difflib.get_close_matches(architecture, known, 5, 0))
@@ -129,10 +126,7 @@ def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
 
 
 def load_weights(model: Classifier, source: str, classes: Sequence[str]) -> WeightsReport:
-    """Load what fits by name and shape: a checkpoint, a state_dict, a URL or torchvision's name of weights.
-
-    The last layer is left out where the source names other classes. Raises CheckpointError when nothing fits.
-    """
+    """Load what fits of `source`, see `read_state`, but no last layer of other classes. Raises CheckpointError if nothing fits."""
     read = read_state(source)
     if read.content is None and (mean := tuple(getattr(published(source).transforms(), "mean", MEAN))) != MEAN:
         raise ConfigError(f"model.weights={source} needs images normalized by the mean {mean}; use other weights.")

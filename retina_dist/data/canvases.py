@@ -104,10 +104,7 @@ def make_buckets(
 
 
 def _best_runs(shapes: IntArray, counts: IntArray, most: int) -> list[slice]:
-    """Cut `shapes` [U, S, 2], held by `counts` [U] images each, into at most `most` runs of least total area.
-
-    Dynamic programming over the end of the last run: exact, in O(U^2 * (S + most)).
-    """
+    """Cut `shapes` [U, S, 2] of `counts` [U] images into at most `most` runs of least total area, by dynamic programming."""
     total = len(counts)
     most = min(most, total)
     area = np.full((most + 1, total + 1), np.inf)  # [k, end]: the least area of shapes[:end] in k runs

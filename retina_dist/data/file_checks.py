@@ -53,10 +53,7 @@ def check_images(files: Sequence[File], split: str, images: str, max_pixels: int
 
 
 def check_image(file: File, content: bytes | ImageError | None = None, *, decode: bool, max_pixels: int) -> ImageCheck:
-    """Whether a file is there, can be opened (with `decode`, read to its end), and has the size that is annotated, if any is.
-
-    `content` is what `read_all` has read of it already.
-    """
+    """Whether a file is there, opens (with `decode`, to its end) and has its annotated size; `content` is of `read_all`."""
     name, source, annotated = file
     try:
         if isinstance(content, ImageError):
@@ -79,10 +76,7 @@ def check_image(file: File, content: bytes | ImageError | None = None, *, decode
 
 
 def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collection[str]) -> Iterator[FileFinding]:
-    """Missing, broken and mismatching files of each split, and files that occur twice or in both splits.
-
-    A problem in `tolerated` is one that the settings leave out of training: a warning, not an error.
-    """
+    """Missing, broken and mismatching files of each split, warnings if `tolerated`, and files that occur twice or in both."""
     same: dict[str, dict[str, list[str]]] = defaultdict(dict)  # digest -> split -> names
     for split, checks in checked.items():
         remedies = {

@@ -226,10 +226,7 @@ def is_image(name: str | PurePath) -> bool:
 
 
 def find_images(pattern: str) -> list[Path]:
-    """The file, the image files of the folder or, if it has none, of its subfolders, or what the glob matches; sorted.
-
-    Raises DataError when there is none.
-    """
+    """The file, the images of the folder (if it has none, of its subfolders) or of the glob, sorted. Raises DataError for none."""
     path = parse_path(pattern)
     if isinstance(path, Url):
         raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")

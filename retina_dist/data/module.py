@@ -114,10 +114,7 @@ def without_main() -> Iterator[None]:
 
 
 def _end_with_main_process(worker: int) -> None:
-    """In a data worker: end when the main process has ended, and not by signals that are sent to all processes.
-
-    torch's workers watch the fork server, which outlives a main process that was killed.
-    """
+    """In a data worker: end with the main process (torch watches the fork server, which outlives it), not by a signal to all."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     main = multiprocessing.parent_process()
@@ -227,10 +224,7 @@ class DataModule(Generic[AnyBatch]):
                 start_fork_server(dataset.__module__)
 
     def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
-        """The micro-batches of each optimizer step from `start` up to `stop`, by one set of workers.
-
-        Closing the iterator early stops the workers.
-        """
+        """The micro-batches of each step from `start` up to `stop`, by one set of workers, which closing the iterator stops."""
         sampler = self.train_sampler
         batches = self._read(self.train_dataset, (spec for step in range(start, stop) for spec in sampler.step(step)))
         try:

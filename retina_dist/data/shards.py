@@ -70,10 +70,7 @@ def has_shards(folder: PathOrUrl, split: str) -> bool:
 
 
 def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[int, ArchiveMember]:
-    """The shard member of each image id.
-
-    Raises DataError if there are no shards and, with `complete`, if one is missing or has another length than the index says.
-    """
+    """The shard member of each image id. Raises DataError without shards or, if `complete`, with one missing or cut."""
     index = _read_index(folder, split)
     if index is None:
         raise DataError(f"{folder} has no {index_of(split)}; give the folder that retina_dist.shards wrote.")
@@ -91,10 +88,7 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
 
 
 def write_splits(output: str, splits: Mapping[str, ShardSplit], shard_mb: int, report: Callable[[str], object]) -> None:
-    """Write the splits to `output`; replace what an interrupted call wrote.
-
-    Raises DataError where `output` holds shards or annotations of one.
-    """
+    """Write the splits to `output` and replace what an interrupted call wrote. Raises DataError if others are there."""
     folder = parse_path(output)
     interrupted = any(folder.glob(UNFINISHED))
     for split, part in splits.items():
