@@ -33,18 +33,10 @@ MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dis
 
 def usage() -> str:
     """The text of --help: one line for each command."""
-    lines = [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: retina-dist COMMAND [KEY=VALUE ...]",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "retina-dist COMMAND --cfg job lists the settings of a command with their values.",
-            "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train",
-        ]
-    )
+    lines = ["usage: retina-dist COMMAND [KEY=VALUE ...]", "", "commands:"]
+    lines += [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
+    lines += ["", "retina-dist COMMAND --cfg job lists the settings of a command with their values."]
+    return "\n".join([*lines, "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train"])
 
 
 def main() -> None:

@@ -39,7 +39,6 @@ class _Run(TrainerConfig):
     """What a training of any task has in Python."""
 
     _task: ClassVar[str]
-    _predictor: ClassVar[type]
     max_duration: str = field(kw_only=True)  # the one setting of `trainer` without a default
     data: DataSettings
     model: ModelSettings
@@ -57,9 +56,7 @@ class _Run(TrainerConfig):
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
             self.data = self.data.with_values(name=name_of_root(self.data.root))
-        to_steps(
-            str(self.max_duration), key="max_duration", num_images=1, batch_size=1
-        )  # raises for what is not a duration
+        to_steps(str(self.max_duration), key="max_duration", num_images=1, batch_size=1)  # raises for no duration
         check_types(self, type(self))
         validate(self.config)
 
@@ -67,10 +64,7 @@ class _Run(TrainerConfig):
     def from_config(cls, config: RunConfig) -> Self:
         """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
         if not isinstance(config, schema_of_task(cls._task)):
-            made = {"detection": "use Trainer", "classification": "use ClassifierTrainer"}
-            raise ConfigError(
-                f"task={config.task.name} is not for {cls.__name__}; {made.get(config.task.name, 'train on the command line')}."
-            )
+            raise ConfigError(f"task={config.task.name} is not for {cls.__name__}; train on the command line.")
         sections = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
         return cls(**{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections)
 
@@ -96,10 +90,7 @@ class _Run(TrainerConfig):
     def checkpoint(self) -> str:
         """Path or URL of the last `fit`'s best checkpoint, or of its newest without validation. Raises ConfigError before."""
         if self.run_folder is None:
-            raise ConfigError(
-                f"{type(self).__name__} has no checkpoint yet; call fit() first, or read an earlier run's with "
-                f"{self._predictor.__name__}.from_checkpoint(PATH)."
-            )
+            raise ConfigError(f"{type(self).__name__} has no checkpoint yet; call fit() first.")
         folder = checkpoint_folder(self.config, self.run_folder)
         has_best = any(BEST in entry.get("names", ()) for entry in read_manifest(folder))
         return str(folder / (BEST if has_best else LAST))
@@ -118,7 +109,6 @@ class Trainer(_Run):
     """
 
     _task: ClassVar[str] = "detection"
-    _predictor: ClassVar[type] = Detector
     data: DetectionData | TorchDatasetConfig
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -136,7 +126,6 @@ class ClassifierTrainer(_Run):
     """A classifier's training by its settings; all else is as in `Trainer`."""
 
     _task: ClassVar[str] = "classification"
-    _predictor: ClassVar[type] = TrainedClassifier
     data: ClassificationData
     model: ClassifierConfig = field(default_factory=ClassifierConfig)
 

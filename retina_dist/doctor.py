@@ -34,25 +34,13 @@ from retina_dist.settings import setting
 class DoctorConfig(DetectionRunConfig):
     """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
 
-    images: str = setting(
-        "decode", "header: opened, not decoded; none: not opened", choices=("decode", "header", "none")
-    )
-    cluster: bool = setting(
-        False, "check machines, network and equal data of every rank instead; under the launcher of the training"
-    )
-    expect_gb_s: float | None = setting(
-        None, "cluster: least bus bandwidth of an all-reduce of 64 MB; less is an error", above=0
-    )
-    checkpoint: str | None = setting(
-        None, "rank the labels that this trained detector doubts instead; writes pages and proposals to output_dir"
-    )
-    root: str | None = setting(
-        None, "checkpoint: data.root again, where that of the checkpoint is behind a URL or was moved"
-    )
+    images: str = setting("decode", "header: not decoded; none: not opened", choices=("decode", "header", "none"))
+    cluster: bool = setting(False, "under the training's launcher: check machines, network and equal data instead")
+    expect_gb_s: float | None = setting(None, "cluster: least bus bandwidth of 64 MB; less is an error", above=0)
+    checkpoint: str | None = setting(None, "rank the labels that this detector doubts instead, into output_dir")
+    root: str | None = setting(None, "checkpoint: data.root again, where its own is behind a URL or was moved")
     output: str | None = setting(None, "a JSON file", writes="file")
-    sheets: str | None = setting(
-        None, "detection: a folder for pictures of the boxes, train.jpg and val.jpg", writes="folder"
-    )
+    sheets: str | None = setting(None, "detection: a folder for train.jpg and val.jpg with boxes", writes="folder")
 
     def check(self) -> None:
         """Raise ConfigError for what `checkpoint` would leave unread."""
@@ -63,9 +51,7 @@ class DoctorConfig(DetectionRunConfig):
             raise ConfigError(f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out.")
         root = getattr(self.data, "root", None)
         if root and not getattr(self.data, "shapes", None):
-            raise ConfigError(
-                f"data.root={root} is not read with checkpoint={self.checkpoint}, which names its data; write root={root}."
-            )
+            raise ConfigError(f"data.root={root} is not read with checkpoint={self.checkpoint}; write root={root}.")
 
 
 @entry_point("doctor", DoctorConfig)

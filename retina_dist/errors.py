@@ -1,7 +1,4 @@
-"""Errors that a user can correct: one sentence that names the thing, the value and the remedy; and what the process does now.
-
-Entry points print these without a traceback and exit with their code (`debug=true` shows the traceback).
-"""
+"""Errors that a user can correct, printed without a traceback unless `debug=true`; and what the process does now."""
 
 import os
 import time

@@ -36,9 +36,7 @@ class EvaluateConfig(OfCheckpoint):
     root: str | None = setting(None, "data.root again, where that of the checkpoint is behind a URL or was moved")
     box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
     output_dir: str | None = setting(None, "a folder for metrics and their report; null: none", writes="folder")
-    tile: int | None = setting(
-        None, "px: detect in windows of this size too, for small objects in large images", at_least=32
-    )
+    tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))

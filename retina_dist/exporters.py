@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,14 @@ def check_ending(output: Path) -> None:
     """Raise ConfigError for a file that no exporter writes, or whose packages are missing."""
     if output.suffix not in ENDINGS:
         raise ConfigError(f"output={output} has no known ending; use one of {', '.join(ENDINGS)}.")
-    for package in ("onnx", "onnxscript", "onnxruntime") if output.suffix == ".onnx" else ():
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ConfigError(
-                f'an .onnx file needs {package}, which is not installed; pip install "retina-dist[export]".'
-            ) from error
+    missing = [package for package in ("onnx", "onnxscript", "onnxruntime") if find_spec(package) is None]
+    if output.suffix == ".onnx" and missing:
+        raise ConfigError(f'an .onnx file needs {", ".join(missing)}; pip install "retina-dist[export]".')
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """What a task gives to be exported.
-
-    `graph` traces the whole model, `state` are its weights for torchvision's class, and `with_state` makes that class of such
-    weights. `about` is what the file says of itself.
-    """
+    """What a task exports: `graph` traces the model, `with_state` makes torchvision's class of `state`, `about` is in the file."""
 
     graph: Callable[[], ExportedProgram]
     input_name: str
@@ -74,7 +67,10 @@ class Exporter:
             return self._read(path, form)
 
     def _write(self, path: Path, form: str) -> None:
-        about = {name: json.dumps(value) for name, value in {**self.about, "versions": _versions()}.items()}
+        installed = {package.name: package.version for package in distributions()}
+        versions = {name: installed.get(name) for name in ("torch", "torchvision", "onnx", "onnxscript")}
+        about = {**self.about, "versions": {"retina_dist": __version__, **versions}}
+        about = {key: json.dumps(value) for key, value in about.items()}
         if form == ".pt":
             torch.save(self.state, path)
         elif form == ".pt2":
@@ -83,21 +79,13 @@ class Exporter:
             path.write_bytes(file.getvalue())
         else:
             graph: Any = self.graph()
-            program = torch.onnx.export(
-                graph,
-                (),
-                dynamo=True,
-                input_names=[self.input_name],
-                output_names=list(self.output_names),
-                verbose=False,
-                external_data=False,
-            )
+            names: Any = {"input_names": [self.input_name], "output_names": list(self.output_names)}
+            program = torch.onnx.export(graph, (), dynamo=True, verbose=False, external_data=False, **names)
             assert program is not None
             program.model.metadata_props.update(about)
             path.write_bytes(program.model_proto.SerializeToString())
 
     def _read(self, path: Path, form: str) -> Runner:
-        """The file as a function without gradients, on the CPU."""
         if form == ".pt":
             return torch.inference_mode()(self.with_state(load_torch(path)[0]))
         if form == ".pt2":
@@ -113,7 +101,6 @@ class Exporter:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' notes to their own developers."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -121,9 +108,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _versions() -> dict[str, str | None]:
-    """Versions of the packages that write an exported file; None for a package that is not installed."""
-    installed = {package.name: package.version for package in distributions()}
-    return {"retina_dist": __version__} | {p: installed.get(p) for p in ("torch", "torchvision", "onnx", "onnxscript")}

@@ -13,7 +13,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -23,21 +23,17 @@ from retina_dist.text import pluralize
 
 T = TypeVar("T")
 
-# What opens a URL of a protocol, where its own words do not say.
 AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) or AZURE_STORAGE_CONNECTION_STRING"
-REMEDIES = {"az": AZURE, "abfs": AZURE, "abfss": AZURE}
 EXTRAS = {"adlfs": '"retina-dist[azure]"', "huggingface_hub": '"retina-dist[hub]"'}
 WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
-# answers that another attempt would not change
 REFUSALS = (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a temporary file beside `path`, flush it to the disk and rename it: `path` is the old or the new.
+    """Let `write` make a temporary file beside `path`, in a folder made if need be, sync it and rename it.
 
-    The folder is made if need be. When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the
-    old file is then as it was, and the temporary one is gone.
+    When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the old file is then as it was.
     """
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
@@ -57,24 +53,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
-    """Raise ConfigError when `text`, the value of the setting `key`, names no file (or folder) that can be written here.
-
-    Tries it, and leaves nothing behind.
-    """
-    path, given, what = Path(text), f"{key}={text}", "folder" if folder else "file"
+    """Raise ConfigError unless `text`, the value of `key`, is a file or folder that can be written here; leaves nothing behind."""
+    path, what, problem = Path(text), "folder" if folder else "file", ""
     if "://" in str(text):
-        raise ConfigError(f"{given} is a URL; give a local {what}.")
+        raise ConfigError(f"{key}={text} is a URL; give a local {what}.")
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)  # raises for NUL, and for a name that is too long
-            if not (path.is_dir() if folder else path.is_file()):
-                raise ConfigError(f"{given} exists and is not a {what}; give another {what}.")
+            problem = "" if (path.is_dir() if folder else path.is_file()) else f"exists and is not a {what}"
         tempfile.TemporaryFile(dir=nearest_existing(path if folder else path.absolute().parent)).close()
-    except ConfigError:
-        raise
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{given} cannot be written ({reason}); give another {what}.") from error
+        problem = problem or f"cannot be written ({getattr(error, 'strerror', None) or error})"
+    if problem:
+        raise ConfigError(f"{key}={text} {problem}; give another {what}.")
 
 
 def nearest_existing(path: Path) -> Path:
@@ -116,10 +107,9 @@ def sync_folder(folder: Path) -> None:
 class Url:
     """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods that the package needs.
 
-    A write replaces an object whole or not at all, as a PUT does; an object store has no rename, no link, no folder to sync. Each
-    call asks fsspec for the file system, since one belongs to the thread and the process that made it, and is made again after
-    `WAITS` when the network or the service fails. Raises FileNotFoundError for what is not there and UserError for a place that
-    cannot be reached or written.
+    A write replaces an object whole or not at all, as a PUT does. Each call asks fsspec for the file system, which belongs to a
+    thread and a process, and is made again after `WAITS` when the network or the service fails. Raises FileNotFoundError for what
+    is not there and UserError for a place that cannot be reached or written.
     """
 
     text: str
@@ -146,62 +136,53 @@ class Url:
         return self._call("read", lambda system, path: system.cat_file(path))
 
     def read_parts(self, parts: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | FileNotFoundError]:
-        """Parts (name, first byte, byte after the last) of files in this folder, fetched together where possible.
-
-        None, None is the whole of a file.
-        """
+        """Parts (name, first byte, byte after the last; None, None: all) of files in this folder, fetched together if possible."""
+        names, starts, ends = map(list, zip(*parts, strict=True))
 
         def fetch(system: Any, folder: str) -> list[bytes | FileNotFoundError]:
-            paths, starts, ends = zip(*((f"{folder}/{name}", start, end) for name, start, end in parts), strict=True)
-            answers = system.cat_ranges(list(paths), list(starts), list(ends), on_error="return")
+            answers = system.cat_ranges([f"{folder}/{name}" for name in names], starts, ends, on_error="return")
             for i, answer in enumerate(answers):
                 if isinstance(answer, (FileNotFoundError, IsADirectoryError)):
-                    answers[i] = FileNotFoundError(f"there is no {self}/{parts[i][0]}")
+                    answers[i] = FileNotFoundError(f"there is no {self}/{names[i]}")
                 elif isinstance(answer, BaseException):
                     raise answer
             return list(answers)
 
-        return self._call("read", fetch) if parts else []
+        return self._call("read", fetch)
 
     def write_bytes(self, data: bytes) -> None:
-        self._put(lambda system, path: system.pipe_file(path, data))
+        def put(system: Any, path: str) -> None:
+            try:
+                system.pipe_file(path, data)
+            except FileNotFoundError:  # a file system with folders
+                system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+                system.pipe_file(path, data)
+
+        self._call("written", put)
 
     def unlink(self) -> None:
         self._call("removed", lambda system, path: system.rm_file(path))
 
-    def all_files(self) -> dict[str, dict[str, Any]]:
-        """What the file system tells of each file in this folder and below, by its name from here, in one listing."""
-        return self._list(lambda system, path: system.find(path, detail=True))
-
     def glob(self, pattern: str) -> list[Url]:
         """The files whose names, from here, fit."""
-        return [self / name for name in self._list(lambda system, path: system.glob(f"{path}/{pattern}", detail=True))]
+        return [self / name for name in self.all_files(pattern)]
 
-    def is_dir(self) -> bool:
-        return self._call("looked at", lambda system, path: bool(system.isdir(path)))
+    def all_files(self, pattern: str | None = None) -> dict[str, dict[str, Any]]:
+        """What the file system tells of each file in this folder and below, by its name from here; `pattern` as for `glob`."""
 
-    def _list(self, look: Callable[[Any, str], Mapping[str, Any]]) -> dict[str, Any]:
-        """What `look` finds, by names from here."""
-
-        def fresh(system: Any, path: str) -> dict[str, Any]:
+        def listing(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()
+            files = system.glob(f"{path}/{pattern}", detail=True) if pattern else system.find(path, detail=True)
             start = len(path.rstrip("/")) + 1
-            return {str(name)[start:]: facts for name, facts in look(system, path).items()}
+            return {str(name)[start:]: facts for name, facts in files.items()}
 
         try:
-            return self._call("listed", fresh)
+            return self._call("listed", listing)
         except FileNotFoundError:
             return {}
 
-    def _put(self, write: Callable[[Any, str], object]) -> None:
-        def put(system: Any, path: str) -> None:
-            try:
-                write(system, path)
-            except FileNotFoundError:  # a file system with folders
-                system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-                write(system, path)
-
-        self._call("written", put)
+    def is_dir(self) -> bool:
+        return self._call("looked at", lambda system, path: bool(system.isdir(path)))
 
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
         from fsspec.core import url_to_fs
@@ -210,11 +191,9 @@ class Url:
             system, path = url_to_fs(self.text)
         except ImportError as error:
             package = getattr(error.__cause__, "name", None) or "fsspec[full]"
-            package = EXTRAS.get(package, package)
-            raise UserError(f"{self} needs a package that is not installed; pip install {package}.") from error
+            raise UserError(f"{self} needs a missing package; pip install {EXTRAS.get(package, package)}.") from error
         except Exception as error:
-            protocol = self.text.partition("://")[0]
-            remedy = REMEDIES.get(protocol, "give a path or a URL of fsspec's")
+            remedy = AZURE if self.text.startswith(("az:", "abfs")) else "give a path or a URL of fsspec's"
             raise UserError(f"{self} cannot be opened ({describe_error(error)}); {remedy}.") from error
         start = time.monotonic()
         for attempt, wait in enumerate((*WAITS, math.inf), 1):
@@ -223,22 +202,19 @@ class Url:
             except (FileNotFoundError, IsADirectoryError) as error:
                 raise FileNotFoundError(f"there is no {self}") from error
             except Exception as error:  # each file system has other exception classes
-                took_s, status = time.monotonic() - start, _status(error)
-                refused = isinstance(error, REFUSALS) or (status and status < 500 and status not in (408, 429))
+                took_s, refused = time.monotonic() - start, _is_refusal(error)
                 if refused or took_s + wait > ENOUGH_S:
                     tries = "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
-                    raise UserError(
-                        f"{self} could not be {what} ({describe_error(error)}{tries}); look at the network, the credentials and "
-                        "the place."
-                    ) from error
+                    reason = f"{describe_error(error)}{tries}"
+                    raise UserError(f"{self} could not be {what} ({reason}); check network and credentials.") from error
                 time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
 
-def _status(error: object) -> int | None:
-    """The HTTP status of an error of aiohttp, azure-core or requests."""
+def _is_refusal(error: object) -> bool:
+    """Whether another attempt would not change the answer: by its class, or the HTTP status of aiohttp, azure-core or requests."""
     status = getattr(error, "status", None) or getattr(error, "status_code", None)
-    return status if isinstance(status, int) else None
+    return isinstance(error, REFUSALS) or isinstance(status, int) and status < 500 and status not in (408, 429)
 
 
 PathOrUrl = Path | Url
@@ -255,9 +231,8 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
         return Url(text.rstrip("/"))
     path = rest if separator else text
     try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(path)
     except (OSError, ValueError) as error:  # too long, or with NUL or half a character
         raise ConfigError(f"{text[:120]!r} cannot be a path ({error}); give another.") from error
     return Path(path)

@@ -137,12 +137,10 @@ class ImageTask(Task):
         """Raise CheckpointError unless the labels of the checkpoint `source` have the same names."""
         theirs, ours = self.classes_in(state, source), self.class_names
         if list(theirs) != list(ours):
-            other = [repr(n) for n in dict.fromkeys([*theirs, *ours]) if (n in theirs) != (n in ours)] or [
-                "their order"
-            ]
+            other = [repr(n) for n in dict.fromkeys([*theirs, *ours]) if (n in theirs) != (n in ours)]
             raise CheckpointError(
-                f"{source} was trained on other classes than data={self.config.data.name} has ({', '.join(other[:3])}); resume "
-                f"with the same data, or start a new run with model.weights={source}."
+                f"{source} was trained on other classes than data={self.config.data.name} has "
+                f"({', '.join(other[:3]) or 'another order'}); resume with the same data, or start with model.weights={source}."
             )
 
     def build_data(self) -> TaskData:
@@ -151,13 +149,11 @@ class ImageTask(Task):
         job: dict[str, Any] = {"accumulate": config.trainer.micro_batches, "rank": strategy.rank}
         job["world_size"] = strategy.world_size
         if config.data.synthetic:
-            return SyntheticData(
-                self.synthetic_batch, num_images=self.num_images, batch_size=config.data.batch_size, **job
-            )
+            images = {"num_images": self.num_images, "batch_size": config.data.batch_size}
+            return SyntheticData(self.synthetic_batch, **images, **job)
         data = self.unaugmented() if config.trainer.overfit_batches else config.data
-        module: TaskData = self.data_module(
-            data, train=self.train, val=self.val, seed=config.seed, device=strategy.device, **job
-        )
+        job |= {"train": self.train, "val": self.val, "seed": config.seed, "device": strategy.device}
+        module: TaskData = self.data_module(data, **job)
         return module
 
     def build_evaluator(self, data: Any) -> Validator | None:
@@ -177,10 +173,7 @@ class ImageTask(Task):
         return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in plain]
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
-        """metrics.json of the last validation; an analysis, and details.json and images/ for the report, of the best one.
-
-        Those of an earlier start of the run stay where no validation since was better.
-        """
+        """metrics.json of the last validation; `write_results` of the best one, unless that of an earlier start was better."""
         if self.evaluator is None or self.evaluator.last_result is None:
             return
         write_json(folder / "metrics.json", self.evaluator.last_result.to_dict())

@@ -1,7 +1,4 @@
-"""The model card: what a trained model is, what it was trained on and how well it does, for people.
-
-The page of the service shows it, and every export writes it beside its file.
-"""
+"""The model card of the service's page and of exports: what a model is, what it was trained on and how well it does."""
 
 from __future__ import annotations
 
@@ -16,19 +13,13 @@ from retina_dist.predictor import Predictor
 from retina_dist.redaction import redacted
 
 MOST_CLASSES = 100  # named in a card
-USE = (
-    "Images like those it was trained on. Evaluate it on images of your own before use, and let a person decide where a mistake "
-    "does harm."
-)
+USE = "Images like those it was trained on. Evaluate it on your own first; where a mistake does harm, let a person decide."
 
 Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
 
 def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None) -> Card:
-    """The sections Model, Intended use, Model settings, Training data, Figures and Versions.
-
-    Sections of the training are left out for a model that no run of ours trained, such as torchvision's weights.
-    """
+    """The sections Model, Intended use and Versions, and of a model that a run trained its settings, data and figures."""
     record, names = predictor.record, predictor.class_names
     more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
     model = {
@@ -45,7 +36,7 @@ def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: st
         card["Training data"] = {
             "root": redacted(str(data.get("root") or data.get("train_annotations"))),
             "fingerprint of its images": str(record.get("images")),
-            "length": f"{record['step']} steps of {data.get('batch_size')} images over all of {record.get('world_size')} processes",
+            "length": f"{record['step']} steps of {data.get('batch_size')} images over {record.get('world_size')} processes",
         }
     if metrics := record.get("metrics"):
         card["Figures"] = {name: f"{value:.4g}" for name, value in metrics.items()}

@@ -1,7 +1,4 @@
-"""A trained model, ready to use: the base of `Detector` and `TrainedClassifier`.
-
-Pre-processing is that of the validation during training, by what the checkpoint says. Errors are a UserError.
-"""
+"""A trained model, ready to use: the base of `Detector` and `TrainedClassifier`. Errors are a UserError."""
 
 from __future__ import annotations
 
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
 RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "label_studio.json", "annotations.xml")
 # What a checkpoint says of its training.
 RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions")
-# Data settings: what is drawn, and where files are.
-MADE = ("shapes", "drawn")
+# Data settings that say where files are.
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 
 Input = TypeVar("Input")
@@ -52,7 +48,7 @@ Result = TypeVar("Result", default=Any)  # of `evaluate`
 
 
 class Predictor(ABC, Generic[Input, Output, Result]):
-    """A network in evaluation mode on a device, and the form in which it takes images.
+    """A network in evaluation mode on a device, and the form in which it takes images: that of the training's validation.
 
     `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of `answer`.
     """
@@ -90,9 +86,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     @classmethod
     def from_torchvision(cls, name: str, **how: Any) -> Self:
         """The model of torchvision's published weights; `how` are device and precision. Raises CheckpointError without any."""
-        raise CheckpointError(
-            f"{name} are torchvision's weights; give the checkpoint of a {cls.kind} that a run trained."
-        )
+        raise CheckpointError(f"{name} are torchvision's weights; give a trained {cls.kind}'s checkpoint.")
 
     @classmethod
     def from_content(
@@ -114,12 +108,10 @@ class Predictor(ABC, Generic[Input, Output, Result]):
             network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
             predictor = cls(network, **arguments, **how)
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
-            reason = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else describe_error(error)
+            why = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else describe_error(error)
             if "model_arguments" not in content and not hasattr(model, "implementation"):
-                reason = "its model is from outside the package, which a checkpoint does not name"
-            raise CheckpointError(
-                f"{source} does not describe a {cls.kind} ({reason}); {remedy_of(content)}."
-            ) from error
+                why = "its model is from outside the package, which a checkpoint does not name"
+            raise CheckpointError(f"{source} does not describe a {cls.kind} ({why}); {remedy_of(content)}.") from error
         predictor.record = {name: content[name] for name in RECORD if name in content}
         return predictor
 
@@ -205,19 +197,16 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | 
     which server is asked, with this machine's credentials; nor is anything drawn. Raises ConfigError.
     """
     data: Any = data_settings_of(content, schema, source)
-    data = data.with_values(**{name: None for name in MADE if hasattr(data, name)})
+    data = data.with_values(**{name: None for name in ("shapes", "drawn") if hasattr(data, name)})
     places = [name for name in PLACES if hasattr(data, name)]
     if root is not None:
         if not isinstance(parse_path(root), Url):
             check_folder(root)
         return data.with_values(**dict.fromkeys(places) | {"root": root})
     for key in places:
-        value = getattr(data, key)
-        if value is not None and isinstance(parse_path(value), Url):
-            again = f"root={value}" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE images=FOLDER"
-            raise ConfigError(
-                f"{source} has its data at a URL, data.{key}={value}, and such a URL is followed only where you give it: {again}."
-            )
+        if (value := getattr(data, key)) is not None and isinstance(parse_path(value), Url):
+            named = f"{source} has data.{key}={value}"
+            raise ConfigError(f"{named}, and such a URL is followed only where you give it; give root=URL or FOLDER.")
     if data.root is not None and not parse_path(data.root).is_dir():
         raise ConfigError(f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER.")
     return data
@@ -226,14 +215,16 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | 
 P = TypeVar("P", bound=Predictor[Any, Any])
 
 
+Draw = Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]  # the picture of an output, and a few words about it
+
+
 def predict_files(
-    config: PredictConfig, predictor_of: Callable[..., P], draw: Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]
+    config: PredictConfig, predictor_of: Callable[..., P], draw: Draw[P]
 ) -> tuple[P, dict[int, tuple[Path, Any]]]:
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
-    `predictor_of` takes the settings and a device, `draw` makes the picture and a few words about it. An unreadable file is
-    named and left out; with none left, DataError. Without `output_dir` it is the first of predictions, predictions-2, ... that is
-    free. ConfigError where it holds what would be overwritten.
+    `predictor_of` takes the settings and a device. An unreadable file is named and left out; with none left, DataError. Without
+    `output_dir` it is the first free one of predictions, predictions-2, ... ConfigError where it holds what would be overwritten.
     """
     files = find_images(config.input)
     if config.output_dir is None:
@@ -264,8 +255,6 @@ def predict_files(
         print(escape(f"{file}: {words} -> {folder / name}.jpg"))
         outputs[number] = file, output
     if not outputs:
-        raise DataError(
-            f"none of the {len(files)} files of input={config.input} is a readable image ({', '.join(sorted(SUFFIXES))}); "
-            "write a video's frames as images."
-        )
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise DataError(f"none of the {len(files)} files of input={config.input} is a readable image; give {kinds}.")
     return predictor, outputs

@@ -1,7 +1,4 @@
-"""`python -m retina_dist.doctor cluster=true`: is every rank's machine sound, and equal to the others?
-
-A fact that cannot be read is reported and stops nothing.
-"""
+"""`doctor cluster=true`: is every rank's machine sound, and equal to the others? A fact that is unreadable stops nothing."""
 
 from __future__ import annotations
 
@@ -93,17 +90,12 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
         facts.addresses = sorted({str(entry[4][0]) for entry in resolved})
     facts.shm_bytes = facts.attempt(str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free)
     facts.open_files = facts.attempt("limit of open files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    facts.disk_free = facts.attempt(
-        "disk of the run folder", lambda: shutil.disk_usage(nearest_existing(run_folder)).free
-    )
+    facts.disk_free = facts.attempt("disk space", lambda: shutil.disk_usage(nearest_existing(run_folder)).free)
     return facts
 
 
 def time_step(device: torch.device) -> float:
-    """Milliseconds, median, of a forward and a backward pass of a ResNet-18 on noise; nothing is sent.
-
-    In a training step the others wait for a slow rank, so all seem equally slow.
-    """
+    """Median milliseconds of a forward and a backward pass of a ResNet-18 on noise; nothing is sent, so no rank waits."""
     torch.manual_seed(0)
     model = resnet18(weights=None).to(device)
     size, side = (16, 512) if device.type == "cuda" else (1, 112)
@@ -154,27 +146,33 @@ TOLERABLE = ("driver", "python")  # training runs with different ones, but not a
 SLOW_STEP = {True: 1.1, False: 1.5}  # times the median, on a GPU, on a CPU that others may use too
 SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
 LEAST_DISK = 2**30
-SAME_DATA = "Copy the data again, or mount the same storage on every host."
+REMEDIES = {
+    "versions": "Install the same versions on every host, from one image or lock file.",
+    "devices": "Take hosts of one kind, or every step waits for the slowest.",
+    "data": "Copy the data again, or mount the same storage on every host.",
+    "/dev/shm": "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), or lower data.num_workers.",
+    "open files": "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536).",
+    "host names": "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME).",
+    "addresses": "Map the host's name to its address in the cluster in its /etc/hosts, or set GLOO_SOCKET_IFNAME=INTERFACE.",
+    "step": "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave it out.",
+    "disk": "Make room, give another output_dir, or lower trainer.keep_last and trainer.save_top_k.",
+    "network": "See in NCCL_DEBUG=INFO which network was chosen, and set NCCL's variables as in docs/clusters.md.",
+    "unknown": "Nothing was checked with it.",
+}
+Problem = tuple[Level, str, str]  # level, key of REMEDIES, what
 
 
 def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str) -> list[Finding]:
     """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
     workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
-    found = [*version_findings(ranks), *limit_findings(ranks, workers), *name_findings(ranks), *step_findings(ranks)]
+    problems = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
     if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
-        text = f"{ranks[0].host} has {format_bytes(free)} free for {folder}, where checkpoints go"
-        remedy = (
-            "Make room, give another output_dir, or keep fewer checkpoints (trainer.keep_last, trainer.save_top_k)."
-        )
-        found.append(Finding("error", "disk", text, remedy))
+        space = f"{format_bytes(free)} free for {folder}, where checkpoints go"
+        problems.append(("error", "disk", f"{ranks[0].host} has {space}"))
     if links and config.expect_gb_s and (reached := links[-1].gb_s(len(ranks))) < config.expect_gb_s:
-        text = f"an all-reduce of {links[-1].size_mb} MB reaches {reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
-        remedy = (
-            "See in NCCL_DEBUG=INFO which network was chosen (NET/IB or NET/Socket), set NCCL's variables for this kind of machine "
-            "(docs/clusters.md), and run nccl-tests between pairs of hosts."
-        )
-        found.append(Finding("error", "network", text, remedy))
-    return [*found, *unread_findings(ranks)]
+        speed = f"{reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
+        problems.append(("error", "network", f"an all-reduce of {links[-1].size_mb} MB reaches {speed}"))
+    return [Finding(level, where, what, REMEDIES[where]) for level, where, what in [*problems, *_unread(ranks)]]
 
 
 def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
@@ -182,55 +180,44 @@ def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
     return list({facts.machine: facts for facts in reversed(ranks)}.values())[::-1]
 
 
-def version_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+def _differences(ranks: Sequence[Facts]) -> Iterator[Problem]:
     """Another version of a library, another GPU or other training data on some rank."""
-    remedy = "Install the same versions on every host, from one image or lock file."
     for name in dict.fromkeys(name for facts in ranks for name in facts.versions):
-        read = [facts for facts in ranks if name not in facts.unread]
-        if text := _odd_ones(name, {facts.rank: facts.versions.get(name) or "none" for facts in read}, ranks):
-            level: Level = "warning" if name in TOLERABLE else "error"
-            yield Finding(level, "versions", text, remedy)
+        versions = {facts.rank: facts.versions.get(name) or "none" for facts in ranks if name not in facts.unread}
+        if text := _odd_ones(name, versions, ranks):
+            yield "warning" if name in TOLERABLE else "error", "versions", text
     models = {f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU" for f in ranks}
     if text := _odd_ones("the device", models, ranks):
-        yield Finding("warning", "devices", text, "Take hosts of one kind, or every step waits for the slowest.")
+        yield "warning", "devices", text
     read_data = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
     if text := _odd_ones("the training data", read_data, ranks):
-        yield Finding("error", "data", text, SAME_DATA)
+        yield "error", "data", text
 
 
-def limit_findings(ranks: Sequence[Facts], workers: int) -> Iterator[Finding]:
-    """/dev/shm and open files: less than a training with so many data workers a rank usually needs."""
-    count = Counter(facts.machine for facts in ranks)
-    files = 256 + 40 * workers + 4 * (len(ranks) - 1)  # libraries and logs; pipes and tensors of a worker; sockets
-    for facts in first_of_hosts(ranks):
-        shm = SHM_OF_WORKER * workers * count[facts.machine]
-        if facts.shm_bytes is not None and facts.shm_bytes < shm:
-            need = f"the data workers of its {pluralize(count[facts.machine], 'rank')} may need {format_bytes(shm)}"
-            text = f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and {need}"
-            remedy = "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), or lower data.num_workers."
-            yield Finding("warning", "/dev/shm", text, remedy)
-        if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
-            text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
-            remedy = "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536)."
-            yield Finding("warning", "open files", text, remedy)
-
-
-def name_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """Two machines of one name; a host whose own name resolves to loopback."""
+def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Problem]:
+    """Less /dev/shm or open files than so many data workers a rank usually need; a name that is not unique, or is loopback."""
     hosts = first_of_hosts(ranks)
     for host, machines in Counter(facts.host for facts in hosts).items():
         if machines > 1:
-            text = f"{machines} machines are called {host}"
-            remedy = "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME)."
-            yield Finding("error", "host names", text, remedy)
-    remedy = "Map the host's name to its address on the cluster's network in /etc/hosts there, or set GLOO_SOCKET_IFNAME=INTERFACE."
-    for facts in hosts if len(hosts) > 1 else ():
-        if loopback := [address for address in facts.addresses if address.startswith("127.") or address == "::1"]:
+            yield "error", "host names", f"{machines} machines are called {host}"
+    ranks_on = Counter(facts.machine for facts in ranks)
+    files = 256 + 40 * workers + 4 * (len(ranks) - 1)  # libraries and logs; pipes and tensors of a worker; sockets
+    for facts in hosts:
+        shm = SHM_OF_WORKER * workers * ranks_on[facts.machine]
+        if facts.shm_bytes is not None and facts.shm_bytes < shm:
+            need = f"the data workers of its {pluralize(ranks_on[facts.machine], 'rank')} may need {format_bytes(shm)}"
+            text = f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and {need}"
+            yield "warning", "/dev/shm", text
+        if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
+            text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
+            yield "warning", "open files", text
+        loopback = [address for address in facts.addresses if address.startswith("127.") or address == "::1"]
+        if loopback and len(hosts) > 1:
             text = f"{facts.host} resolves its own name to {loopback[0]}, where no other host can reach it"
-            yield Finding("warning", "host names", text, remedy)
+            yield "warning", "addresses", text
 
 
-def step_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+def _slow_ranks(ranks: Sequence[Facts]) -> Iterator[Problem]:
     """The slowest rank, where it is much slower than the median; of two ranks, the faster one is the median."""
     times = [(facts.step_ms, facts.rank) for facts in ranks if facts.step_ms]
     if not times:
@@ -239,40 +226,35 @@ def step_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
     ratio = slowest_ms / statistics.median_low(time for time, _ in times)
     if ratio > SLOW_STEP[ranks[rank].gpu is not None]:
         who = f"rank {rank} on {ranks[rank].host} takes {slowest_ms:.1f} ms for a step, {ratio:.2f} times the median"
-        remedy = "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave it out."
-        yield Finding("warning", "step", f"{who}: every step waits for it", remedy)
+        yield "warning", "step", f"{who}: every step waits for it"
 
 
-def unread_findings(ranks: Sequence[Facts]) -> Iterator[Finding]:
+def _unread(ranks: Sequence[Facts]) -> Iterator[Problem]:
     """Facts that could not be read, so that nothing was checked with them."""
     reasons = defaultdict(list)
     for facts in ranks:
         for fact, why in facts.unread.items():
-            reasons[fact, why].append(facts.rank)
+            reasons[fact, why.rstrip(".")].append(facts.rank)
     for (fact, why), without in reasons.items():
-        who = "no rank could read" if len(without) == len(ranks) else f"{format_ranks(without)} could not read"
-        if fact == DATA:
-            yield Finding("error", "data", f"{who} the {fact} ({why.rstrip('.')})", SAME_DATA)
-        else:
-            yield Finding("warning", "unknown", f"{who} the {fact} ({why})", "Nothing was checked with it.")
+        who = "no rank" if len(without) == len(ranks) else format_ranks(without)
+        text = f"{who} could not read the {fact} ({why})"
+        yield ("error", "data", text) if fact == DATA else ("warning", "unknown", text)
 
 
 def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> str:
-    """Who has another value than most, with both; in a tie rank 0 is right. "" where all agree."""
-    counts = Counter(values.values())
-    if len(counts) < 2:
-        return ""
-    usual = max(counts, key=lambda value: counts[value])  # the first of equals is the lowest rank's
-    hosts = {facts.rank: facts.host for facts in ranks}
-    odd = defaultdict(list)
+    """Who has another value than most, with both; in a tie the lowest rank is right. "" where all agree."""
+    having: dict[str, list[int]] = defaultdict(list)
     for rank, value in values.items():
-        if value != usual:
-            odd[value].append(rank)
+        having[value].append(rank)
+    if len(having) < 2:
+        return ""
+    usual = max(having, key=lambda value: len(having[value]))  # the first of equals
+    first = having.pop(usual)[0]
     parts = [
-        f"{value} on {', '.join(dict.fromkeys(hosts[r] for r in having))} ({format_ranks(having)})"
-        for value, having in odd.items()
+        f"{value} on {', '.join(dict.fromkeys(ranks[r].host for r in odd))} ({format_ranks(odd)})"
+        for value, odd in having.items()
     ]
-    others = "the others" if len(values) > 2 else hosts[next(iter(values))]
+    others = "the others" if len(values) > 2 else ranks[first].host
     return f"{what}: {'; '.join(parts)}, but {usual} on {others}"
 
 
@@ -299,9 +281,7 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     folder = Path(place if place and "://" not in place else config.output_dir or "runs")
     facts = on_each("reading the machine", lambda: read_machine(strategy, folder))
     on_each("drawing the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
-    facts.data = on_each(
-        "reading the data", lambda: None if strategy.local_rank else facts.attempt(DATA, describe_data)
-    )
+    facts.data = on_each("reading data", lambda: None if strategy.local_rank else facts.attempt(DATA, describe_data))
     # all at once, as in a training: they share power, memory and cores
     facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
     doing("gathering the facts")
@@ -311,19 +291,17 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     job = f"{strategy.backend} under {detect_launch()}"
     # NCCL connects at its first collective, and may hang
     if strategy.device.type == "cuda" and strategy.world_size > 1:
-        first = build_report(config, ranks, (), job, folder)
+        first = _report(config, ranks, (), job, folder)
         on_each("the first report", lambda: show(first) if strategy.is_main else None)
     doing("measuring the network")
     links = [measure_link(strategy, size) for size in SIZES_MB] if strategy.world_size > 1 else []
-    report = build_report(config, ranks, links, job, folder)
+    report = _report(config, ranks, links, job, folder)
     if strategy.is_main:
         show(report)
     return report.count("error")
 
 
-def build_report(
-    config: DoctorConfig, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path
-) -> DoctorReport:
+def _report(config: Any, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path) -> DoctorReport:
     """The findings of gathered facts, below a table of the hosts."""
     hosts, count = first_of_hosts(ranks), len(ranks)
     lines = [f"{job}, {pluralize(len(hosts), 'host')}", "", *_table(ranks, hosts)]
@@ -332,25 +310,20 @@ def build_report(
     for link in links:
         speed = f"{link.ms:>9.2f} ms  {link.gb_s(count):>8.2f} GB/s of bus bandwidth"
         lines.append(f"All-reduce of {link.size_mb:>2} MB over {count} ranks: {speed}")
-    details = {
-        "job": job,
-        "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
-        "ranks": [asdict(facts) for facts in ranks],
-    }
+    details = {"job": job, "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links]}
+    details["ranks"] = [asdict(facts) for facts in ranks]
     return DoctorReport(lines, findings(ranks, links, config, str(folder)), details)
 
 
-def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> Iterator[str]:
-    width = max(4, *(len(facts.host) for facts in hosts))
-    titles = f"{'/dev/shm':>10}{'disk free':>11}{'files':>9}{'step':>10}"
-    yield f"  {'host':<{width}}  {'ranks':<15}{'device':<34}{titles}"
+def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> list[str]:
+    rows = [("host", "ranks", "device", "/dev/shm", "disk free", "files", "step")]
     for facts in hosts:
         mine = [other for other in ranks if other.machine == facts.machine]
         numbers = f"{mine[0].rank} to {mine[-1].rank}" if len(mine) > 1 else str(facts.rank)
         device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
         steps = [other.step_ms for other in mine if other.step_ms]
         shm, disk = ("?" if size is None else format_bytes(size) for size in (facts.shm_bytes, facts.disk_free))
-        yield (
-            f"  {facts.host:<{width}}  {numbers:<15}{device:<34}{shm:>10}{disk:>11}{facts.open_files or '?':>9}"
-            f"{f'{max(steps):.1f} ms' if steps else '?':>10}"
-        )
+        step = f"{max(steps):.1f} ms" if steps else "?"
+        rows.append((facts.host, numbers, device, shm, disk, str(facts.open_files or "?"), step))
+    widths = [max(map(len, column)) + 2 for column in zip(*rows)]
+    return ["  " + "".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -20,7 +20,6 @@ _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/@:]*@", re.IGNORECASE)
 # All values of a URL's query and fragment: SAS and presigned URLs, ?token=, #access_token=.
 _QUERY = re.compile(r"(?<=://)([^\s?#\"<>]{0,2000})([?#][^\s\"<>]*)")
 _PARAMETER = re.compile(r"(?<=[=])[^&?#]+|(?<=[?#&])[^&?#=]{24,}(?=$|[&?#])")
-_TAIL = re.compile(r"[\])}',;:.]*$")  # of the sentence around a URL
 # NAME=VALUE and NAME: VALUE of connection strings, environment variables, options, headers and JSON.
 _NAMED = re.compile(
     r"""(?ix) (?P<name> (?<![\w.-]) [\w.-]{0,60}? (?: account_?key | access_?key(?:_?id)? | shared_?access_?signature | api_?key
@@ -62,9 +61,8 @@ def redacted_tree(value: Any) -> Any:
 
 
 def _without_values(query: str) -> str:
-    tail = _TAIL.search(query)
-    assert tail, "it matches nothing at least"
-    return _PARAMETER.sub(MASK, query[: tail.start()]) + tail[0]
+    values = query.rstrip("])}',;:.")  # without what belongs to the sentence around a URL
+    return _PARAMETER.sub(MASK, values) + query[len(values) :]
 
 
 def _masked(value: str) -> str:

@@ -23,10 +23,8 @@ class ReportConfig:
     """`python -m retina_dist.report`."""
 
     run: str = setting(MISSING, "the folder of a run, an evaluation or a sweep")
-    other: str | None = setting(None, "another run, to stand beside it")
-    output: str | None = setting(
-        None, "an HTML file; null: report.html in `run`, compared.html with `other`", writes="file"
-    )
+    other: str | None = setting(None, "another run, beside it")
+    output: str | None = setting(None, "null: report.html in `run`, compared.html with `other`", writes="file")
     debug: bool = False
 
 

@@ -18,14 +18,7 @@ from retina_dist.errors import CheckpointError, ConfigError, first_line
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.settings import (
-    MISSING,
-    KnownArguments,
-    flattened,
-    make,
-    setting,
-    validate,
-)
+from retina_dist.settings import MISSING, KnownArguments, flattened, make, setting, validate
 from retina_dist.strategies.settings import StrategyConfig
 
 logger = logging.getLogger(__name__)
@@ -58,9 +51,7 @@ class DataSettings(KnownArguments):
     """What every task's data has."""
 
     name: str = MISSING
-    batch_size: int = setting(
-        16, "images of one optimizer step, over all processes and accumulated micro-batches", at_least=1, at_most=10**6
-    )
+    batch_size: int = setting(16, "images of an optimizer step, over all processes", at_least=1, at_most=10**6)
 
     def check(self) -> None:
         """Raise ConfigError for a name that cannot be a folder's."""
@@ -93,33 +84,21 @@ class RunConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     seed: int = setting(0, at_least=0)
-    output_dir: str | None = setting(
-        None, "null: hydra.run.dir if that is given, else runs/NAME, runs/NAME-2, ...", writes="folder"
-    )
-    resume: str | None = setting(
-        None,
-        "null | auto (the run in output_dir, or the newest runs/NAME) | a run folder, whose settings it takes | a checkpoint",
-    )
+    output_dir: str | None = setting(None, "null: hydra.run.dir, else runs/NAME, runs/NAME-2, ...", writes="folder")
+    resume: str | None = setting(None, "auto (output_dir's run or the newest runs/NAME), a run folder or a checkpoint")
     dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
-    gpu: str | None = setting(
-        None,
-        "a GPU's name, such as A100-40GB, or memory, such as 24GiB, to fit into; null: that of the GPU in use, if any",
-    )
+    gpu: str | None = setting(None, "to fit into: a name such as A100-40GB, or 24GiB; null: that of the GPU in use")
     debug: bool = setting(False, "show tracebacks")
 
     def check(self) -> None:
         """Raise ConfigError where settings of two sections exclude each other."""
         root = getattr(self.data, "root", None)
         if root and self.output_dir and "://" not in root and Path(root).resolve() == Path(self.output_dir).resolve():
-            raise ConfigError(
-                f"output_dir={self.output_dir} is data.root, the folder of the data; give another folder."
-            )
+            raise ConfigError(f"output_dir={self.output_dir} is data.root; give another folder.")
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError("data.synthetic has no images to overfit; leave trainer.overfit_batches out.")
         if self.trainer.compile and getattr(self.model, "activation_checkpointing", False):
-            raise ConfigError(
-                "trainer.compile=true cannot trace model.activation_checkpointing=true; leave one of them out."
-            )
+            raise ConfigError("trainer.compile=true cannot trace model.activation_checkpointing=true; leave one out.")
 
 
 def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
@@ -130,10 +109,9 @@ def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
 
 
 class OfCheckpoint:
-    """Base of the settings of a command that takes a checkpoint.
+    """Base of the settings of a command that takes a checkpoint, which imports nothing.
 
-    A checkpoint imports nothing, so a task and a model from outside the package are named again by their entries: the task is
-    `outside_task`, the class of the model's settings, whose values the checkpoint has, `outside_model`.
+    A task and a model from outside the package are named again by their entries: `outside_task` and the class of model settings.
     """
 
     outside_task: type[Any] | None = None
@@ -151,23 +129,16 @@ def schema_of_task(name: str, schema: type = RunConfig) -> type:
     run_config: type = getattr(module, f"{name.capitalize()}RunConfig")
     if schema is RunConfig:
         return run_config
-    return (
-        schema
-        if issubclass(schema, run_config)
-        else with_sections(schema, getattr(module, f"{name.capitalize()}Settings"))
-    )
+    if issubclass(schema, run_config):
+        return schema
+    return with_sections(schema, getattr(module, f"{name.capitalize()}Settings"))
 
 
 def with_sections(schema: type, settings: type) -> type:
-    """`schema`, settings that hold those of a training, with the sections of a task's `settings`.
-
-    Raises ConfigError where these take another key of `schema`.
-    """
+    """`schema` with the sections of a task's `settings`. Raises ConfigError where these take another key of `schema`."""
     hints, bases = get_type_hints(settings), {"data": DataSettings, "model": ModelSettings}
     if taken := {f.name for f in fields(settings)} & ({f.name for f in fields(schema)} - bases.keys()):
-        raise ConfigError(
-            f"{settings.__name__}.{min(taken)} is a key of every run; give the task's section another name."
-        )
+        raise ConfigError(f"{settings.__name__}.{min(taken)} is a key of every run; give the section another name.")
 
     def check(self: Any) -> None:
         for base in (settings, schema):
@@ -178,10 +149,7 @@ def with_sections(schema: type, settings: type) -> type:
 
 
 def contract_of(section: Any) -> tuple[str, type] | None:
-    """The contract that a class from outside the package must keep to be named by a section, and the base of its settings.
-
-    None where a section cannot name a class. A section's dataclass states the contract as `contract`, a dotted name.
-    """
+    """The `contract` (a dotted name) that a class which a section names must keep, and the base of its settings; None: no class."""
     base = next((kind for kind in getattr(section, "__mro__", ()) if "contract" in vars(kind)), None)
     return (vars(base)["contract"], base) if base else None
 
@@ -200,10 +168,10 @@ def task_of_checkpoint(content: Mapping[str, Any]) -> str:
 
 
 def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
-    """The settings of the data that the checkpoint `source` was trained on, checked; absent ones have their defaults.
+    """The settings of the data that the checkpoint `source` was trained on, checked; nothing in them is looked up or imported.
 
-    Nothing in them is looked up or imported. Those that this version does not have are left out with a warning; of a class from
-    outside the package, those are taken that `schema` has. Raises CheckpointError without any, ConfigError for what does not fit.
+    Absent ones have their defaults. Those that `schema` does not have are left out, with a warning unless they are of a class from
+    outside the package. Raises CheckpointError without any, ConfigError for what does not fit.
     """
     from retina_dist.torch_files import remedy_of  # imports torch
 
@@ -219,7 +187,5 @@ def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object
         validate(settings, "data.")
         return settings
     except ConfigError as error:
-        reason = first_line(error).rstrip(".")
-        raise ConfigError(
-            f"the checkpoint's settings are not those of this version ({reason}); {remedy_of(content)}."
-        ) from error
+        reason, remedy = first_line(error).rstrip("."), remedy_of(content)
+        raise ConfigError(f"the checkpoint's settings are not those of this version ({reason}); {remedy}.") from error

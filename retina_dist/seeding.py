@@ -1,8 +1,4 @@
-"""Random numbers that depend on what is drawn, not on who draws it.
-
-Anything random about one image is keyed by (seed, epoch, image id), so neither the number of data workers
-nor the number of ranks changes it. What a model draws, such as dropout, is keyed by (seed, step, rank).
-"""
+"""Random numbers that depend on what is drawn, not on who draws it: on the image and epoch, or on the step and rank."""
 
 from __future__ import annotations
 
@@ -57,10 +53,8 @@ def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]
         rows["val" if held_out(name, fraction) else "train"].append(row)
     for split in rows:
         if not rows[split]:
-            raise DataError(
-                f"data.val_fraction={fraction} of {pluralize(len(names), 'image')} leaves none for {split}; give another fraction, "
-                "or more images."
-            )
+            images = f"data.val_fraction={fraction} of {pluralize(len(names), 'image')}"
+            raise DataError(f"{images} leaves none for {split}; give another fraction, or more images.")
     return rows
 
 

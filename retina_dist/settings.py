@@ -1,4 +1,4 @@
-"""One setting, stated once on the field of a dataclass: its type, default, meaning and limits; and the checks of all of them.
+"""Settings, each stated once on the field of a dataclass: type, default, meaning and limits; and the checks of all of them.
 
 A dataclass of settings may have a method `check`, which raises ConfigError where its settings exclude each other.
 """
@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import operator
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -23,10 +24,7 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting may be. `within` is a range with both ends; `words` stand beside numbers.
-
-    `writes` marks what a command writes: "folder", "folder or URL" or "file".
-    """
+    """What a setting may be. `words` stand beside numbers; `writes` is what a command writes: "folder", "folder or URL", "file"."""
 
     text: str = ""
     choices: tuple[Any, ...] = ()
@@ -34,7 +32,6 @@ class Limits:
     above: float | None = None
     below: float | None = None
     at_most: float | None = None
-    within: tuple[float, float] | None = None
     null_is_off: bool = False
     words: tuple[str, ...] = ()
     writes: str = ""
@@ -50,24 +47,21 @@ class Limits:
             return f"{key}={value} is neither a number nor {' or '.join(self.words)}."
         if value is None or value in self.words:
             return ""
-        if self.at_least is not None and value < self.at_least:
-            return f"{key}={value} is too small; it must be at least {self.at_least}."
-        if self.above is not None and value <= self.above:
-            off = f"; {key}=null turns it off" if self.null_is_off else ""
-            return f"{key}={value} is too small; it must be above {self.above}{off}."
-        if self.below is not None and value >= self.below:
-            return f"{key}={value} is too large; it must be below {self.below}."
-        if self.at_most is not None and value > self.at_most:
-            return f"{key}={value} is too large; it must be at most {self.at_most}."
-        if self.within and not self.within[0] <= value <= self.within[1]:
-            return f"{key}={value} is out of range; give {self.within[0]:g} to {self.within[1]:g}."
-        return ""
+        bounds = (
+            (self.at_least, operator.lt, "too small; it must be at least"),
+            (self.above, operator.le, "too small; it must be above"),
+            (self.below, operator.ge, "too large; it must be below"),
+            (self.at_most, operator.gt, "too large; it must be at most"),
+        )
+        off = f"; {key}=null turns it off" if self.null_is_off else ""
+        broken = (f"{text} {bound}" for bound, breaks, text in bounds if bound is not None and breaks(value, bound))
+        return next((f"{key}={value} is {text}{off}." for text in broken), "")
 
 
 def setting(default: Any, text: str = "", **limits: Any) -> Any:
     """A dataclass field with its default (lists are copied), its meaning in words and its `Limits`; `fraction=True` is 0 to 1."""
     if limits.pop("fraction", False):
-        limits["within"] = (0, 1)
+        limits |= {"at_least": 0, "at_most": 1}
     metadata = {"limits": Limits(text, **limits)}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
@@ -111,8 +105,7 @@ def section_of(hint: Any) -> type | None:
 def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
     """The settings `schema` with the values of a command line or a file, and defaults for the others.
 
-    A whole number becomes a float or a text where the setting is one. Raises ConfigError for the first key that is not a setting,
-    and for the first value of another type.
+    A whole number becomes a float or a text where the setting is one. Raises ConfigError for an unknown key or another type.
     """
     hints = get_type_hints(schema)
     values: dict[str, Any] = {}
@@ -167,18 +160,15 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
 def _in_words(hint: Any, plural: bool = False) -> str:
     """A type in plain words, such as "a list of whole numbers"."""
     kind, *others = [kind for kind in _kinds(hint) if kind is not type(None)]
-    rest = (
-        f" of {_in_words(get_args(kind)[0], plural=True)}" if get_origin(kind) is list else " or auto" if others else ""
-    )
-    noun = "list" if get_origin(kind) is list else _WORDS.get(kind, "section")
+    if get_origin(kind) is list:
+        noun, rest = "list", f" of {_in_words(get_args(kind)[0], plural=True)}"
+    else:
+        noun, rest = _WORDS.get(kind, "section"), " or auto" if others else ""
     return f"{noun}s{rest}" if plural else f"a {noun}{rest}"
 
 
 def check_types(config: Any, schema: type, prefix: str = "") -> None:
-    """Raise ConfigError for the first field of `schema`, sections included, that is not set or has a value of another type.
-
-    For settings made in Python; those of a command line are made, and so checked, by `make`.
-    """
+    """Raise ConfigError for the first field, sections included, that is not set or has another type; of settings made in Python."""
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):
         key, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
@@ -228,9 +218,8 @@ def check_value(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={value} is not a finite number.")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{key}={value} is too large; it must be below 2^63.")
-    for name, kind in (("a control character", "Cc"), ("half a character", "Cs")):
-        if isinstance(value, str) and any(unicodedata.category(c) == kind for c in value):
-            raise ConfigError(f"{key}={value!r} has {name}; leave it out.")
+    if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
+        raise ConfigError(f"{key}={value!r} has a control character; leave it out.")
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,9 +25,7 @@ class ShardsConfig(DetectionRunConfig):
     """`python -m retina_dist.shards`: takes the settings of a training, and writes what `data` names."""
 
     output: str = setting(MISSING, "a folder or a URL", writes="folder or URL")
-    shard_mb: int = setting(
-        256, "MiB, made in memory; a tool that reads whole shards requests so much", at_least=1, at_most=1024
-    )
+    shard_mb: int = setting(256, "MiB of a tar file, made in memory", at_least=1, at_most=1024)
 
 
 @entry_point("shards", ShardsConfig)

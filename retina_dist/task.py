@@ -95,10 +95,9 @@ class Task(ABC):
         """Metrics of a model over the whole validation set, the main rank's count; None without validation data."""
 
     def largest_batch(self, size: int, device: torch.device) -> TrainBatch | None:
-        """A micro-batch of `size` examples of the largest shape that a training on `device` can have, as `build_data` makes it.
+        """A micro-batch of `size` examples of the largest shape that a training on `device` can have; None: not known.
 
-        Called on fake tensors, to estimate a step's memory, before `build_data`: shapes and types count, values do not. None: not
-        known.
+        Called on fake tensors, to estimate a step's memory, before `build_data`: shapes and types count, values do not.
         """
         return None
 

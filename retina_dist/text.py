@@ -71,14 +71,11 @@ def format_bytes(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, with days where there are any.
+    """Hours, minutes and seconds.
 
     >>> format_duration(3723.4), format_duration(59.6), format_duration(90061)
-    ('1:02:03', '1:00', '1d 1:01:01')
+    ('1:02:03', '1:00', '25:01:01')
     """
     minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour}:{minute:02}:{second:02}"
+    hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,46 +20,47 @@ SEAL_LENGTH = len(SEAL) + 64
 
 
 def load_torch(source: PathOrUrl) -> tuple[Any, str]:
-    """What `torch.save` wrote, on the CPU, and the file's SHA-256; only tensors and plain values are unpickled.
+    """The tensors and plain values of a .safetensors file or one of `torch.save`, on the CPU, and its SHA-256; no code is run.
 
-    Of a file whose name ends with .safetensors, its tensors by name. Every reader of weights calls it. A checkpoint of
-    retina_dist must end with the SHA-256 of the bytes before; other files need no seal. Raises CheckpointError.
+    A checkpoint of retina_dist must end with the SHA-256 of the bytes before. Raises CheckpointError.
     """
+    read = _reader_of(source)
     try:
         data = read_bytes(source)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise CheckpointError(
-            f"there is no checkpoint {source}; give the path of a .pt file of a run's checkpoints folder."
-        ) from error
+        raise CheckpointError(f"there is no checkpoint {source}; give the path of a run's .pt file.") from error
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
-    if source.name.endswith(".safetensors"):
-        return _from_safetensors(data, source), hashlib.sha256(data).hexdigest()
     digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
     seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
     digest.update(seal)
+    damaged = CheckpointError(f"{source} is damaged: it does not end with its SHA-256; use another checkpoint.")
     if seal.startswith(SEAL) and seal != expected:
-        raise CheckpointError(f"{source} is damaged: its SHA-256 is not the one at its end; use another checkpoint.")
-    if data.startswith(b"PK") and (unpacked := _unpacked_size(data)) > len(data):
-        raise CheckpointError(
-            f"{source} is compressed, {unpacked} bytes in {len(data)}, which torch.save never writes; use another file."
-        )
+        raise damaged
+    if data.startswith(b"PK") and (size := _unpacked_size(data)) > len(data):
+        raise CheckpointError(f"{source} is compressed, {size} bytes in {len(data)}, which torch avoids; use another.")
     try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise nearly anything
+        content = read(data)
+    except Exception as error:  # a damaged file can raise nearly anything
         reason = describe_error(error)
         if "Weights only load failed" in str(error):
             reason = "damaged, or with objects in it that could run code, which are refused"
-        raise CheckpointError(
-            f"{source} cannot be read as a torch file of tensors and plain values ({reason}); use another file."
-        ) from error
+        raise CheckpointError(f"{source} cannot be read as a file of tensors ({reason}); use another.") from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
-    is_ours = isinstance(content, dict) and content.keys() >= {"format", "step"}
-    if is_ours and seal != expected:
-        raise CheckpointError(
-            f"{source} is damaged, or not as it was written: it does not end with its SHA-256; use another checkpoint."
-        )
+    if isinstance(content, dict) and content.keys() >= {"format", "step"} and seal != expected:
+        raise damaged
     return content, digest.hexdigest()
+
+
+def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
+    """What reads the form that the file's ending names. Raises CheckpointError without its library."""
+    if not source.name.endswith(".safetensors"):
+        return lambda data: torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        from safetensors.torch import load
+    except ImportError as error:
+        raise CheckpointError(f'{source} needs safetensors; pip install "retina-dist[hub]".') from error
+    return load
 
 
 def _unpacked_size(data: bytes) -> int:
@@ -70,31 +72,10 @@ def _unpacked_size(data: bytes) -> int:
         return 0
 
 
-def _from_safetensors(data: bytes, source: PathOrUrl) -> dict[str, torch.Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load as tensors_of
-    except ImportError as error:
-        raise CheckpointError(f'{source} needs safetensors; pip install "retina-dist[hub]".') from error
-    try:
-        return tensors_of(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{source} is not a readable safetensors file ({describe_error(error)}); use another file."
-        ) from error
-
-
 def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str:
-    """What to do about a checkpoint that this version cannot use: the end of an error. Names the version that wrote it.
-
-    >>> remedy_of({"versions": {"retina_dist": "0.1.0"}}).replace(__version__, "0.2.0")
-    'retina_dist 0.1.0 wrote it and this is 0.2.0: install that version, or load the weights alone with model.weights=FILE'
-    """
+    """What to do about a checkpoint that this version cannot use: the end of an error. Names the version that wrote it."""
     versions = content.get("versions") if isinstance(content, dict) else None
     wrote = str(versions.get("retina_dist", "")) if isinstance(versions, dict) else ""
     if wrote in ("", __version__):
         return same_version
-    return (
-        f"retina_dist {escape(wrote[:40])} wrote it and this is {__version__}: install that version, or load the weights alone "
-        "with model.weights=FILE"
-    )
+    return f"retina_dist {escape(wrote[:40])} wrote it, this is {__version__}: install that, or give model.weights=FILE"

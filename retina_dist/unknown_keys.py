@@ -36,9 +36,7 @@ ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
 path data_dir data_path: data.root | root
 format: data.format | output=model.onnx
-opset: leave it out
-split: there is no such split; give the files of one
-val_split: there is no such split; give the files of the validation set
+val_split: data.val_fraction=0.1
 iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
@@ -70,11 +68,10 @@ def habit(end: str, known: Iterable[str], value: object = None) -> str:
 def unknown_key(command: str, key: str, schema: type, value: object = None) -> str:
     """The sentence for an unknown key of `python -m retina_dist.COMMAND`, with the key that may be meant.
 
-    In this order: a similar spelling in the same section; what other tools call it; the same name in another section; a similar
-    spelling.
+    First one of its section by spelling, then what other tools call it, its name in another section, and a similar spelling.
     """
     if key.endswith("_target_"):
-        return f"{key} is not a setting: classes are named by entries of the groups task, data, model and the like; leave it out."
+        return f"{key} is not a setting; name a class in an entry of the groups task, data, model and the like."
     known = list(settings_by_key(schema))
     section, _, end = key.rpartition(".")
     near = _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
@@ -91,10 +88,8 @@ def unknown_key(command: str, key: str, schema: type, value: object = None) -> s
 def no_argument(schema: type, key: str) -> str:
     """The sentence for an unknown argument of a class of settings, with the one that may be meant."""
     own = settings_by_key(schema)
-    known = {
-        **{f"{section}.{k}": k for section in ("data", "model", "trainer", "optimizer") for k in own},
-        **{k: k for k in own},
-    }
+    known = {f"{section}.{k}": k for section in ("data", "model", "trainer", "optimizer") for k in own}
+    known |= {k: k for k in own}
     meant = habit(key, known)
     near = [known.get(meant.partition("=")[0], meant)] if meant else _spelled_like(key, list(own))
     hint = f"{meant}." if " " in meant else f"did you mean {near[0]}?" if near else "docs/settings.md lists them."
@@ -102,7 +97,6 @@ def no_argument(schema: type, key: str) -> str:
 
 
 def _spelled_like(end: str, keys: list[str]) -> list[str]:
-    """The one of `keys` whose last part is spelled like `end`, if any."""
     ends = {k.rpartition(".")[2]: k for k in reversed(keys)}
     return [ends[e] for e in get_close_matches(end, ends, 1, 0.8)]
 
@@ -112,11 +106,10 @@ def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str
     word, around = overrides[number], [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return f"{word} is not KEY=VALUE; leave out the spaces around = and between the items of a list."
-    if word in known:
-        return f"{word} has no value; write {word}=VALUE."
     given = {o.partition("=")[0] for o in overrides}
-    if "input" in given:
-        return f'{word} is not KEY=VALUE; input takes one file, a folder or a glob, as in "input=photos/*.jpg".'
+    if word in known or "input" in given:
+        value = '"input=photos/*.jpg"' if "input" in given else f"{word}=VALUE"
+        return f"{word} is not KEY=VALUE; write {value}."
     keys = ("checkpoint", "resume") if word.endswith(".pt") else ("data.root", "input", "root")
     key = next((k for k in keys if k in known and k not in given), "KEY")
     return f"{word} is not KEY=VALUE; write {key}={word}."

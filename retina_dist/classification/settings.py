@@ -77,7 +77,7 @@ class ClassifierConfig(ModelSettings):
     weights: str | None = setting(None, "file, URL or e.g. ResNet50_Weights.IMAGENET1K_V2; the head if classes agree")
     norm: str = setting("bn", "of batch norms, where the model has any", choices=("frozen_bn", "bn", "sync_bn"))
     zero_gamma: bool = setting(False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)")
-    label_smoothing: float = setting(0.0, below=1, fraction=True)
+    label_smoothing: float = setting(0.0, at_least=0, below=1)
 
 
 @dataclass

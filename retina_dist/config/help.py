@@ -86,7 +86,5 @@ def default_in_words(field: Any) -> str:
 def allowed(limits: Limits) -> str:
     """The values that a setting may have, "" without limits."""
     words = [str(choice or "null") if choice != 0 else "0" for choice in (*limits.choices, *limits.words)]
-    if limits.within:
-        words.append("{:g} to {:g}".format(*limits.within))
     signs = (("≥", limits.at_least), (">", limits.above), ("<", limits.below), ("≤", limits.at_most))
     return ", ".join([*words, *(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)])

@@ -76,7 +76,7 @@ class DetectionData(ImageDataSettings):
         None,
         "repeat images with classes that fewer than this share of the images have (LVIS: 0.001), see docs/data.md",
         above=0,
-        fraction=True,
+        at_most=1,
     )
     min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step")
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
@@ -159,13 +159,13 @@ class ModelConfig(DetectorSettings):
         [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
     )
     aspect_ratios: list[float] = setting([0.5, 1.0, 2.0])
-    score_threshold: float = setting(0.05, below=1, fraction=True)
+    score_threshold: float = setting(0.05, at_least=0, below=1)
     nms_threshold: float = setting(0.5, fraction=True)
     detections_per_image: int = setting(300, at_least=1, at_most=10**5)
     topk_candidates: int = setting(1000, at_least=1, at_most=10**6)
-    foreground_iou: float = setting(0.5, above=0, fraction=True)
+    foreground_iou: float = setting(0.5, above=0, at_most=1)
     background_iou: float = setting(0.4, fraction=True)
-    focal_alpha: float = setting(0.25, above=0, below=1, fraction=True)
+    focal_alpha: float = setting(0.25, above=0, below=1)
     focal_gamma: float = setting(2.0, at_least=0, at_most=100)
     box_loss: str | None = setting(None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou"))
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)

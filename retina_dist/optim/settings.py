@@ -30,7 +30,7 @@ class OptimizerConfig(OptimizerSettings):
     """The built-in optimizers: torch's SGD, AdamW and Adam."""
 
     name: str = setting("sgd", choices=("sgd", "adamw", "adam"))
-    momentum: float = setting(0.9, below=1, fraction=True)
+    momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = False
     betas: list[float] = setting([0.9, 0.999])
     eps: float = setting(1e-8, above=0, at_most=1)

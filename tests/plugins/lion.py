@@ -13,8 +13,8 @@ from retina_dist.settings import setting
 
 @dataclass
 class LionSettings(OptimizerSettings):
-    beta1: float = setting(0.9, "of the update", below=1, fraction=True)
-    beta2: float = setting(0.99, "of the momentum", below=1, fraction=True)
+    beta1: float = setting(0.9, "of the update", at_least=0, below=1)
+    beta2: float = setting(0.99, "of the momentum", at_least=0, below=1)
 
 
 class Lion(torch.optim.Optimizer):

@@ -176,7 +176,7 @@ def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
     ("trainer", "overrides", "message"),
     [
         (rd.Trainer, [PLUGINS, "task=discs"], "task=discs is not for Trainer; train on the command line"),
-        (rd.ClassifierTrainer, [], "task=detection is not for ClassifierTrainer; use Trainer"),
+        (rd.ClassifierTrainer, [], "task=detection is not for ClassifierTrainer; train on"),
     ],
 )
 def test_a_trainer_is_for_its_task(trainer: Any, overrides: list[str], message: str) -> None:

@@ -90,7 +90,7 @@ def test_the_model_card_says_what_the_checkpoint_says(tmp_path: Path, detector: 
         if line.startswith("| ") and line != "| | |"
     )
     assert rows["root"] == "https://host/data\\|a"
-    assert rows["length"] == "40 steps of 8 images over all of 2 processes"
+    assert rows["length"] == "40 steps of 8 images over 2 processes"
     assert (rows["coco/AP"], rows["backbone"], rows["torch"]) == ("0.5123", "resnet18", "2.15.0")
     assert (rows["classes"], rows["images and use"]) == ("2: cat, dog", "Count animals.")
     assert rows["SHA-256"] == hashlib.sha256((tmp_path / "state_dict.pt").read_bytes()).hexdigest()

@@ -95,10 +95,7 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
     monkeypatch.setattr(Url, "_call", lambda *_: pytest.fail("a server was asked"))
     there = {"root": str(tmp_path), key: "http://stranger.example/coco"}
     path = checkpoint_of(tmp_path, **there)
-    again = "root=http://stranger.example/coco" if key == "root" else "root=FOLDER, or in evaluate annotations=FILE"
-    with pytest.raises(
-        ConfigError, match=f"theirs.pt has its data at a URL, data.{key}=http.* only where you give it: {again}"
-    ):
+    with pytest.raises(ConfigError, match=f"theirs.pt has data.{key}=http.* only where you give it; give root=URL"):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
     with pytest.raises(ConfigError, match="^root=absent is not a folder; give the one of the data"):
         evaluate(EvaluateConfig(checkpoint=str(path), root="absent", **SMALL))

@@ -208,7 +208,7 @@ def test_a_dry_run_looks_for_the_weights_before_the_data(overrides: str, words: 
 
 def test_wrong_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(CheckpointError, match="cannot be read as a torch file"):
+    with pytest.raises(CheckpointError, match="cannot be read as a file of tensors"):
         load_weights(small(), str(tmp_path / "text.pt"))
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(

@@ -74,5 +74,5 @@ def test_a_file_of_the_hub_is_read(body: bytes, hub: list[str]) -> None:
 @pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 2000), slice(0, -10), slice(8, None)])
 def test_damaged_files_are_named(cut: slice, body: bytes, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(body[cut])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read as a file of tensors"):
         read_state(str(tmp_path / NAME))
