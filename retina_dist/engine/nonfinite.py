@@ -64,8 +64,9 @@ class NonFiniteGuard:
 
     def begin(self) -> None:
         """Save the running statistics, which a forward pass changes."""
-        self._statistics = [x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)]
-        self._before = [torch.empty_like(x) for x in self._statistics]
+        statistics = [x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)]
+        if list(map(id, statistics)) != list(map(id, self._statistics)):
+            self._statistics, self._before = statistics, [torch.empty_like(x) for x in statistics]
         copy_each(self._before, self._statistics)
 
     def accept(self, norm: Tensor) -> bool:
