@@ -3,37 +3,59 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from dataclasses import replace
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 import retina_dist
 from retina_dist.engine.checkpoint.owner import Owner
-from retina_dist.engine.checkpoint.resume import RunOpener, check_resume, checkpoint_folder, open_run, restore
-from retina_dist.engine.checkpoint.store import CheckpointStore
+from retina_dist.engine.checkpoint.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
+from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
 from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
+from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
-from retina_dist.errors import ConfigError, doing
-from retina_dist.files import parse_path
-from retina_dist.reporting.console import Console, configure_logging, heartbeat
-from retina_dist.run.build import best_metric, build_plan, build_state, build_strategy, configure_torch, task_class
-from retina_dist.run.records import describe_job, versions, write_flight_records, write_start
-from retina_dist.run_config import RunConfig
+from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_step import TrainBatch
+from retina_dist.engine.trainer import Trainer
+from retina_dist.errors import ConfigError, Preempted, UserError, describe_error, doing, is_collective
+from retina_dist.files import parse_path, write_json
+from retina_dist.reporting.console import Console, configure_logging, heartbeat, print_redacted
+from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
+from retina_dist.reporting.progress import Progress
+from retina_dist.run.build import (
+    best_metric,
+    build_plan,
+    build_state,
+    build_strategy,
+    build_train_step,
+    configure_torch,
+    monitor_of,
+    task_class,
+)
+from retina_dist.run.records import LOSS, RESULT, describe_job, versions, write_flight_records, write_start
+from retina_dist.run_config import RunConfig, changed_settings
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
-from retina_dist.task import Task
+from retina_dist.task import Task, TaskData
 from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from retina_dist.run.memory import MemoryPlan
     from retina_dist.run.mlflow_run import MlflowRun
-    from retina_dist.run.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +118,7 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
         raise ConfigError(memory.problem, collective=True)
     if config.dry_run:
         return None
-    from retina_dist.run.mlflow_run import MlflowRun, tracking_server  # a dry run needs neither
-    from retina_dist.run.training import Training
+    from retina_dist.run.mlflow_run import MlflowRun, tracking_server
 
     server = strategy.on_main(lambda: tracking_server(config.logging))
     run = job.opener.open(config, strategy, task.locked_settings, membership.kept)
@@ -183,3 +204,172 @@ def _describe(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None
         lines.append(f"  {'best':<9}{best}{end}")
     lines += [f"  {'memory':<9}{line}" for line in (memory.lines if memory else ())]
     return "\n".join(lines)
+
+
+@dataclass
+class Training:
+    """A run whose state is that of its checkpoint; `fit` trains it on every rank, and its main rank writes the result."""
+
+    config: RunConfig
+    strategy: DistributedStrategy
+    task: Task
+    plan: Plan
+    data: TaskData
+    run: Run
+    state: TrainState
+    checkpoints: CheckpointStore
+    job: Job
+
+    def __post_init__(self) -> None:
+        self.metric_logger = self._loggers()
+        self.watch = PreemptionWatch()
+        self.trainer = self._trainer()
+
+    def _loggers(self) -> MetricLogger:
+        """Progress, metrics.csv, MLflow, TensorBoard and an outside logger, on the main rank."""
+        if not self.strategy.is_main:
+            return LoggerCollection()
+        settings, folder, step = self.config.logging, self.run.folder, self.run.resume_step
+        plan, headline = self.plan, self.task.headline_metrics
+        progress = Progress(
+            plan.stop_step, step or 0, lambda: self.state.step, steps_per_epoch=plan.steps_per_epoch, headline=headline
+        )
+        self.job.console.write, self.job.console.beat = progress.write, progress.beat
+        loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
+        if self.job.mlflow:
+            loggers.append(self.job.mlflow)
+        if settings.tensorboard:
+            loggers.append(TensorBoardLogger(folder / "tensorboard", step))
+        if outside := getattr(settings, "implementation", None):
+            loggers.append(outside(settings, folder, step))
+        return LoggerCollection(*loggers)
+
+    def _trainer(self) -> Trainer:
+        config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state
+        facts = {"versions": versions(), "world_size": strategy.world_size, "backend": strategy.backend}
+        guard = NonFiniteGuard(
+            state, self.plan, strategy, limit=config.max_nonfinite_steps, folder=self.run.folder, inspect=task.inspect
+        )
+        evaluator = task.build_evaluator(self.data)
+        best = getattr(evaluator, "best", None)
+        if isinstance(best, BestMetric):
+            best.load_state_dict(state.best.state_dict())  # a worse validation after a resume is not the best one
+        return Trainer(
+            build_train_step(self.config, state, self.plan, strategy, guard),
+            self.data,
+            self.metric_logger,
+            validate=evaluator,
+            store=self.checkpoints,
+            metadata=task.metadata(state.model) | facts,
+            checkpoint_minutes=config.checkpoint_minutes,
+            stop_reason=lambda: self.watch.reason,
+        )
+
+    def fit(self, membership: Membership) -> dict[str, float]:
+        """Train to the end of the plan and return the metrics of the last validation; result.json says how it ended."""
+        started = time.perf_counter()
+        plain = self.trainer.train_step
+        profiling: AbstractContextManager[Callable[..., dict[str, Tensor]]] = nullcontext(plain)
+        if self.plan.profile_steps:
+            from retina_dist.engine.profile import profiled
+
+            profiling = profiled(plain, self.plan, self.state.step, self.run.folder / "profile", self.strategy)
+
+        def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+            membership.commit(self.trainer.checkpoint)
+            return take_step(micro_batches)
+
+        self.trainer.train_step = step
+        try:
+            with self.watch, profiling as take_step:
+                metrics = self.trainer.fit()
+            if not math.isfinite(metrics.get("val/loss", 0.0)):
+                raise Divergence(
+                    f"val/loss={metrics['val/loss']} after step {self.state.step}; lower optimizer.lr or set trainer.gradient_clip."
+                )
+        except Exception as error:
+            self._write_failure(error, time.perf_counter() - started)
+            raise
+        finally:
+            self.metric_logger.close()
+        doing("writing the results")
+        times = summary(self.trainer.timer, self.strategy)
+        if self.strategy.is_main:
+            write_json(self.run.folder / "timings.json", times)
+            self._write_result(time.perf_counter() - started, metrics=metrics)
+            self._write_report(metrics)
+            self._log_results(times)
+        return metrics
+
+    def _write_failure(self, error: Exception, seconds: float) -> None:
+        try:
+            if self.strategy.is_main:
+                self._write_result(seconds, error=error)
+        except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
+            print_redacted(f"warning: {other}", sys.stderr)
+        together = is_collective(error)
+        if self.strategy.is_main and (together or self.strategy.world_size == 1) and not isinstance(error, Preempted):
+            self._write_report()  # the others wait below; a preempted process has no time for it
+        if together:
+            if self.job.mlflow:
+                self.job.mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
+            self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
+
+    def _write_result(self, seconds: float, error: Exception | None = None, metrics: Mapping[str, float] = {}) -> None:
+        """Write result.json; what is not finite is null."""
+        train, best = self.trainer.train_logger, self.state.best
+        speeds = train.speeds[1:] or train.speeds  # the first has the start in it
+        content = {
+            "status": "ok" if error is None else "preempted" if isinstance(error, Preempted) else "failed",
+            "error": error and describe_error(error),
+            "step": self.state.step,
+            "monitor": monitor_of(self.config),
+            "monitor_mode": best.mode,
+            "best": best.value,
+            "seconds": seconds,
+            "world_size": self.strategy.world_size,
+            "backend": self.strategy.backend,
+            "metrics": {name: _finite(value) for name, value in metrics.items()},
+            LOSS: _finite(train.last_loss),
+            "images_per_s": fmean(speeds) if speeds else None,
+        }
+        write_json(self.run.folder / RESULT, content)
+
+    def _write_report(self, metrics: dict[str, float] | None = None) -> None:
+        """The report and images for TensorBoard; without `metrics`, of a run that failed, a report of the files that it has."""
+        folder, step, settings = self.run.folder, self.state.step, self.config.logging
+        try:
+            if settings.plots:
+                from retina_dist.reporting.page import page_if_possible
+                from retina_dist.reporting.report import write_report
+
+                if metrics is not None:
+                    self.task.draw_results(self.state.evaluated_model, self.data, folder)
+                logger.info(page_if_possible(lambda: write_report(folder), folder))
+            if settings.tensorboard and metrics is not None:
+                changed = {key: value for key, value, _ in changed_settings(self.config)}
+                finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+                images = sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")])
+                tensorboard = TensorBoardLogger(folder / "tensorboard", step)
+                tensorboard.log_results(changed, finite, images, step)
+                tensorboard.close()
+        # Anything may fail in drawing, a plugin's code included; the weights and result.json are written.
+        except Exception as error:
+            reason = describe_error(error)
+            logger.warning(f"no report: {reason}; python -m retina_dist.report run={folder} writes it again")
+
+    def _log_results(self, timings: dict[str, Any]) -> None:
+        folder, state, trainer = self.run.folder, self.state, self.config.trainer
+        for line in self.task.describe_results(folder):
+            logger.info(line)
+        logger.info(format_timings(timings))
+        if state.best.value is not None:
+            best = f": {checkpoint_folder(self.config, folder) / BEST}" if trainer.save_top_k else ""
+            logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")
+        if state.step == self.plan.stop_step < self.plan.total_steps:
+            again = f"to continue, repeat the command without it and with resume=auto output_dir={folder}"
+            logger.info(f"trainer.stop_after ended the run at step {state.step} of {self.plan.total_steps}; {again}")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
