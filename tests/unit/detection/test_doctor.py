@@ -170,7 +170,7 @@ def test_what_the_settings_leave_out_is_no_error(tmp_path: Path) -> None:
     defective(tmp_path)
     report = examine(settings(tmp_path, "data.missing_images=skip", "data.bad_images=skip"))
     assert [f.what for f in report.findings if f.level == "error"] == ["images that are in train too"]
-    left_out = {f.what for f in report.findings if f.remedy == "left out of training, as you set"}
+    left_out = {f.what for f in report.findings if f.remedy == "left out of training"}
     assert left_out == {"images missing", "images unreadable", "images of another size"}
 
 
