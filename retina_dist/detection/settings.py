@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from retina_dist.data.settings import ImageDataSettings
@@ -11,6 +12,10 @@ from retina_dist.settings import setting
 
 FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
 FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")
+IMAGES = ("train_images", "val_images")
+# what has no effect on a format
+IGNORED: dict[str, Sequence[str]] = {"csv": ["box_format"], "shards": IMAGES}
+IGNORED |= dict.fromkeys(FOLDER_FORMATS, ("box_format", "train_annotations", "val_annotations", *IMAGES))
 
 
 @dataclass
@@ -35,9 +40,7 @@ class SyntheticConfig:
     def check(self) -> None:
         """Raise ConfigError for a canvas that the feature pyramid cannot have."""
         if len(self.canvas) != 2 or any(side < 32 or side % 32 for side in self.canvas):
-            raise ConfigError(
-                f"data.synthetic.canvas={self.canvas} is not a height and a width of multiples of 32, such as [800,1088]."
-            )
+            raise ConfigError(f"data.synthetic.canvas={self.canvas} needs two multiples of 32, such as [800,1088].")
 
 
 @dataclass
@@ -46,37 +49,20 @@ class DetectionData(ImageDataSettings):
 
     contract = "retina_dist.detection.readers.formats.AnnotationReader"
 
-    format: str = setting(
-        "auto",
-        "auto: recognised by the files in root; docs/data.md shows the layouts",
-        choices=FORMATS,
-    )
+    format: str = setting("auto", "auto: recognised by the files in root, see docs/data.md", choices=FORMATS)
     root: str | None = setting(None, "the data set's folder, a path or a URL such as az://container/coco")
-    train_annotations: str | None = setting(
-        None, "an annotation file, instead of or beside root; so are the next three"
-    )
+    train_annotations: str | None = setting(None, "a file, instead of or beside root, as are the next three")
     train_images: str | None = None
     val_annotations: str | None = None
     val_images: str | None = None
     classes: str | None = setting(None, "csv only: name,index")
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
-    synthetic: SyntheticConfig | None = setting(
-        None, "train on random images made on the device; no files, no validation"
-    )
-    box_format: str | None = setting(
-        None,
-        "a bbox of the annotations: xywh (x, y, width, height) or xyxy (two corners); null: xywh, of a torch Dataset xyxy",
-        choices=(None, "xywh", "xyxy"),
-    )
+    synthetic: SyntheticConfig | None = setting(None, "random images made on the device; no files, no validation")
+    box_format: str | None = setting(None, "null: xywh, of a torch Dataset xyxy", choices=(None, "xywh", "xyxy"))
     keep_empty_images: bool = True
-    missing_images: str = setting(
-        "error", "files that the annotations name and that are not there", choices=("error", "skip")
-    )
+    missing_images: str = setting("error", "files that the annotations name", choices=("error", "skip"))
     repeat_threshold: float | None = setting(
-        None,
-        "repeat images with classes that fewer than this share of the images have (LVIS: 0.001), see docs/data.md",
-        above=0,
-        at_most=1,
+        None, "share of the images; those of rarer classes repeat (LVIS: 0.001)", above=0, at_most=1
     )
     min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step")
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
@@ -94,35 +80,16 @@ class DetectionData(ImageDataSettings):
         """Raise ConfigError where settings exclude each other."""
         super().check()
         if not self.min_sizes or min(self.min_sizes) < 32:
-            raise ConfigError(
-                f"data.min_sizes={self.min_sizes} needs at least one size, and each at least 32 px, such as [800]."
-            )
+            raise ConfigError(f"data.min_sizes={self.min_sizes} needs sizes of at least 32 px, such as [800].")
         for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
             if size is not None and size > self.max_size:
-                raise ConfigError(
-                    f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}, the most for the longer side; raise "
-                    "data.max_size."
-                )
-        if self.box_format and self.format not in ("auto", "coco", "shards"):
-            raise ConfigError(
-                f"data.box_format={self.box_format} is for COCO json, and data.format={self.format} has corners; leave it out."
-            )
-        if self.format in FOLDER_FORMATS:
-            for key in ("train_annotations", "train_images", "val_annotations", "val_images"):
-                if value := getattr(self, key):
-                    raise ConfigError(
-                        f"data.{key}={value} has no effect on data.format={self.format}, whose splits lie in one folder; give "
-                        "data.root=FOLDER alone."
-                    )
-        if self.format == "shards" and (self.train_images or self.val_images):
-            raise ConfigError(
-                f"data={self.name} has its images in data.root; leave out data.*_images, or write those into shards."
-            )
+                raise ConfigError(f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; raise it.")
+        for key in IGNORED.get(self.format, ()):
+            if value := getattr(self, key):
+                raise ConfigError(f"data.{key}={value} has no effect on data.format={self.format}; leave it out.")
         factors = self.scale_jitter
         if factors is not None and not (len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100):
-            raise ConfigError(
-                f"data.scale_jitter={factors} is not a pair of rising factors from 0.01 to 100, such as [0.8,1.25]."
-            )
+            raise ConfigError(f"data.scale_jitter={factors} needs two rising factors from 0.01 to 100.")
 
 
 @dataclass
@@ -139,22 +106,13 @@ class DetectorSettings(ModelSettings):
 class ModelConfig(DetectorSettings):
     """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
 
-    backbone: str = setting(
-        "resnet50",
-        "a ResNet, ResNeXt, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin of torchvision, by its name",
-    )
+    backbone: str = setting("resnet50", "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin")
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(256, at_least=1, at_most=4096)
-    trainable_layers: int = setting(
-        5, "stages that train, counted from the last, of stride 32; 5 is all", at_least=0, at_most=5
-    )
-    activation_checkpointing: bool = setting(
-        False, "compute the body's activations again in the backward pass: less memory, more time"
-    )
+    trainable_layers: int = setting(5, "stages that train, counted from the last; 5 is all", at_least=0, at_most=5)
+    activation_checkpointing: bool = setting(False, "compute the body twice: less memory, more time")
     norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
-    norm_eps: float | None = setting(
-        None, "null: that of the weights where known (COCO_V1: 0), else 1e-5", at_least=0, at_most=1
-    )
+    norm_eps: float | None = setting(None, "null: the weights' (COCO_V1: 0), else 1e-5", at_least=0, at_most=1)
     anchor_sizes: list[list[int]] = setting(
         [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
     )
@@ -169,30 +127,18 @@ class ModelConfig(DetectorSettings):
     focal_gamma: float = setting(2.0, at_least=0, at_most=100)
     box_loss: str | None = setting(None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou"))
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
-    weights: str | None = setting(
-        None, "whole detector: COCO_V1 or DEFAULT of torchvision's, a run folder, a file or a URL"
-    )
-    backbone_weights: str | None = setting(
-        None, "the backbone alone: a checkpoint or state_dict, a URL, or torchvision's, e.g. IMAGENET1K_V1 or DEFAULT"
-    )
+    weights: str | None = setting(None, "whole detector: torchvision's COCO_V1 or DEFAULT, a run folder, file or URL")
+    backbone_weights: str | None = setting(None, "torchvision's IMAGENET1K_V1 or DEFAULT, a run folder, file or URL")
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.background_iou > self.foreground_iou:
-            raise ConfigError(
-                f"model.background_iou={self.background_iou} is above model.foreground_iou={self.foreground_iou}; swap them."
-            )
-        sizes, ratios = self.anchor_sizes, self.aspect_ratios
-        if not sizes or not sizes[0] or any(len(s) != len(sizes[0]) or min(s) < 1 for s in sizes):
-            raise ConfigError(
-                f"model.anchor_sizes={sizes} needs equally many sizes in pixels, at least one, on each level."
-            )
-        if max(map(max, sizes)) > 10**5:
-            raise ConfigError(f"model.anchor_sizes={sizes} is too large; a size is at most {10**5} pixels.")
+            raise ConfigError(f"model.background_iou={self.background_iou} is above model.foreground_iou; swap them.")
+        sizes, ratios, counts = self.anchor_sizes, self.aspect_ratios, set(map(len, self.anchor_sizes))
+        if len(counts) != 1 or 0 in counts or not all(1 <= size <= 10**5 for level in sizes for size in level):
+            raise ConfigError(f"model.anchor_sizes={sizes} needs equally many sizes, 1 to {10**5} px, on each level.")
         if not ratios or min(ratios) < 0.001 or max(ratios) > 1000:
-            raise ConfigError(
-                f"model.aspect_ratios={ratios} needs at least one ratio of height to width, such as [1.0]."
-            )
+            raise ConfigError(f"model.aspect_ratios={ratios} needs ratios of height to width, such as [1.0].")
 
 
 @dataclass

@@ -143,7 +143,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
         ("optimizer.momentum=-0.9", "optimizer.momentum=-0.9 is too small; it must be at least 0."),
         ("data.name=../x", "data.name=../x cannot name a folder below runs/"),
-        ("data.min_sizes=[16]", "data.min_sizes=[16] needs at least one size, and each at least 32 px, such as [800]."),
+        ("data.min_sizes=[16]", "data.min_sizes=[16] needs sizes of at least 32 px, such as [800]."),
         ("optimizer.momentum=1", "optimizer.momentum=1.0 is too large; it must be below 1."),
         ("schedule.milestones=[1epoch]", "schedule.milestones=['1epoch'] has no effect with schedule=cosine"),
         ("model.anchor_sizes=[[8],[]]", "model.anchor_sizes=[[8], []] needs equally many sizes"),
