@@ -190,23 +190,23 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
 D = TypeVar("D")
 
 
-def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], root: str | None, source: object) -> D:
-    """The data settings that a checkpoint, `source`, holds, with `root` in place of all places that they name.
+def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], source: object, **places: str | None) -> D:
+    """The data settings that a checkpoint, `source`, holds; `places`, such as root=FOLDER, replace all that it names.
 
-    Without a root, local files are read where they say. A URL is not followed, since the checkpoint's author would decide
+    Without any, local files are read where it says. A URL is not followed, since the checkpoint's author would decide
     which server is asked, with this machine's credentials; nor is anything drawn. Raises ConfigError.
     """
     data: Any = data_settings_of(content, schema, source)
     data = data.with_values(**{name: None for name in ("shapes", "drawn") if hasattr(data, name)})
-    places = [name for name in PLACES if hasattr(data, name)]
-    if root is not None:
-        if not isinstance(parse_path(root), Url):
+    named = [name for name in PLACES if hasattr(data, name)]
+    if any(place is not None for place in places.values()):
+        if (root := places.get("root")) is not None and not isinstance(parse_path(root), Url):
             check_folder(root)
-        return data.with_values(**dict.fromkeys(places) | {"root": root})
-    for key in places:
+        return data.with_values(**dict.fromkeys(named) | places)
+    for key in named:
         if (value := getattr(data, key)) is not None and isinstance(parse_path(value), Url):
-            named = f"{source} has data.{key}={value}"
-            raise ConfigError(f"{named}, and such a URL is followed only where you give it; give root=URL or FOLDER.")
+            place = f"{source} has data.{key}={value}"
+            raise ConfigError(f"{place}, and such a URL is followed only where you give it; give root=URL or FOLDER.")
     if data.root is not None and not parse_path(data.root).is_dir():
         raise ConfigError(f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER.")
     return data

@@ -81,7 +81,7 @@ def evaluate(config: EvaluateConfig) -> str:
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
     """The classifier and the images to judge it on."""
     classifier = predictor_of(config, device)
-    data = data_of_checkpoint(classifier.record, ClassificationData, config.root, config.checkpoint)
+    data = data_of_checkpoint(classifier.record, ClassificationData, config.checkpoint, root=config.root)
     return classifier, data, classifier.val_of(data)
 
 

@@ -41,6 +41,8 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
     if config.images and not config.annotations:
         raise ConfigError(f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER.")
+    if config.images and config.root:
+        raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
     folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
     if config.results:
         max_pixels, (result, annotations) = MAX_PIXELS, _of_results(config)
@@ -93,17 +95,14 @@ def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: s
 
 
 def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:
-    """The detector and the images to judge it on."""
     path, detector = str(config.checkpoint), predictor_of(config, device)
-    data = DetectionData(name="coco", root=config.root)
-    if not is_torchvision_name(path):
-        root = "." if config.annotations else config.root  # with annotations nothing is read where the checkpoint says
-        data = data_of_checkpoint(detector.record, DetectionData, root, path)
+    places = {"root": config.root, "val_annotations": config.annotations, "val_images": config.images}
+    if is_torchvision_name(path):
+        data = DetectionData(name="coco").with_values(**places)
+    else:
+        data = data_of_checkpoint(detector.record, DetectionData, path, **places)
     if config.annotations:
-        if config.images and config.root:
-            raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
-        data = replace(data, format="coco", root=config.root, box_format=config.box_format)
-        data = replace(data, val_annotations=config.annotations, val_images=config.images)
+        data = replace(data, format="coco", box_format=config.box_format)
     return detector, data, detector.val_of(data)
 
 

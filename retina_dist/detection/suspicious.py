@@ -1,8 +1,6 @@
 """Labels that a trained detector doubts: objects without a box, boxes of another class, boxes in another place.
 
-    python -m retina_dist.doctor checkpoint=runs/cells output_dir=suspicious
-
-A detector learns what most labels say rather than each wrong one, so it is of use on the images that it was trained on, too.
+A detector learns what most labels say rather than each wrong one, so that it can doubt those it was trained on, too.
 """
 
 from __future__ import annotations
@@ -54,28 +52,21 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Suspect:
-    """A label to look at, with what the detector proposes in its place.
+    """A label to look at, with what the detector proposes in its place."""
 
-    `suspicion` is 0 to 1. `replaces` is the id of the annotation in question, None for a missing one; `bbox` is x, y, width and
-    height in pixels.
-    """
-
-    suspicion: float
+    suspicion: float  # 0 to 1
     kind: Kind
     image_id: int
     category_id: int
-    bbox: tuple[float, float, float, float]
-    replaces: int | None
+    bbox: tuple[float, ...]  # x, y, width, height in px
+    replaces: int | None  # the id of the annotation in question, None for a missing one
 
 
 def examine_labels(config: DoctorConfig) -> DoctorReport:
-    """Rank the labels that the detector of `config.checkpoint` doubts, in both splits of its data; write page and proposals.
-
-    `output_dir` gets suspicious_SPLIT.html with the images and suspicious_SPLIT.json, the proposals in COCO's form.
-    """
+    """Rank the labels of both splits that the detector of `config.checkpoint` doubts; write suspicious_SPLIT.html and .json."""
     path, folder = str(config.checkpoint), Path(config.output_dir or "suspicious")
     detector = Detector.from_checkpoint(path, precision=config.trainer.precision)
-    data = data_of_checkpoint(detector.record, DetectionData, config.root, path)
+    data = data_of_checkpoint(detector.record, DetectionData, path, root=config.root)
     findings, facts = [], []
     with make_strategy(device=config.strategy.device) as strategy, detector.on(strategy.device):
         for split in ("train", "val"):
@@ -118,7 +109,6 @@ def suspects_of(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]
 
 
 def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray) -> list[Suspect]:
-    """Those of one image, whose `rows` fall in score."""
     scores, categories = rows[:, 5:6], rows[:, 6].astype(np.int64)
     boxes = np.array([entry["bbox"] for entry in labels], float).reshape(-1, 4)
     crowd = np.array([bool(entry.get("iscrowd")) for entry in labels], bool)
@@ -129,7 +119,7 @@ def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray)
     free = np.asarray((ious < SAME).all(axis=1))
     agreement = (scores * same * np.clip((ious - NONE) / (FULL - NONE), 0, 1)).max(axis=0, initial=0)  # [G]
     other, beside = scores * (~same & (ious >= SAME)), scores * (same & (ious >= NEAR) & free[:, None])
-    suspects = []
+    suspects: list[tuple[float, Kind, int, np.ndarray, int | None]] = []
     for g in np.flatnonzero(~crowd).tolist():
         kind: Kind = "wrong" if other[:, g].max(initial=0) > beside[:, g].max(initial=0) else "moved"
         against = other[:, g] if kind == "wrong" else beside[:, g]
@@ -137,37 +127,31 @@ def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray)
         entry, doubt = labels[g], (1 - agreement[g]) * (1 + contradiction) / 2
         if contradiction > 0:
             d = int(against.argmax())
-            suspects.append(_suspect(doubt, kind, image_id, categories[d], rows[d, 1:5], entry["id"]))
+            suspects.append((doubt, kind, categories[d], rows[d, 1:5], entry["id"]))
         else:  # nothing is there, as far as the detector sees
-            suspects.append(_suspect(doubt, "extra", image_id, entry["category_id"], boxes[g], entry["id"]))
+            suspects.append((doubt, "extra", entry["category_id"], boxes[g], entry["id"]))
     kept: list[int] = []  # one detection for each place, the best
     for d in np.flatnonzero(free).tolist():
         if kept and mask.iou(rows[d : d + 1, 1:5], rows[kept, 1:5], [0] * len(kept)).max() >= SAME:
             continue
         kept.append(d)
         known = agreement[same[d] & (ious[d] >= NEAR) & ~crowd].min(initial=1)
-        suspects.append(_suspect(scores[d, 0] * known, "missing", image_id, categories[d], rows[d, 1:5], None))
-    return suspects
-
-
-def _suspect(
-    suspicion: float, kind: Kind, image_id: int, category: int, box: np.ndarray, replaces: int | None
-) -> Suspect:
-    x, y, width, height = box.tolist()
-    return Suspect(float(suspicion), kind, image_id, int(category), (x, y, width, height), replaces)
+        suspects.append((scores[d, 0] * known, "missing", categories[d], rows[d, 1:5], None))
+    return [
+        Suspect(float(suspicion), kind, image_id, int(category), tuple(box.tolist()), replaces)
+        for suspicion, kind, category, box, replaces in suspects
+    ]
 
 
 def write_proposals(coco: dict[str, Any], suspects: Sequence[Suspect], path: Path) -> None:
-    """A COCO json of the proposed boxes alone, each with `suspicion`, `kind`, and `replaces`, the id of the label in question."""
-    proposals = [
-        {"id": i, "area": each.bbox[2] * each.bbox[3], "iscrowd": 0, **asdict(each)}
-        for i, each in enumerate(suspects, 1)
-    ]
+    """A COCO json of the proposed boxes alone, each with the values of its `Suspect`."""
+    extra = ({"id": i, "area": each.bbox[2] * each.bbox[3], "iscrowd": 0} for i, each in enumerate(suspects, 1))
+    proposals = [more | asdict(each) for more, each in zip(extra, suspects, strict=True)]
     write_json(path, {"images": coco["images"], "categories": coco["categories"], "annotations": proposals})
 
 
 def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path, max_pixels: int) -> None:
-    """One self-contained page with an image for each of the first 100 suspects: the label in question, and what is proposed."""
+    """One self-contained page with an image for each of the first suspects: the label in question, and what is proposed."""
     records = {record.image_id: record for record in annotations.records}
     labels = {entry["id"]: entry for entry in annotations.coco["annotations"]}
     names = {each["id"]: each["name"] for each in annotations.coco["categories"]}
@@ -186,12 +170,9 @@ def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path
         to_pil_image(picture).save(data, "JPEG", quality=80)
         source = base64.b64encode(data.getvalue()).decode()
         words = html.escape(f"{each.suspicion:.2f} {each.kind}: {record.file_name}")
-        parts.append(
-            f'<figure><img alt="{words}" src="data:image/jpeg;base64,{source}"><figcaption>{words}</figcaption></figure>'
-        )
-    title = f"{len(suspects):,} suspicious labels"
-    if len(suspects) > SHOWN:
-        title = f"{SHOWN} of {title}"
+        shown = f'<img alt="{words}" src="data:image/jpeg;base64,{source}">'
+        parts.append(f"<figure>{shown}<figcaption>{words}</figcaption></figure>")
+    title = f"{SHOWN} of " * (len(suspects) > SHOWN) + f"{len(suspects):,} suspicious labels"
     text = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><main>{''.join(parts)}</main></html>\n"
