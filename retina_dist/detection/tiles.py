@@ -1,7 +1,6 @@
 """Detection in windows of large images, for objects that the resize of a whole image would make too small.
 
-Each window is an image to the detector: it is resized as one. The whole image is looked at too, for objects larger than a window
-or its overlap. SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slices in the same way.
+As SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slices images; the whole image is looked at too.
 """
 
 from __future__ import annotations
@@ -42,17 +41,14 @@ class TiledBatch(Batch):
 class TiledDetector(Detector):
     """A detector that looks at windows of `tile` px a side, which overlap by the share `overlap`, and at the whole image.
 
-    An image that is no larger than a window is what it is to `detector`. Each window has at most the model's
-    `detections_per_image`. Raises ConfigError for a tile or an overlap that cannot be.
+    An image no larger than a window is what it is to `detector`. Raises ConfigError for a tile or an overlap that cannot be.
     """
 
     def __init__(self, detector: Detector, tile: int, overlap: float = 0.2) -> None:
         if not tile >= 32 or not 0 <= overlap < 0.9:
             raise ConfigError(f"tile={tile} tile_overlap={overlap} cannot be; give at least 32 px, and 0 to below 0.9.")
-        sizes = {"min_size": detector.min_size, "max_size": detector.max_size}
-        super().__init__(
-            detector.model, detector.categories, **sizes, device=detector.device, precision=detector.precision
-        )
+        how: dict[str, Any] = {k: getattr(detector, k) for k in ("min_size", "max_size", "device", "precision")}
+        super().__init__(detector.model, detector.categories, **how)
         self.tile, self.overlap, self.record = tile, overlap, detector.record
 
     def prepare(self, image: AnyImage) -> Batch:
@@ -94,19 +90,13 @@ def merge(whole: Detections, in_windows: Sequence[Detections], windows: Tensor, 
     A box that an inner edge of its window cuts is left out where a larger box of its class covers more than half of it and has at
     least half its score. NMS for each class removes what several windows saw.
     """
-    corners = windows.to(torch.float32)
-    moved = [each["boxes"] + corner[:2].repeat(2) for each, corner in zip(in_windows, corners, strict=True)]
-    boxes = torch.cat([*moved, whole["boxes"]])
-    scores, labels = (torch.cat([*(each[key] for each in in_windows), whole[key]]) for key in ("scores", "labels"))
-    counts = torch.tensor([len(each["scores"]) for each in in_windows])
-    window = torch.cat(
-        (torch.arange(len(in_windows)).repeat_interleave(counts), torch.full((len(whole["scores"]),), -1))
-    )
-    cut = torch.zeros(len(boxes), dtype=torch.bool)
-    of_window = window >= 0
-    edges, ends = corners[window[of_window]], torch.cat((corners[:, :2].amin(0), corners[:, 2:].amax(0)))
-    touches = (boxes[of_window] - edges).abs() <= EDGE
-    cut[of_window] = (touches & (edges != ends)).any(dim=1)
+    parts, corners = [*in_windows, whole], windows.to(torch.float32)
+    ends = torch.cat((corners[:, :2].amin(0), corners[:, 2:].amax(0)))  # the whole image, as the last window
+    corners = torch.cat((corners, ends[None]))
+    window = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(each["scores"]) for each in parts]))
+    boxes = torch.cat([each["boxes"] for each in parts]) + corners[window, :2].repeat(1, 2)
+    scores, labels = (torch.cat([each[key] for each in parts]) for key in ("scores", "labels"))
+    cut = (((boxes - corners[window]).abs() <= EDGE) & (corners[window] != ends)).any(dim=1)
     area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
     left = torch.ones(len(boxes), dtype=torch.bool)
     for i in cut.nonzero().flatten().tolist():
