@@ -5,24 +5,11 @@ from __future__ import annotations
 import difflib
 from collections import OrderedDict
 from functools import partial
-from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import (
-    ConvNeXt,
-    EfficientNet,
-    MobileNetV2,
-    MobileNetV3,
-    RegNet,
-    ResNet,
-    SwinTransformer,
-    get_model,
-    get_model_builder,
-    list_models,
-)
+from torchvision import models
 from torchvision.ops import StochasticDepth
 
 from retina_dist.detection.model.weights import set_batch_norm_eps
@@ -32,13 +19,13 @@ from retina_dist.model.sync_batch_norm import recomputation
 
 # The classes whose feature maps have strides 4, 8, 16 and 32, and their children up to the last one.
 FAMILIES: dict[type[nn.Module], tuple[str, ...]] = {
-    ResNet: ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4"),
-    ConvNeXt: ("features",),
-    EfficientNet: ("features",),
-    MobileNetV2: ("features",),
-    MobileNetV3: ("features",),
-    RegNet: ("stem", "trunk_output"),
-    SwinTransformer: ("features", "norm"),
+    models.ResNet: ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4"),
+    models.ConvNeXt: ("features",),
+    models.EfficientNet: ("features",),
+    models.MobileNetV2: ("features",),
+    models.MobileNetV3: ("features",),
+    models.RegNet: ("stem", "trunk_output"),
+    models.SwinTransformer: ("features", "norm"),
 }
 STRIDES = (4, 8, 16, 32)
 PROBE = 64  # px, the sides of the image that shows the strides
@@ -46,30 +33,27 @@ PROBE = 64  # px, the sides of the image that shows the strides
 
 def children_of(name: str) -> tuple[str, ...]:
     """The children of torchvision's classifier `name` up to its last feature map. Raises ConfigError for another network."""
-    kinds: dict[str, Any] = {n: get_model_builder(n).__annotations__["return"] for n in list_models(torchvision.models)}
+    kinds = {n: models.get_model_builder(n).__annotations__["return"] for n in models.list_models(models)}
     known = {n: FAMILIES[kind] for n, kind in kinds.items() if kind in FAMILIES}
     if name not in known:
         near = [*difflib.get_close_matches(name, known, 1), "resnet50 or convnext_tiny"]
-        raise ConfigError(
-            f"model.backbone={name} is not known; use a ResNet, ResNeXt, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin of "
-            f"torchvision, such as {near[0]}."
-        )
+        families = ", ".join(kind.__name__ for kind in FAMILIES)
+        raise ConfigError(f"model.backbone={name} is not known; use a {families} of torchvision, such as {near[0]}.")
     return known[name]
 
 
 class Body(nn.Module):
     """Feature maps of strides 8, 16 and 32, each the last of its stride, with `channels`; parameters have the classifier's names.
 
-    `norm` takes the place of its batch norms. Stochastic depth is off, so that nothing is drawn in a pass. With `checkpointing` the
-    backward pass computes the activations of a stage again, which holds those between stages only. Raises ConfigError for a
-    classifier without such maps.
+    `norm` takes the place of its batch norms. Stochastic depth is off. With `checkpointing` the backward pass computes the
+    activations of a stage again. Raises ConfigError for a classifier without such maps.
     """
 
     def __init__(self, name: str, norm: str, *, eps: float | None = None, checkpointing: bool = False) -> None:
         super().__init__()
         children = children_of(name)
-        classifier = get_model(name, weights=None)
-        self.is_channels_last = isinstance(classifier, SwinTransformer)  # [B, H, W, C] between its layers
+        classifier = models.get_model(name, weights=None)
+        self.is_channels_last = isinstance(classifier, models.SwinTransformer)  # [B, H, W, C] between its layers
         self.checkpointing = checkpointing
         for child in children:
             self.add_module(child, classifier.get_submodule(child))
@@ -87,11 +71,10 @@ class Body(nn.Module):
 
     def layers(self) -> list[nn.Module]:
         """In the order of the pass, as fine as the strides need."""
-        parts = [
-            list(child.children()) if name in ("features", "trunk_output") else [child]
-            for name, child in self.named_children()
-        ]
-        return [layer for part in parts for layer in part]
+        layers: list[nn.Module] = []
+        for name, child in self.named_children():
+            layers += list(child.children()) if name in ("features", "trunk_output") else [child]
+        return layers
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         layers, start, maps = self.layers(), 0, []

@@ -51,10 +51,8 @@ def weights_of(settings: ModelConfig) -> str | None:
         known = get_model_weights(settings.backbone)
         source = f"{known.__name__}.{source}" if short else source
         if is_torchvision_name(source) and source not in (f"{known.__name__}.{name}" for name in known.__members__):
-            raise ConfigError(
-                f"model.backbone_weights={source} is not a name of weights for model.backbone={settings.backbone}; use one of "
-                f"{', '.join(known.__members__)}."
-            )
+            names = ", ".join(known.__members__)
+            raise ConfigError(f"model.backbone_weights={source} is not for {settings.backbone}; use one of {names}.")
     if "://" not in source:
         find_weights(str(located(source)))
     return source
@@ -64,17 +62,12 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
     """Labels of the model for data with `num_classes`. Raises ConfigError if the settings give fewer."""
     stated = settings.num_classes
     if stated is not None and stated < num_classes:
-        raise ConfigError(
-            f"model.num_classes={stated} is less than the {num_classes} labels of the data; leave it out to follow the data."
-        )
+        raise ConfigError(f"model.num_classes={stated} is less than the {num_classes} of the data; leave it out.")
     return stated or num_classes
 
 
 class DetectionModel(nn.Module, ABC):
-    """A module that an entry of the group `model` names. It is made by CLASS(settings, num_classes).
-
-    The class has its dataclass below `DetectorSettings` as `settings`, an instance its values.
-    """
+    """What an entry of the group `model` names; its `settings` are a class below `DetectorSettings`."""
 
     settings: Any = DetectorSettings
 

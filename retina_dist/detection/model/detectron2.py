@@ -49,9 +49,7 @@ def from_detectron2(state: Mapping[str, Tensor], sizes: int, ratios: int, deviat
     mean = state.get("pixel_mean", torch.tensor(BGR)).flatten()
     std = state.get("pixel_std", torch.ones(3)).flatten()
     if not torch.allclose(mean.sort()[0].double(), torch.tensor(BGR, dtype=torch.float64), atol=0.5):
-        raise CheckpointError(
-            f"pixel_mean={mean.tolist()} of Detectron2's tensors is not ImageNet's, which our model subtracts; train with that one."
-        )
+        raise CheckpointError(f"Detectron2's pixel_mean={mean.tolist()} is not ImageNet's; train with that one.")
     is_bgr = bool(mean[0] <= mean[-1])
     ours = {}
     for name, value in state.items():

@@ -1,12 +1,10 @@
 """RetinaNet's losses over a whole batch, by masks instead of selections.
 
 Every loss is summed over an image's anchors and divided by that image's number of foreground anchors (at least 1), then averaged
-over images, as torchvision does. That normaliser does not depend on who shares the batch, so the mean over ranks equals the loss of
-the undivided batch.
+over images, as torchvision does; so the mean over ranks equals the loss of the undivided batch.
 
-The focal loss makes its gradient in the forward pass, in a few passes over the logits instead of torchvision's hundred. Classes are
-indices, so no one-hot tensor exists. Inside torch.compile it is the textbook formula, which the compiler fuses itself.
-Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
+The focal loss makes its gradient in the forward pass, in a few passes over the logits instead of torchvision's hundred; inside
+torch.compile it is the textbook formula, which the compiler fuses. Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
 """
 
 from __future__ import annotations
@@ -37,25 +35,17 @@ def giou_loss(predicted: Tensor, boxes: Tensor, eps: float = 1e-7) -> Tensor:
 
 
 def retinanet_losses(
-    logits: Tensor,
-    offsets: Tensor,
-    anchors: Tensor,
-    matched: Tensor,
-    batch: Batch,
-    *,
-    alpha: float,
-    gamma: float,
-    box_loss: str,
-    smooth_l1_beta: float,
+    outputs: dict[str, Tensor], anchors: Tensor, matched: Tensor, batch: Batch, kind: str, beta: float, **focal: float
 ) -> dict[str, Tensor]:
     """Mean over real images of classification and box loss, as two scalars under torchvision's names.
 
-    logits [B, A, K], offsets [B, A, 4] (of any float type: the maths is at least float32), anchors [A, 4], matched [B, A] as
-    `targets.match` gives it. Fillers of the batch count nowhere; without real images both losses are 0.
+    outputs: cls_logits [B, A, K], bbox_regression [B, A, 4] of any float type (the maths is at least float32); anchors [A, 4];
+    matched [B, A] as `targets.match` gives it; `kind` of the box loss, with smooth L1's `beta`; alpha and gamma of `focal_loss`.
+    Fillers of the batch count nowhere; without real images both losses are 0.
     """
-    real, labels = batch.real, batch.labels
+    real, labels, logits = batch.real, batch.labels, outputs["cls_logits"]
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    offsets, anchors, boxes = (x.to(dtype) for x in (offsets, anchors, batch.boxes))
+    offsets, anchors, boxes = (x.to(dtype) for x in (outputs["bbox_regression"], anchors, batch.boxes))
     foreground = matched >= 0  # [B, A]
     row = matched.clamp(min=0)
     classes = torch.where(foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND))
@@ -67,12 +57,8 @@ def retinanet_losses(
     # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward of what is masked away.
     target = torch.where(foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors)
     offsets = torch.where(foreground[..., None], offsets, 0.0)
-    box = torch.where(foreground, _box_loss(offsets, target, anchors, box_loss, smooth_l1_beta), 0.0).sum(dim=1)
-
-    return {
-        "classification": focal_loss(logits, classes, weight, alpha, gamma),
-        "bbox_regression": (box * weight).sum(),
-    }
+    box = torch.where(foreground, _box_loss(offsets, target, anchors, kind, beta), 0.0).sum(dim=1)
+    return {"classification": focal_loss(logits, classes, weight, **focal), "bbox_regression": (box * weight).sum()}
 
 
 def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: str, beta: float) -> Tensor:

@@ -1,8 +1,7 @@
 """From the heads' outputs to the detections of a whole batch.
 
-What torchvision's `RetinaNet.postprocess_detections` finds, in its order, with a loop for NMS alone. Instead of every score, one
-maximum an anchor is looked at: the best k pairs of anchor and class of a level lie in its k best anchors, so only those anchors'
-scores and boxes are computed.
+What torchvision's `RetinaNet.postprocess_detections` finds, in its order, with a loop for NMS alone. The best k pairs of anchor and
+class of a level lie in its k best anchors, so only their scores and boxes are computed.
 
 Of equal scores the lower anchor, then the lower class comes first, on any device; torchvision leaves that to `topk`. Scores may
 differ in the last bit from torchvision's, because on a CPU `torch.sigmoid` rounds the last few elements of a tensor otherwise.
@@ -43,9 +42,8 @@ def postprocess(
     Of each image and level the best `topk_candidates` pairs of anchor and class above `score_threshold`; of those what NMS
     leaves of each class, at most the best `detections_per_image`. Boxes in pixels of `original_sizes`, float32 throughout.
     """
-    scores, anchors, labels = best_candidates(
-        logits, [len(level) for level in levels], score_threshold, topk_candidates
-    )
+    counts = [len(level) for level in levels]
+    scores, anchors, labels = best_candidates(logits, counts, score_threshold, topk_candidates)
     is_candidate = scores > score_threshold  # [B, N], N at most levels * topk_candidates
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
@@ -66,8 +64,8 @@ def postprocess(
     image = image[kept]
     scale = (original_sizes / image_sizes).flip(1).repeat(1, 2).to(boxes.dtype)  # [B, 4]
     ends = torch.searchsorted(image, rows[:, 0], right=True).tolist()
-    counts = [end - start for start, end in zip([0, *ends], ends)]
-    parts = zip(*(x.split(counts) for x in (boxes[kept] * scale[image], scores[kept], labels[kept])))
+    sizes = [end - start for start, end in zip([0, *ends], ends)]
+    parts = zip(*(x.split(sizes) for x in (boxes[kept] * scale[image], scores[kept], labels[kept])))
     most = detections_per_image
     return [Detections(boxes=b[:most], scores=s[:most], labels=k[:most]) for b, s, k in parts]
 
@@ -97,15 +95,13 @@ def _scores(logits: Tensor, threshold: float) -> Tensor:
 
 
 def _best(scores: Tensor, k: int) -> Tensor:
-    """Columns of the k largest in each row of float32 scores >= 0, largest first; of equal ones the lower column first.
-
-    The bits of floats that are not negative are in the order of their values. ONNX has no such bits, but its own TopK takes the
-    lower column first (https://onnx.ai/onnx/operators/onnx__TopK.html).
-    """
+    """Columns of the k largest in each row of float32 scores >= 0, largest first; of equal ones the lower column first."""
     columns = scores.shape[1]
     if torch.compiler.is_exporting():
+        # ONNX's TopK takes the lower column first: https://onnx.ai/onnx/operators/onnx__TopK.html
         return scores.topk(min(k, columns), dim=1).indices
     lower_first = torch.arange(columns - 1, -1, -1, device=scores.device)
+    # The bits of floats that are not negative are in the order of their values.
     keys = (scores.view(torch.int32).to(torch.int64) << 32) | lower_first
     return keys.topk(min(k, columns), dim=1).indices
 
@@ -117,10 +113,7 @@ def moved_by_label(boxes: Tensor, labels: Tensor, is_candidate: Tensor) -> Tenso
 
 
 def nms_by_group(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: float) -> Tensor:
-    """Indices of the boxes [N, 4] that NMS leaves of each group [N], rising.
-
-    On a CPU NMS compares all boxes with all, so that one call for each group that occurs is the fastest.
-    """
+    """Indices of the boxes [N, 4] that NMS leaves of each group [N], rising; one call a group is the fastest on a CPU."""
     order = group.argsort(stable=True)
     sizes = group[order].unique_consecutive(return_counts=True)[1].tolist()
     parts = zip(*(x[order].split(sizes) for x in (boxes, scores)))

@@ -1,8 +1,6 @@
 """RetinaNet on a classifier's body with a feature pyramid: torchvision's modules and names, a batched training path.
 
-`RetinaNet` is a subclass of torchvision's class with the same parameters and buffers under the same names, so a
-state_dict goes from one to the other unchanged. It takes a `Batch` (images already resized onto one canvas) where
-torchvision takes lists.
+Parameters and buffers have torchvision's names, so that a state_dict goes from one to the other unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ MAX_ANCHORS = 1000  # of one cell; nine are usual
 
 
 class RetinaNet(TorchvisionRetinaNet):
-    """torchvision's RetinaNet with a batched loss; build it with `build_retinanet`."""
+    """torchvision's RetinaNet on a `Batch`, with a batched loss; build it with `build_retinanet`."""
 
     mean: Tensor
     deviation: Tensor
@@ -96,12 +94,8 @@ class RetinaNet(TorchvisionRetinaNet):
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
     def anchors(self, canvas: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
-        """Anchors of each level [A_l, 4] xyxy float32 in canvas pixels, made once for each canvas.
-
-        Always float32: in bfloat16 most anchors move by pixels and assignments change.
-        """
-        device = features[0].device
-        key = (int(canvas[0]), int(canvas[1]), device)
+        """Anchors of each level [A_l, 4] xyxy in canvas pixels, made once for each canvas; float32, as bfloat16 moves them."""
+        key = (int(canvas[0]), int(canvas[1]), features[0].device)
         if torch.compiler.is_dynamo_compiling():  # filling the cache would cost a recompile
             return self._new_anchors(key[:2], features)
         if key not in self._anchors:
@@ -123,27 +117,15 @@ class RetinaNet(TorchvisionRetinaNet):
         with torch.autocast(anchors.device.type, enabled=False):
             with torch.no_grad():
                 matched = match(batch.boxes, batch.num_boxes, anchors, matcher.high_threshold, matcher.low_threshold)
-            return retinanet_losses(
-                outputs["cls_logits"],
-                outputs["bbox_regression"],
-                anchors,
-                matched,
-                batch,
-                alpha=self.focal_alpha,
-                gamma=self.focal_gamma,
-                box_loss=self.box_loss,
-                smooth_l1_beta=self.smooth_l1_beta,
-            )
+            focal = {"alpha": self.focal_alpha, "gamma": self.focal_gamma}
+            return retinanet_losses(outputs, anchors, matched, batch, self.box_loss, self.smooth_l1_beta, **focal)
 
     def detections(self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch) -> list[Detections]:
         """What torchvision's `postprocess_detections` finds, for the whole batch at once; boxes in stored-image pixels."""
+        inputs = (outputs["cls_logits"], outputs["bbox_regression"], levels, batch.image_sizes, batch.original_sizes)
         with torch.autocast(levels[0].device.type, enabled=False):
             return postprocess(
-                outputs["cls_logits"],
-                outputs["bbox_regression"],
-                levels,
-                batch.image_sizes,
-                batch.original_sizes,
+                *inputs,
                 score_threshold=self.score_thresh,
                 nms_threshold=self.nms_thresh,
                 topk_candidates=self.topk_candidates,
@@ -167,29 +149,21 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
 
     `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes), `"v2"` its
     `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm` is that of the body: "frozen_bn" keeps
-    statistics and scale fixed (torchvision's choice with pretrained weights), "bn" normalises each process's batch, "sync_bn" the
-    batch of all processes once `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class.
-    Raises ConfigError for a setting that cannot work.
+    statistics and scale fixed, "bn" normalises each process's batch, "sync_bn" that of all processes once
+    `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class. Raises ConfigError.
     """
     config = ModelConfig(num_classes=num_classes, **settings)
     channels, is_v2 = config.fpn_channels, config.variant == "v2"
     if is_v2 and (channels % 32 or channels < 64):
-        raise ConfigError(
-            f"model.fpn_channels={channels} does not make the 32 groups of two channels or more that variant v2 normalises "
-            "over; use 64, 96, 128 or another multiple of 32."
-        )
+        raise ConfigError(f"model.fpn_channels={channels} does not fit variant v2; use 64 or a larger multiple of 32.")
     per_cell = len(config.anchor_sizes[0]) * len(config.aspect_ratios)
     if per_cell > MAX_ANCHORS:
-        raise ConfigError(
-            f"model.anchor_sizes and model.aspect_ratios make {per_cell} anchors a cell; {MAX_ANCHORS} are the most."
-        )
+        raise ConfigError(f"anchor_sizes and aspect_ratios make {per_cell} anchors a cell; {MAX_ANCHORS} are the most.")
     # the pyramid's five convolutions of 3 x 3, the heads' eight, and their last two
     num_parameters = 9 * channels * (13 * channels + per_cell * (num_classes + 4))
     if num_parameters > MAX_PARAMETERS:
-        raise ConfigError(
-            f"model.fpn_channels={channels} with num_classes={num_classes} and {per_cell} anchors a cell makes "
-            f"{num_parameters / 1e9:.1f} billion parameters; lower one of them to stay within {MAX_PARAMETERS / 1e9:g} billion."
-        )
+        cause = f"model.fpn_channels={channels} with num_classes={num_classes} and {per_cell} anchors a cell"
+        raise ConfigError(f"{cause} makes {num_parameters / 1e9:.1f} billion parameters; lower one for 1 at most.")
     body = Body(config.backbone, config.norm, eps=config.norm_eps, checkpointing=config.activation_checkpointing)
     body.freeze(config.trainable_layers)
     last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)

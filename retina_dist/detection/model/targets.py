@@ -1,8 +1,7 @@
 """Anchors against boxes: overlap, matching, encoding, decoding, for a whole batch at once.
 
-Pure functions without a loop over images, a host-device sync or a data-dependent shape, so the cost does not
-grow in operators with the batch and the graph can be compiled. Semantics are torchvision's (`Matcher`, `BoxCoder` with
-weights 1, 1, 1, 1), to the same bits where the arithmetic allows.
+Pure functions without a loop over images, a host-device sync or a data-dependent shape, so that they can be compiled. Semantics are
+torchvision's (`Matcher`, `BoxCoder` with weights 1, 1, 1, 1), to the same bits where the arithmetic allows.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def match(
 
     A value >= 0 is a row of `boxes`; BACKGROUND below `background_iou`, IGNORED up to `foreground_iou`. As in torchvision
     with `allow_low_quality_matches`: every box also keeps all anchors that tie for its best overlap, each of which then
-    answers for its own best box. An image without boxes is all BACKGROUND. Of many boxes only as many at a time are compared
-    as `MOST_BYTES` hold, with the same result.
+    answers for its own best box. Of many boxes only as many at a time are compared as `MOST_BYTES` hold.
     """
     batch_size, most_boxes = boxes.shape[:2]
     if most_boxes == 0:

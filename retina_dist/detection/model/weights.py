@@ -21,15 +21,12 @@ _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
 
 def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None = None) -> WeightsReport:
-    """Load what fits of a whole detector: a file, a URL, or a name such as `RetinaNet_ResNet50_FPN_Weights.COCO_V1`.
+    """Load what fits of a whole detector: a file (also Detectron2's), a URL or torchvision's full name.
 
-    The file may be Detectron2's, as `from_detectron2` reads it.
-
-    Batch norms also take the epsilon that these weights were trained with, where the source tells it: a checkpoint of ours
-    does, and torchvision's COCO_V1 needs 0. Norms that are not frozen never take 0, because a batch can have no variance.
-    `categories` are the names of the model's labels, "" for one without: where the source names its own, the class layer is put
-    into their order, or left out if it is of other categories. Raises CheckpointError when the source cannot be had or holds
-    no more than half of the detector.
+    Batch norms also take the epsilon that these weights were trained with, where the source tells it. Norms that are not frozen
+    never take 0, because a batch can have no variance. `categories` are the names of the model's labels, "" for one without: where
+    the source names its own, the class layer is put into their order, or left out if it is of other categories. Raises
+    CheckpointError when the source cannot be had or holds no more than half of the detector.
     """
     state, eps, theirs = _weights_of(source)
     if is_detectron2(state):
@@ -55,8 +52,7 @@ def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None
 def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> WeightsReport:
     """Load a classifier's or a detector's `backbone` into the detector's body, and the epsilon of its batch norms if known.
 
-    `source` is a file or a URL (a checkpoint of ours, or a state_dict with torchvision's names after any prefix), or
-    torchvision's full name. Raises CheckpointError when it cannot be had or holds no more than half of the body.
+    A state_dict may have any prefix before torchvision's names. Raises CheckpointError as `load_weights`.
     """
     state, eps, _ = _weights_of(source)
     own = [name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)]

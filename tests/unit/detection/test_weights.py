@@ -197,7 +197,7 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("weights=nowhere.pt", "nowhere.pt is neither a file nor"),
         ("weights=COCO_V9", "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V9 is not known to torchvision"),
-        ("backbone_weights=IMAGENET1K_V9", "is not a name of weights for model.backbone=resnet18; use one of IMAGE"),
+        ("backbone_weights=IMAGENET1K_V9", "is not for resnet18; use one of IMAGE"),
         ("weights=nowhere.pt task=classification data=folders", "nowhere.pt is neither a file nor"),
     ],
 )
