@@ -24,6 +24,8 @@ ERRORS = {
     "FP": "false_positives",
     "FN": "false_negatives",
 }
+THRESHOLD = ("threshold", "f1", "precision", "recall")
+IMAGE = ("file_name", "image_id", "hits", "false_alarms", "misses", "score")
 
 
 def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, Any], Resampled]:
@@ -31,24 +33,15 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, A
     matched = rankings(result.coco, result.rows, result.image_ids)
     resampled = resample(result, matched)
     ranked = [by_area[ALL] for by_area in matched]
-    classes = {
-        name: {"objects": len(each.objects), **best_threshold([each])}
-        for name, each in zip(result.per_class, ranked, strict=True)
-    }
+    judged = zip(result.per_class, ranked, strict=True)
+    classes = {name: {"objects": len(each.objects), **best_threshold([each])} for name, each in judged}
     threshold = best_threshold(ranked)
     images = judged_images(result, ranked, threshold["threshold"])
     counted = [(each.scores[kept], each.right[0, kept]) for each in ranked for kept in (~each.ignored[0],)]
     scores, right = (np.concatenate(column) for column in zip(*counted, strict=True))
-    analysis = analysis_of(
-        "detection",
-        resampled,
-        classes,
-        images,
-        folder,
-        threshold=threshold,
-        **errors_of(result, threshold["threshold"]),
-        calibration=calibration_of(scores, right),
-    )
+    parts: dict[str, Any] = {"threshold": threshold, **errors_of(result, threshold["threshold"])}
+    parts["calibration"] = calibration_of(scores, right)
+    analysis = analysis_of("detection", resampled, classes, images, folder, **parts)
     return analysis, resampled
 
 
@@ -57,24 +50,16 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
     scores = np.concatenate([each.scores for each in ranked])
     order = np.argsort(-scores, kind="stable")
     scores = scores[order]
-    right, ignored = (
-        np.concatenate([getattr(each, name)[0] for each in ranked])[order] for name in ("right", "ignored")
-    )
+    hits = np.concatenate([each.right[0] for each in ranked])[order].cumsum()
+    counts = np.concatenate([~each.ignored[0] for each in ranked])[order].cumsum()
     objects = sum(len(each.objects) for each in ranked)
     if not len(scores) or not objects:
-        return dict.fromkeys(("threshold", "f1", "precision", "recall"))
-    hits, counts = right.cumsum(), (~ignored).cumsum()
-    f1 = np.where(
-        np.append(scores[1:] != scores[:-1], True), 2 * hits / (counts + objects), -1
-    )  # all of equal scores or none
+        return dict.fromkeys(THRESHOLD)
+    is_last = np.append(scores[1:] != scores[:-1], True)  # all of equal scores or none
+    f1 = np.where(is_last, 2 * hits / (counts + objects), -1)
     best = int(f1.argmax())
-    precision, recall = hits[best] / max(1, counts[best]), hits[best] / objects
-    return {
-        "threshold": float(scores[best]),
-        "f1": float(f1[best]),
-        "precision": float(precision),
-        "recall": float(recall),
-    }
+    values = (scores[best], f1[best], hits[best] / max(1, counts[best]), hits[best] / objects)
+    return dict(zip(THRESHOLD, map(float, values), strict=True))
 
 
 def judged_images(result: CocoResult, ranked: Sequence[Ranking], threshold: float | None) -> list[dict[str, Any]]:
@@ -93,19 +78,12 @@ def judged_images(result: CocoResult, ranked: Sequence[Ranking], threshold: floa
         false_alarms += np.bincount(each.images[taken & wrong], minlength=number)
         np.maximum.at(highest, each.images[wrong], each.scores[wrong])
     misses = objects - hits
-    names = {image["id"]: str(image["file_name"]) for image in result.coco["images"]}
     worst = np.lexsort((-highest, hits, -(false_alarms + misses)))
-    return [
-        {
-            "file_name": names[result.image_ids[i]],
-            "image_id": result.image_ids[i],
-            "hits": int(hits[i]),
-            "false_alarms": int(false_alarms[i]),
-            "misses": int(misses[i]),
-            "score": float(highest[i]),
-        }
-        for i in worst.tolist()
-    ]
+    known = {image["id"]: str(image["file_name"]) for image in result.coco["images"]}
+    ids = [result.image_ids[i] for i in worst.tolist()]
+    counted = (values[worst].tolist() for values in (hits, false_alarms, misses, highest))
+    rows = zip([known[i] for i in ids], ids, *counted, strict=True)
+    return [dict(zip(IMAGE, row, strict=True)) for row in rows]
 
 
 def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
@@ -118,16 +96,12 @@ def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
     images = [image for image in result.coco["images"] if image["id"] in known]
     boxes = [e | {"id": i} for i, e in enumerate(result.coco["annotations"], start=1) if e["image_id"] in known]
     truth = hotcoco.COCO({"images": images, "annotations": boxes, "categories": result.coco["categories"]})
-    evaluation = hotcoco.COCOeval(
-        truth, truth.load_res(result.rows[np.isin(result.rows[:, 0], result.image_ids)]), "bbox"
-    )
+    rows = result.rows[np.isin(result.rows[:, 0], result.image_ids)]
+    evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
     evaluation.evaluate()
-    labels = [*result.per_class, "background"]
     tide = evaluation.tide_errors()
     types = {ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain} for key, gain in tide["delta_ap"].items()}
-    return {
-        "confusion": confusion_of(
-            labels, lambda: evaluation.confusion_matrix(iou_thr=0.5, min_score=threshold)["matrix"]
-        ),
-        "errors": {"AP50": tide["ap_base"], "types": types},
-    }
+    of_classes: dict[str, Any] = {"iou_thr": 0.5, "min_score": threshold}
+    labels = [*result.per_class, "background"]
+    confusion = confusion_of(labels, lambda: evaluation.confusion_matrix(**of_classes)["matrix"])
+    return {"confusion": confusion, "errors": {"AP50": tide["ap_base"], "types": types}}

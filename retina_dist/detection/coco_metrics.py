@@ -78,29 +78,24 @@ class CocoResult:
     def precision_recall(self) -> dict[str, dict[str, list[float]]]:
         """Precision at the 101 recalls: at IoU .50, .75 and as mean over .50:.95, the mean and each class with ground truth."""
         known = [k for k, ap in enumerate(self.per_class.values()) if ap is not None]
-        names = [list(self.per_class)[k] for k in known]
+        names = ["all classes", *(name for name, ap in self.per_class.items() if ap is not None)]
         precision = self.precision[:, :, known]
         views = {"IoU .50": precision[0], "IoU .75": precision[5], "Mean of IoU .50:.95": precision.mean(axis=0)}
-        lines = {title: np.column_stack([view.mean(axis=1), view]) for title, view in views.items() if known}
-        return {
-            title: dict(zip(["all classes", *names], view.T.round(4).tolist(), strict=True))
-            for title, view in lines.items()
-        }
+        lines = {title: np.vstack([view.mean(axis=1), view.T]).round(4) for title, view in views.items() if known}
+        return {title: dict(zip(names, line.tolist(), strict=True)) for title, line in lines.items()}
 
 
 def evaluate_rows(
     coco: dict[str, Any], rows: np.ndarray, *, image_ids: Sequence[int] | None = None, evaluator: str | None = None
 ) -> CocoResult:
-    """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict).
+    """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict) on `image_ids`, by default all.
 
-    `image_ids` limits both to some images; the default is all images of the ground truth, detected in or not. `evaluator` is
-    one of EVALUATORS, by default the fastest that is installed.
+    `evaluator` is one of EVALUATORS, by default the fastest that is installed.
     """
     truth_module, metrics_module = map(import_module, EVALUATORS[evaluator or installed_evaluators()[0]])
     with contextlib.redirect_stdout(io.StringIO()):
         truth, detected = truth_module.COCO(), truth_module.COCO()
-        # The evaluators write their own marks into the annotations; the caller's stay as they are. Ids are replaced,
-        # because an id of 0 means "no match" to them: a box with it would always be missed.
+        # The evaluators write marks into the annotations. An id of 0 means "no match" to them: such a box is always missed.
         boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
         truth.dataset, detected.dataset = {**coco, "annotations": boxes}, {**coco, "annotations": []}
         truth.createIndex(), detected.createIndex()
@@ -114,10 +109,11 @@ def evaluate_rows(
         evaluation.accumulate()
         evaluation.summarize()
     precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MOST_DETECTIONS]  # [T, R, K]
-    names = _distinct_names(coco["categories"])
+    names, ids = _distinct_names(coco["categories"]), evaluation.params.catIds
+    defined = {names[c]: precision[:, :, k][precision[:, :, k] > -1] for k, c in enumerate(ids)}
     return CocoResult(
         stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
-        per_class={names[c]: _class_ap(precision[:, :, k]) for k, c in enumerate(evaluation.params.catIds)},
+        per_class={name: float(values.mean()) if len(values) else None for name, values in defined.items()},
         precision=precision,
         coco=coco,
         image_ids=[int(i) for i in evaluation.params.imgIds],
@@ -125,13 +121,8 @@ def evaluate_rows(
     )
 
 
-def detections_to_rows(
-    detections: Sequence[Detections], image_ids: Sequence[int], categories: Categories
-) -> np.ndarray:
-    """Rows [n, 7] of some images' detections; labels become category ids, corners become width and height.
-
-    Labels without a category are left out.
-    """
+def detections_to_rows(detections: Sequence[Detections], image_ids: list[int], categories: Categories) -> np.ndarray:
+    """Rows [n, 7] of some images' detections, with category ids in place of labels; labels without a category are left out."""
     if not detections:
         return np.zeros((0, COLUMNS))
     columns = zip(*((each["boxes"], each["scores"], each["labels"]) for each in detections))
@@ -146,16 +137,9 @@ def detections_to_rows(
 
 def write_results(rows: np.ndarray, path: Path) -> None:
     """COCO's results json; boxes to a hundredth of a pixel, scores to five digits, as COCO's own files."""
-    results = [
-        {
-            "image_id": int(row[0]),
-            "category_id": int(row[6]),
-            "bbox": [round(v, 2) for v in row[1:5]],
-            "score": round(row[5], 5),
-        }
-        for row in rows.tolist()
-    ]
-    write_json(path, results, indent=None)
+    keys = ("image_id", "category_id", "bbox", "score")
+    values = ((int(i), int(c), [round(x, 2) for x in box], round(score, 5)) for i, *box, score, c in rows.tolist())
+    write_json(path, [dict(zip(keys, row, strict=True)) for row in values], indent=None)
 
 
 def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
@@ -176,23 +160,18 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
                 raise ValueError("not finite")
             rows[i] = row
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(
-                f"{path}: entry {i} is {str(entry)[:120]}, not image_id, category_id, bbox [x, y, width, height] and score."
-            ) from error
+            raise DataError(f"{path}: entry {i} is {entry!s:.120}; give image_id, category_id, bbox, score.") from error
         for what, ids in known.items():
             if entry[f"{what}_id"] not in ids:
-                raise DataError(
-                    f"{path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth does not have."
-                )
+                raise DataError(f"{path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth lacks.")
     return rows
 
 
 class CocoEvaluator(Evaluator[CocoResult]):
-    """COCO metrics of a model over `val`, the `Annotations` of the validation set.
+    """COCO metrics of a model with the method of `DetectionModel.evaluate` over the `Annotations` `val`.
 
-    The model has `evaluate(batch) -> (losses, detections)`: scalars of any names, means over the batch, and one Detections an
-    image. An image that comes more than once counts once in the metrics, the first time on the lowest rank. In the losses it counts
-    each time. The ground truth of an image that no rank could read is left out, with a warning.
+    An image that comes more than once counts once in the metrics, the first time on the lowest rank, and each time in the losses.
+    The ground truth of an image that no rank could read is left out, with a warning.
     """
 
     metric_names = (*(f"coco/{name}" for name in STATS), "val/loss", *(f"val/loss_{name}" for name in LOSSES))
@@ -211,11 +190,9 @@ class CocoEvaluator(Evaluator[CocoResult]):
         rows, image_ids = self._gathered(parts)
         if not image_ids:
             raise DataError("no validation image could be read, so there is no metric.", collective=True)
-        missing = len(self.val.coco["images"]) - len(image_ids)
-        if missing:
-            logger.warning(
-                f"{missing} of {len(self.val.coco['images'])} validation images are left out of the metrics."
-            )
+        images = len(self.val.coco["images"])
+        if missing := images - len(image_ids):
+            logger.warning(f"{missing} of {images} validation images are left out of the metrics.")
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
         result = evaluate_rows(self.val.coco, rows, image_ids=image_ids if missing else None)
@@ -223,7 +200,7 @@ class CocoEvaluator(Evaluator[CocoResult]):
         return result, {**stats, **losses}
 
     def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
-        """Rows [n, 7] of the detections, and the ascending ids of the images that were read, those without one too; no metrics."""
+        """Rows [n, 7] of the detections, and the ascending ids of the images that were read."""
         return self._gathered(self.collect(model))
 
     def _gathered(self, parts: list[Part]) -> tuple[np.ndarray, list[int]]:
@@ -254,9 +231,8 @@ class CocoEvaluator(Evaluator[CocoResult]):
         known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=device))
         names = dict.fromkeys(bytes(known.tolist()).decode().splitlines())
         images = torch.tensor(float(sum(len(image_ids) for image_ids, _, _ in parts)), device=device)
-        *totals, count = self.strategy.all_reduce(
-            torch.stack([*(sums[name] for name in names), images]).double(), "sum"
-        ).tolist()
+        values = torch.stack([*(sums[name] for name in names), images]).double()
+        *totals, count = self.strategy.all_reduce(values, "sum").tolist()
         means = {f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)}
         return {"val/loss": sum(means.values()), **means} if means else {}
 
@@ -270,9 +246,3 @@ def _distinct_names(entries: list[dict[str, Any]]) -> dict[int, str]:
     """Category id -> name, with the id added where two categories share a name."""
     times = Counter(entry["name"] for entry in entries)
     return {e["id"]: e["name"] if times[e["name"]] == 1 else f"{e['name']} ({e['id']})" for e in entries}
-
-
-def _class_ap(precision: np.ndarray) -> float | None:
-    """Mean of a class's [T, R] precision, None where it has no ground truth."""
-    defined = precision[precision > -1]
-    return float(defined.mean()) if len(defined) else None

@@ -43,11 +43,7 @@ def evaluate(config: EvaluateConfig) -> str:
 
 
 def predict(config: PredictConfig) -> Path:
-    """Write `output_dir`/NAME.jpg for each image and `output_dir`/results.json; return the folder.
-
-    results.json is in COCO's results form; its image ids are the places in the sorted list of files, as `images.json` says, which
-    also names its category ids, those of the training data. `format` adds the file of another tool.
-    """
+    """Write `output_dir`/NAME.jpg for each image, results.json in COCO's form and what names its ids; return the folder."""
     predicted: list[Predicted] = []
 
     def draw(detector: Detector, pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
@@ -56,9 +52,7 @@ def predict(config: PredictConfig) -> Path:
         counts = torch.bincount(labels, minlength=len(names)).tolist()
         words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n)
         if not words:
-            best = (
-                f"the highest score is {output['scores'].max():.2f}" if len(kept) else "the detector has no candidate"
-            )
+            best = f"the highest score is {output['scores'].max():.2f}" if len(kept) else "there is no candidate"
             words = f"nothing at score_threshold={config.score_threshold}; {best}"
         objects = detector.answer(output, config.score_threshold)["detections"]
         predicted.append(Predicted("", pixels.shape[2], pixels.shape[1], objects))

@@ -1,7 +1,4 @@
-"""A trained detector, ready to use: images in, boxes out.
-
-Pre-processing is that of the validation during training, from what the checkpoint says.
-"""
+"""A trained detector, ready to use: images in, boxes out, pre-processed as in the validation of its training."""
 
 from __future__ import annotations
 
@@ -58,13 +55,10 @@ class ImageResult(TypedDict):
 
 
 class Detector(Predictor[Batch, Detections, CocoResult]):
-    """A RetinaNet with its categories and its input size.
+    """A RetinaNet with its categories, or a name for each label. Images are resized to `min_size` px on the shorter side.
 
     >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")       # doctest: +SKIP
     >>> detector.predict("image.jpg")[0]["boxes"]                                  # doctest: +SKIP
-
-    `categories` may be a list of names, one for each label. Images are resized to `min_size` px on the shorter side, and at most
-    `max_size` px on the longer.
     """
 
     kind, task, Answer = "detector", "detection", ImageResult
@@ -80,10 +74,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         precision: str = "fp32",
     ) -> None:
         if not hasattr(model, "evaluate"):
-            raise ConfigError(
-                f"model is of type {type(model).__module__}.{type(model).__name__}; give rd.build_retinanet(...), which loads the "
-                "state_dict of torchvision's RetinaNet."
-            )
+            raise ConfigError(f"model is of type {type(model).__name__}; give rd.build_retinanet(...).")
         if not isinstance(categories, Categories):
             check_names(categories)
             categories = Categories(tuple(range(len(categories))), tuple(categories))
@@ -93,9 +84,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if categories.num_classes != num_classes:
             raise ConfigError(f"{categories.num_classes} categories do not fit a model of {num_classes} classes.")
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
-            raise ConfigError(
-                f"min_size={min_size!r} max_size={max_size!r} are not sizes in px; use 1 <= min_size <= max_size <= {MAX_SIZE}."
-            )
+            raise ConfigError(f"{min_size=} {max_size=} cannot be; give 1 <= min_size <= max_size <= {MAX_SIZE} px.")
         super().__init__(model, device, precision)
         self.categories = categories
         self.min_size, self.max_size = min_size, max_size
@@ -104,10 +93,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def from_torchvision(cls, name: str, **how: Any) -> Self:
         """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
         names = list(published(name).meta["categories"])
-        is_v2 = "_V2_" in name
-        model = build_retinanet(
-            num_classes=len(names), variant="v2" if is_v2 else "v1", norm="bn" if is_v2 else "frozen_bn"
-        )
+        variant, norm = ("v2", "bn") if "_V2_" in name else ("v1", "frozen_bn")
+        model = build_retinanet(num_classes=len(names), variant=variant, norm=norm)
         load_weights(model, name)
         known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
         ids = tuple(label if k else -1 for label, k in enumerate(known))
@@ -127,8 +114,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
         """Detections of each image, boxes in pixels of the image; a single image gives a list of one.
 
-        An image is a file, which is turned as its EXIF orientation says, a PIL image, an array [h, w, 3] or a tensor [3, h, w], RGB
-        in uint8 or floats from 0 to 1. Each has its own canvas, so that no image's result depends on another. Raises DataError.
+        An image is a file, turned as its EXIF orientation says, a PIL image, an array [h, w, 3] or a tensor [3, h, w], RGB in
+        uint8 or floats from 0 to 1. No image's result depends on another. Raises DataError.
         """
         return self.run_each(images)
 
@@ -144,23 +131,15 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         validate(data, "data.")
         annotations = read_split(data, "val", self.categories)
         if annotations is None:
-            raise ConfigError(
-                f"data={data.name} has no validation set; give root=FOLDER, or its file (val_annotations=FILE, evaluate: "
-                "annotations=FILE, datasets: val=DATASET)."
-            )
+            raise ConfigError(f"data={data.name} has no validation set; give root=FOLDER or val_annotations=FILE.")
         return annotations
 
     def evaluator_of(self, val: Annotations, data: DetectionData, strategy: DistributedStrategy) -> CocoEvaluator:
         if val.held_out:
             logger.info(f"evaluating on {describe_split(val)}")
-        module = CocoDataModule(
-            data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size),
-            train=None,
-            val=val,
-            rank=strategy.rank,
-            world_size=strategy.world_size,
-            device=strategy.device,
-        )
+        sized = data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size)
+        job: dict[str, Any] = {name: getattr(strategy, name) for name in ("rank", "world_size", "device")}
+        module = CocoDataModule(sized, train=None, val=val, **job)
         return CocoEvaluator(val, module.val_batches, strategy, autocast(strategy.device, self.precision))
 
     def prepare(self, image: AnyImage) -> Batch:
@@ -169,16 +148,12 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         height, width = pixels.shape[-2:]
         resized = resized_size(height, width, self.min_size, self.max_size)
         canvas = (_round_up(resized[0]), _round_up(resized[1]))
-        sample = EvalTransform(max_size=self.max_size)(
-            pixels, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), min_size=self.min_size, canvas=canvas
-        )
+        boxes, labels = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+        sample = EvalTransform(max_size=self.max_size)(pixels, boxes, labels, min_size=self.min_size, canvas=canvas)
         return collate([Sample(*sample, 0, (height, width))], canvas)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
-        """Detections of what `prepare` made, those of one canvas in one pass.
-
-        Of images that share a pass the last digits may differ from those of `predict`, since kernels depend on the batch.
-        """
+        """Detections of what `prepare` made, one pass for a canvas; so the last digits may differ from those of `predict`."""
         together: dict[tuple[int, ...], list[int]] = {}
         for i, batch in enumerate(prepared):
             together.setdefault(tuple(batch.images.shape), []).append(i)

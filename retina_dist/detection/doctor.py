@@ -59,8 +59,8 @@ def examine(config: DoctorConfig) -> DoctorReport:
             findings.append(Finding("error", split, *problem))
         findings += box_findings(part, split)
         if config.images != "decode":
-            what = "image files not decoded" if config.images == "header" else "image files not read"
-            findings.append(Finding("info", split, what, f"as images={config.images} says", len(part.records)))
+            remedy = f"as images={config.images} says"
+            findings.append(Finding("info", split, "image files not decoded", remedy, len(part.records)))
     tolerated = {"missing"} if config.data.missing_images == "skip" else set()
     tolerated |= {"unreadable", "of another size"} if config.data.bad_images == "skip" else set()
     findings += [Finding(*f) for f in file_findings(checked, tolerated)]
@@ -96,9 +96,7 @@ def _small_objects(coverage: Coverage, data: DetectionData) -> list[Finding]:
         return []
     scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
     sides = [max(round(side * scale / 32), side // 32 + 1) * 32 for side in data.min_sizes]
-    remedy = (
-        f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, at {scale**2:.1f} times the memory"
-    )
+    remedy = f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, {scale**2:.1f} times the memory"
     remedy += "" if scale < 2 else ", or experiment=small_objects, which trains on windows of full resolution"
     return [Finding("warning", "train", f"boxes below {SMALL_SIDE} px after the resize", remedy, count)]
 
@@ -143,12 +141,8 @@ class Coverage:
 
 
 def _coverage(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
-    return anchor_coverage(
-        train,
-        [anchors.numpy() for anchors in anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors],
-        data,
-        model.foreground_iou,
-    )
+    cells = anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors
+    return anchor_coverage(train, [anchors.numpy() for anchors in cells], data, model.foreground_iou)
 
 
 def anchor_coverage(
@@ -208,9 +202,7 @@ def better_anchors(train: Annotations, data: DetectionData, model: ModelConfig, 
     return f"{unreached:.1%} are left, tried on these boxes, with {text}"
 
 
-def _format_objects(
-    tables: dict[str, dict[str, dict[str, int]]], images: dict[str, int], output: str | None
-) -> list[str]:
+def _format_objects(tables: dict[str, Any], images: dict[str, int], output: str | None) -> list[str]:
     columns = (*SIZES, "all")
     names = sorted(tables["train"], key=lambda name: -tables["train"][name]["all"])
     used = [name for name in names if any(table[name]["all"] for table in tables.values())]
@@ -237,10 +229,8 @@ def _format_objects(
 def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
     """`data` as training reads it: with the files' sizes where the annotations have none."""
     records = [
-        replace(record, width=check.size[0], height=check.size[1])
-        if check.size and not (record.width and record.height)
-        else record
-        for record, check in zip(data.records, checks, strict=True)
+        replace(r, width=check.size[0], height=check.size[1]) if check.size and not (r.width and r.height) else r
+        for r, check in zip(data.records, checks, strict=True)
     ]
     return replace(clean(data.coco, records, data.categories), warnings=data.warnings)
 
@@ -249,10 +239,9 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
     """Boxes that training leaves out or changes, crowds, and images without boxes."""
     remedies = {
         "not finite": "fix or remove them: not trained on, and the metric cannot be trusted",
-        "of zero or negative size": "fix or remove them: not trained on, and always missed in the metric",
-        "outside the image": "fix or remove them: not trained on, and always missed in the metric",
         "reaching out of the image": "clipped to the image in training, left as they are in the metric",
     }
+    not_learnt = "fix or remove them: not trained on, and always missed in the metric"
     record_of = {record.image_id: record for record in data.records}
     entries = [entry for entry in data.coco["annotations"] if not entry["iscrowd"]]
     records = [record_of[entry["image_id"]] for entry in entries]
@@ -266,43 +255,41 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
             box = ", ".join(f"{value:g}" for value in boxes[i])
             examples.append(f"annotation {entries[i]['id']}: [{box}] in {records[i].file_name} of {size}")
         level: Level = "info" if fault == "reaching out of the image" else "warning"
-        findings += _finding(level, split, f"boxes {fault}", examples, remedies[fault])
+        findings += _finding(level, split, f"boxes {fault}", examples, remedies.get(fault, not_learnt))
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
     empty = [r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)]
-    if len(empty) == len(data.records):  # `implausible_boxes` says what is wrong with those of training
+    if len(empty) < len(data.records):
+        remedy = "background to learn from" if split == "train" else "every detection there is wrong"
+        return findings + _finding("info", split, "images without boxes", empty, remedy)
+    if split == "val":  # `implausible_boxes` says what is wrong with those of training
         remedy = "nothing to measure: is data.val_annotations the right file?"
-        return findings + (
-            [] if split == "train" else _finding("warning", split, "images, and none has a box", empty, remedy)
-        )
-    remedy = "background to learn from" if split == "train" else "every detection there is wrong"
-    return findings + _finding("info", split, "images without boxes", empty, remedy)
+        findings += _finding("warning", split, "images, and none has a box", empty, remedy)
+    return findings
 
 
 def category_findings(train: Annotations, val: Annotations | None) -> list[Finding]:
     """Categories without boxes, and rare ones."""
     names = train.categories.names
     known = {label for label, name in enumerate(names) if name}
-    learnt = _labels(train)
-    absent = [names[label] for label in sorted(known - learnt if learnt else ())]
+    learnt, judged = (_images_by_label(part) if part else Counter() for part in (train, val))
+    absent = [names[label] for label in sorted(known - learnt.keys() if learnt else ())]
     findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
-    images = Counter(label for labels in train.labels for label in set(labels.tolist()))
-    few = [label for label, count in images.items() if count <= RARE and 10 * count <= max(images.values())]
-    rare = [
-        f"{names[label]} (in {pluralize(images[label], 'image')})" for label in sorted(few, key=lambda x: images[x])
-    ]
+    most = max(learnt.values(), default=0)
+    few = [(names[label], count) for label, count in learnt.items() if count <= RARE and 10 * count <= most]
+    rare = [f"{name} (in {pluralize(count, 'image')})" for name, count in sorted(few, key=lambda item: item[1])]
     remedy = f"draw their images more often with data.repeat_threshold={min(0.1, 100 / len(train.records)):.2g}"
     findings += _finding("info", "train", "rare classes", rare, remedy)
-    if val is not None and (judged := _labels(val)):
-        absent = [names[label] for label in sorted((known & learnt) - judged)]
+    if judged:
+        absent = [names[label] for label in sorted((known & learnt.keys()) - judged.keys())]
         remedy = "learnt, but not in the metric, which is the mean of the others"
         findings += _finding("warning", "val", "categories of train without a box", absent, remedy)
     return findings
 
 
-def _labels(data: Annotations) -> set[int]:
-    return set(np.unique(np.concatenate([np.zeros(0, np.int64), *data.labels])).tolist())
+def _images_by_label(data: Annotations) -> Counter[int]:
+    return Counter(label for labels in data.labels for label in set(labels.tolist()))
 
 
 def objects_table(data: Annotations) -> dict[str, dict[str, int]]:

@@ -43,9 +43,8 @@ LEAST = 4 * CANVAS_DIVISOR + 1
 class ExportableRetinaNet(nn.Module):
     """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4] float32 xyxy in its pixels, scores [N] float32, labels [N] int64.
 
-    The same as `RetinaNet` on the image in the corner of the smallest canvas of multiples of 32, best score first, with two
-    exceptions: candidates of equal score may come in another order, and with more than 1000 candidates
-    (`postprocess.MOST_MOVED_CPU`) overlaps within float32's rounding of the NMS threshold may be decided otherwise.
+    The same as `RetinaNet` on the smallest canvas, but for the order of equal scores, and with more than 1000 candidates
+    (`postprocess.MOST_MOVED_CPU`) for overlaps within float32's rounding of the NMS threshold.
     """
 
     def __init__(self, model: RetinaNet) -> None:
@@ -53,25 +52,22 @@ class ExportableRetinaNet(nn.Module):
         self.model = model.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        height, width = images.shape[-2:]
-        values = (images.to(torch.float32) / 255 - self.model.mean.float()) / self.model.deviation.float()
+        model, (height, width) = self.model, images.shape[-2:]
+        values = (images.to(torch.float32) / 255 - model.mean.float()) / model.deviation.float()
         values = F.pad(values, (0, -width % CANVAS_DIVISOR, 0, -height % CANVAS_DIVISOR))
-        features = list(self.model.backbone(values).values())
-        outputs = self.model.head(features)
+        features = list(model.backbone(values).values())
+        outputs = model.head(features)
         levels = self._anchors(values, features)
-        scores, anchors, labels = best_candidates(
-            outputs["cls_logits"],
-            [level.shape[0] for level in levels],
-            self.model.score_thresh,
-            self.model.topk_candidates,
-        )
+        counts = [level.shape[0] for level in levels]
+        candidates = best_candidates(outputs["cls_logits"], counts, model.score_thresh, model.topk_candidates)
+        scores, anchors, labels = candidates
         boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
         boxes = torch.stack((boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)), dim=-1).flatten(2)
-        is_candidate = scores > self.model.score_thresh  # [1, N]
+        is_candidate = scores > model.score_thresh  # [1, N]
         moved = moved_by_label(boxes, labels, is_candidate)
         candidate = is_candidate.nonzero()[:, 1]
         boxes, moved, scores, labels = (x[0, candidate] for x in (boxes, moved, scores, labels))
-        kept = _nms(moved, scores, self.model.nms_thresh)[: self.model.detections_per_img]
+        kept = _nms(moved, scores, model.nms_thresh)[: model.detections_per_img]
         return boxes[kept], scores[kept], labels[kept]
 
     def _anchors(self, canvas: Tensor, features: list[Tensor]) -> list[Tensor]:
@@ -85,11 +81,8 @@ class ExportableRetinaNet(nn.Module):
 
 
 def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """`nms` of any number of boxes with scores >= 0: torchvision tells torch.export that at least two are left, so two are added.
-
-    They overlap with none, have the lowest scores and so come last.
-    """
-    apart = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
+    """`nms` of any number of boxes with scores >= 0; torchvision tells torch.export that at least two are left."""
+    apart = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])  # two that overlap with none and come last
     return nms(torch.cat((boxes, apart)), torch.cat((scores, scores.new_tensor([-1, -2]))), iou_threshold)[:-2]
 
 
@@ -111,17 +104,12 @@ def export(config: ExportConfig) -> dict[str, float]:
     if output.suffix == ".pt" and config.size is not None:
         raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
     if config.outside_model:
-        raise ConfigError(
-            "export traces the package's models only: a model from outside makes losses beside its detections, which torch.export "
-            "cannot trace in general; write export(config) beside a task of your own."
-        )
+        raise ConfigError("export traces the package's models only; write export(config) beside a task of your own.")
     detector = Detector.from_checkpoint(config.checkpoint)
-    if output.suffix == ".pt2" and config.size is None and detector.min_size < LEAST:
-        raise ConfigError(
-            f"a .pt2 for images of any size needs {LEAST} px a side, and this detector's have {detector.min_size} px; give "
-            f"their one size, such as size=[{detector.min_size},{detector.max_size}], or output={output.with_suffix('.onnx')}."
-        )
-    rng, side = np.random.default_rng(0), max(32, detector.min_size)
+    least, most = detector.min_size, detector.max_size
+    if output.suffix == ".pt2" and config.size is None and least < LEAST:
+        raise ConfigError(f"a .pt2 for any size needs {LEAST} px a side, not {least}; give size=[{least},{most}].")
+    rng, side = np.random.default_rng(0), max(32, least)
     images: Sequence[AnyImage] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
     if config.images:
         images = find_images(config.images)[: config.num_images]
@@ -129,13 +117,9 @@ def export(config: ExportConfig) -> dict[str, float]:
     expected = [detections for batch in batches for detections in detector.run([batch])]
     if not any(len(detections["scores"]) for detections in expected):
         best = detector.record.get("best") or {}
-        trained = (
-            f" (the best {best['name']} of its run is {best['value']:.3f})" if best.get("value") is not None else ""
-        )
-        raise UserError(
-            f"{config.checkpoint} detects nothing in the {len(images)} images{trained}, so no export can be "
-            "compared with it; train it for longer, or give images=FOLDER of its objects."
-        )
+        trained = f" (its run's best {best['name']} is {best['value']:.3f})" if best.get("value") is not None else ""
+        nothing = f"{config.checkpoint} detects nothing in {len(images)} images to compare{trained}"
+        raise UserError(f"{nothing}; train it for longer, or give images=FOLDER of its objects.")
     worst = {"detections": float(sum(len(detections["scores"]) for detections in expected))}
 
     def compare(run: Runner) -> None:
@@ -147,10 +131,8 @@ def export(config: ExportConfig) -> dict[str, float]:
         limits = (("boxes", " px", config.box_tolerance), ("scores", "", config.score_tolerance))
         for name, unit, most in limits:
             if not worst[name] <= most:
-                raise UserError(
-                    f"{output} was not written: its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}; "
-                    "report it, or raise the tolerance if that is good enough."
-                )
+                apart = f"its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}"
+                raise UserError(f"{output} was not written: {apart}; report it, or raise the tolerance.")
 
     exporter_of(detector, config.checkpoint, config.size).write(output, compare)
     print(
@@ -169,14 +151,8 @@ def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None 
     metadata = {**detector.about(), "checkpoint": redacted(checkpoint)}
     if size:
         metadata["input"] += f", {size}"
-    return Exporter(
-        graph=partial(export_graph, detector.model, size),
-        input_name=INPUT,
-        output_names=OUTPUTS,
-        state=detector.model.state_dict(),
-        with_state=partial(_with_state, detector),
-        about=metadata,
-    )
+    graph, with_state = partial(export_graph, detector.model, size), partial(_with_state, detector)
+    return Exporter(graph, INPUT, OUTPUTS, detector.model.state_dict(), with_state, metadata)
 
 
 def run_exported(run: Runner, batch: Batch) -> Detections:
@@ -190,8 +166,7 @@ def run_exported(run: Runner, batch: Batch) -> Detections:
 def differences(detector: Detector, one: Detections, other: Detections, margin: float = 0.0) -> Tensor:
     """[N, 2] px of the box and score, from each detection of either side to the nearest of its label on the other; inf without one.
 
-    Left out is what the other side may lack: a detection whose score is within `margin` of the threshold, or of the lowest one
-    where the other side has as many as an image may have.
+    Without detections that the other side may lack, for a score within `margin` of the threshold, or of the lowest of a full image.
     """
     rows = [torch.zeros(0, 2, dtype=torch.float64)]
     for these, those in ((one, other), (other, one)):
@@ -203,8 +178,7 @@ def differences(detector: Detector, one: Detections, other: Detections, margin: 
         scores = (these["scores"][counted][:, None].double() - those["scores"].double()).abs()
         pairs = torch.stack((apart, scores), dim=2).nan_to_num(nan=torch.inf, posinf=torch.inf)
         pairs[these["labels"][counted][:, None] != those["labels"]] = torch.inf
-        none = torch.full((len(pairs), 1, 2), torch.inf, dtype=torch.float64)
-        pairs = torch.cat((pairs, none), dim=1)
+        pairs = torch.cat((pairs, pairs.new_full((len(pairs), 1, 2), torch.inf)), dim=1)  # of no detection
         rows.append(pairs[torch.arange(len(pairs)), pairs.sum(dim=2).argmin(dim=1)])
     return torch.cat(rows)
 
@@ -213,15 +187,13 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
     """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         image = resize_image(pixels_of(image), list(size), antialias=True)
-        low, high = min(size), max(size)
+        low, high = sorted(size)
         detector = Detector(detector.model, detector.categories, min_size=low, max_size=high, device=detector.device)
     batch = detector.prepare(image)
     return replace(batch, original_sizes=batch.image_sizes)
 
 
 def _with_state(detector: Detector, state: Mapping[str, Tensor]) -> Runner:
-    """torchvision's own class with these weights."""
-
     def run(image: Tensor) -> list[Tensor]:
         theirs = as_torchvision(detector.model, image.shape[-2:])
         theirs.load_state_dict(state)

@@ -38,23 +38,14 @@ def fiftyone(images: Sequence[Predicted], classes: Sequence[str]) -> str:
 
 
 def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
-    """Tasks with predictions; boxes in percent, names relative to LOCAL_FILES_DOCUMENT_ROOT.
-
-    The labelling interface names its image `image` and its labels `label`.
-    """
+    """Tasks with predictions, names relative to LOCAL_FILES_DOCUMENT_ROOT, for an interface with the names `image` and `label`."""
     tasks = []
     for image in images:
         result = []
         for number, o in enumerate(image.objects):
-            x, y, width, height = (100 * share for share in _shares(o, image))
-            value = {
-                "x": x,
-                "y": y,
-                "width": width,
-                "height": height,
-                "rotation": 0,
-                "rectanglelabels": [o["category_name"]],
-            }
+            percent = (100 * share for share in _shares(o, image))
+            place = dict(zip(("x", "y", "width", "height"), percent, strict=True))
+            value = {**place, "rotation": 0, "rectanglelabels": [o["category_name"]]}
             names = {"id": str(number), "type": "rectanglelabels", "from_name": "label", "to_name": "image"}
             size = {"original_width": image.width, "original_height": image.height, "image_rotation": 0}
             result.append({**names, **size, "value": value, "score": o["score"]})

@@ -42,11 +42,9 @@ class DetectionTask(ImageTask):
     data_module = CocoDataModule
     class_metric = "AP"
     metric_names: Sequence[str] = CocoEvaluator.metric_names
-    default_monitor: ClassVar[str] = "coco/AP"
-    headline_metrics: ClassVar[Sequence[str]] = tuple(
-        f"coco/{n}" for n in ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"]
-    )
-    locked_settings: ClassVar[frozenset[str]] = frozenset(
+    default_monitor = "coco/AP"
+    headline_metrics = tuple(f"coco/{name}" for name in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100"))
+    locked_settings = frozenset(
         [f"data.{key}" for key in ("min_sizes", "max_size", "num_buckets", "repeat_threshold")]
         + [f"model.{key}" for key in ("backbone", "variant", "fpn_channels", "anchor_sizes", "aspect_ratios")]
     )
@@ -56,7 +54,7 @@ class DetectionTask(ImageTask):
         self.outside_model: type[DetectionModel] | None = getattr(config.model, "implementation", None)
         if self.outside_model:  # it names its losses itself
             self.metric_names = [name for name in self.metric_names if not name.startswith("val/loss_")]
-        if not self.outside_model:
+        else:
             children_of(config.model.backbone)  # a wrong name is an error before the data is read
             if strategy.is_main and not config.resume:
                 weights_of(config.model)
@@ -135,9 +133,8 @@ class DetectionTask(ImageTask):
         if self.outside_model:
             return self.outside_model.__name__
         model = self.config.model
-        weights = model.weights or (
-            f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
-        )
+        body = f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
+        weights = model.weights or body
         return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
 
     def synthetic_batch(self, images: Sequence[int], weight: float) -> Batch:
@@ -149,20 +146,17 @@ class DetectionTask(ImageTask):
         return data.with_values(min_sizes=[max(data.min_sizes)], scale_jitter=None, repeat_threshold=None, **off)
 
     def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
-        """The detector, on the CPU. Every rank calls it.
+        """The detector, on the CPU, with pretrained weights on the main rank only, and not when `resumed`; every rank calls it.
 
-        Pretrained weights are loaded on the main rank only, from which the others will have them, and not in a run that is
-        `resumed`: its `checkpoint`, which the main rank holds, brings them. What no tensor carries, the epsilon of the batch
-        norms, is the main rank's on every rank.
+        What no tensor carries, the epsilon of the batch norms, is the main rank's, or its `checkpoint`'s, on every rank.
         """
-        settings, labels = self.config.model, self.train.categories
-        if outside := self.outside_model:
-            return self.strategy.run_collectively(
-                lambda: outside(settings, count_classes(settings, labels.num_classes))
-            )
+        settings, labels, outside = self.config.model, self.train.categories, self.outside_model
+        run = self.strategy.run_collectively
+        if outside:
+            return run(lambda: outside(settings, count_classes(settings, labels.num_classes)))
         if resumed or not self.strategy.is_main:
             settings = replace(settings, weights=None, backbone_weights=None)
-        model = self.strategy.run_collectively(lambda: build_model(settings, labels.num_classes, labels.names))
+        model = run(lambda: build_model(settings, labels.num_classes, labels.names))
         if settings.norm_eps is None:
             eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model))
             if eps is not None:
@@ -174,20 +168,16 @@ class DetectionTask(ImageTask):
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         settings, data = self.config.model, self.config.data
-        described: dict[str, Any] = {}
+        described = super().metadata(model) | {
+            "categories": self.train.categories.state(),
+            "input": {"min_size": data.val_min_size or max(data.min_sizes), "max_size": data.max_size},
+        }
         if not self.outside_model:
             arguments = {k: v for k, v in asdict(settings).items() if k not in ("weights", "backbone_weights")}
             arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
             arguments["norm_eps"] = batch_norm_eps(model)
             described["model_arguments"] = arguments
-        return (
-            described
-            | super().metadata(model)
-            | {
-                "categories": self.train.categories.state(),
-                "input": {"min_size": data.val_min_size or max(data.min_sizes), "max_size": data.max_size},
-            }
-        )
+        return described
 
     def largest_batch(self, size: int, device: torch.device) -> Batch:
         """The largest canvas with the rows of boxes of the fullest image."""

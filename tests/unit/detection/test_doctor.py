@@ -228,7 +228,7 @@ def test_rare_classes_and_small_objects_are_named_and_sheets_drawn(tmp_path: Pat
     assert found["rare classes"][2] == ("rare (in 1 image)",)
     assert "data.repeat_threshold=0.1" in found["rare classes"][1]
     count, remedy, _ = found["boxes below 16 px after the resize"]
-    assert (count, remedy) == (21, "try data.min_sizes=[192] data.max_size=307, at 2.6 times the memory")
+    assert (count, remedy) == (21, "try data.min_sizes=[192] data.max_size=307, 2.6 times the memory")
     with Image.open(tmp_path / "sheets" / "train.jpg") as sheet:
         assert len(sheet.convert("RGB").getcolors(2**24)) > 2  # boxes on black
     assert not (tmp_path / "sheets" / "val.jpg").exists()

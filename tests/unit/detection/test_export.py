@@ -61,7 +61,7 @@ def test_pt2_of_one_size(tmp_path: Path, detector: Detector) -> None:
     assert json.loads(extra["categories"])["2"] == {"id": 8, "name": "dog"}
     with pytest.raises(AssertionError, match="Guard failed"):
         loaded.module()(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
-    with pytest.raises(ConfigError, match=r"needs 129 px a side, and this detector's have 64 px; give.*size=\[64,96\]"):
+    with pytest.raises(ConfigError, match=r"needs 129 px a side, not 64; give size=\[64,96\]"):
         export(settings(tmp_path / "model.pt2"))
 
 
@@ -154,8 +154,6 @@ def test_nothing_found_is_nothing_compared(tmp_path: Path, detector: Detector, m
     monkeypatch.setattr(detector.model, "score_thresh", 1.0)
     monkeypatch.setattr(detector, "record", {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}})
     monkeypatch.delattr(module, "Exporter")
-    message = (
-        r"best.pt detects nothing in the . images \(the best coco/AP of its run is 0.000\), so .*; train it for longer"
-    )
+    message = r"best.pt detects nothing in . images to compare \(its run's best coco/AP is 0.000\); train it for longer"
     with pytest.raises(UserError, match=message):
         export(settings(tmp_path / "state_dict.pt"))
