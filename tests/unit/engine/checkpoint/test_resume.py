@@ -108,6 +108,8 @@ def test_what_decides_the_order_of_images_cannot_change() -> None:
         open_run(settings("resume=mine", "data.batch_size=4"))
     with pytest.raises(ConfigError, match="seed=1"):
         open_run(settings("resume=mine", "seed=1"))
+    with pytest.raises(ConfigError, match=r"data\.repeat_threshold=0\.1 differs from the null"):
+        open_run(settings("resume=mine", "data.repeat_threshold=0.1"), locked=DetectionTask.locked_settings)
     with pytest.raises(ConfigError, match="task=classification differs from the detection that .* give task=detection"):
         open_run(load_config("train", ["task=classification", "data=folders", "data.root=x", "resume=mine"]))
     with pytest.raises(ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"):  # as many, elsewhere
