@@ -71,7 +71,9 @@ class TrainStep:
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
         doing(f"step {state.step + 1}")
-        self._set_lr()
+        lr = self.plan.lr_at(state.step)
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         seed_step(self.seed, "step", state.step, self.strategy.rank)
         self.guard.begin()
         self._check_shares([batch.weight for batch in micro_batches])
@@ -108,11 +110,6 @@ class TrainStep:
         if last_of_epoch in self._unchecked:
             check_shares(weights, self.strategy, self.state.step + 1, self.skips_images)
             self._unchecked.remove(last_of_epoch)
-
-    def _set_lr(self) -> None:
-        lr = self.plan.lr_at(self.state.step)
-        for group in self.state.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
 
     def _update_scale(self, finite: bool) -> None:
         """GradScaler's update, which sees infinite gradients, but not finite ones whose norm overflows."""
