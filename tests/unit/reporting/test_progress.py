@@ -36,7 +36,7 @@ def file():
 def test_plain_line_per_log_with_time_left(file, clock):
     progress = Progress(1000, steps_per_epoch=40, file=file, clock=clock)
     clock.now += 25
-    progress.log({"train/loss": 0.51234, "train/lr": 0.0025, "time/images_per_s": 32.04}, 50)
+    progress.log({"train/loss": 0.51234, "train/lr": 0.0025, "time/images_per_s": 32.04, "comm/fp16_overflows": 1}, 50)
     # 2 steps/s, and 950 steps are left
     expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
     assert file.getvalue() == expected
