@@ -106,10 +106,10 @@ def export(config: ExportConfig) -> dict[str, float]:
     if config.outside_model:
         raise ConfigError("export traces the package's models only; write export(config) beside a task of your own.")
     detector = Detector.from_checkpoint(config.checkpoint)
-    least, most = detector.min_size, detector.max_size
-    if output.suffix == ".pt2" and config.size is None and least < LEAST:
-        raise ConfigError(f"a .pt2 for any size needs {LEAST} px a side, not {least}; give size=[{least},{most}].")
-    rng, side = np.random.default_rng(0), max(32, least)
+    low, high = detector.min_size, detector.max_size
+    if output.suffix == ".pt2" and config.size is None and low < LEAST:
+        raise ConfigError(f"a .pt2 for any size needs {LEAST} px a side, not {low}; give size=[{low},{high}].")
+    rng, side = np.random.default_rng(0), max(32, low)
     images: Sequence[AnyImage] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
     if config.images:
         images = find_images(config.images)[: config.num_images]
@@ -128,8 +128,7 @@ def export(config: ExportConfig) -> dict[str, float]:
             for detections, batch in zip(expected, batches, strict=True)
         ]
         worst["boxes"], worst["scores"] = torch.cat([torch.zeros(1, 2), *parts]).amax(dim=0).tolist()
-        limits = (("boxes", " px", config.box_tolerance), ("scores", "", config.score_tolerance))
-        for name, unit, most in limits:
+        for name, unit, most in (("boxes", " px", config.box_tolerance), ("scores", "", config.score_tolerance)):
             if not worst[name] <= most:
                 apart = f"its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}"
                 raise UserError(f"{output} was not written: {apart}; report it, or raise the tolerance.")

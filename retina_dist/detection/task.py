@@ -133,8 +133,8 @@ class DetectionTask(ImageTask):
         if self.outside_model:
             return self.outside_model.__name__
         model = self.config.model
-        body = f"body {model.backbone_weights}" if model.backbone_weights else "none, from scratch"
-        weights = model.weights or body
+        body = model.backbone_weights and f"body {model.backbone_weights}"
+        weights = model.weights or body or "none, from scratch"
         return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
 
     def synthetic_batch(self, images: Sequence[int], weight: float) -> Batch:

@@ -1,9 +1,8 @@
 """A RetinaNet that Detectron2 trained, under our names.
 
-Equal in arithmetic where its body has the stride in the 3 x 3 convolutions (STRIDE_IN_1X1=False), but for the corners of anchors,
-which torchvision rounds to whole pixels. P6 of the default configuration is made of C5, which does not fit variant v1: a load
-reports it. Names and order of anchors: https://github.com/facebookresearch/detectron2, modeling/meta_arch/retinanet.py and
-modeling/anchor_generator.py.
+Equal in arithmetic where its body has STRIDE_IN_1X1=False but for corners of anchors, which torchvision rounds to whole pixels.
+P6 of the default configuration is made of C5, which does not fit variant v1: a load reports it. Names and order of anchors:
+https://github.com/facebookresearch/detectron2, modeling/meta_arch/retinanet.py and modeling/anchor_generator.py.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def is_detectron2(state: Mapping[str, Tensor]) -> bool:
 def from_detectron2(state: Mapping[str, Tensor], sizes: int, ratios: int, deviation: Tensor) -> dict[str, Tensor]:
     """The tensors under our names, for a model with `sizes` x `ratios` anchors a cell.
 
-    Its images are 0..255, mostly BGR and not divided by a deviation, ours RGB divided by 255 and `deviation` [3]: the first
-    convolution takes that over. Its anchors of a cell are ordered by size, then ratio, ours by ratio, then size. Raises
-    CheckpointError for another mean than ImageNet's.
+    Its images are 0..255, mostly BGR, ours RGB over 255 and `deviation` [3]: the first convolution takes that over. Its anchors
+    of a cell are ordered by size, then ratio, ours by ratio, then size. Raises CheckpointError for another mean than ImageNet's.
     """
     mean = state.get("pixel_mean", torch.tensor(BGR)).flatten()
     std = state.get("pixel_std", torch.ones(3)).flatten()
