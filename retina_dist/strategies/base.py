@@ -175,13 +175,13 @@ class DistributedStrategy(ABC):
         return work(Membership())
 
 
-def missing_ranks(rank: int, world_size: int, put: Callable[[str], None], has: Callable[[str], bool]) -> list[int]:
+def missing_ranks(rank: int, world_size: int, put: Callable[[str, str], None], has: Callable[[str], bool]) -> list[int]:
     """The ranks that put no key within `WAIT_S` into a store that a failed collective does not touch; [] without a store.
 
     Each rank that asks puts its key first; one that hangs, is stopped, or has ended does not.
     """
     try:
-        put(f"here/{rank}")
+        put(f"here/{rank}", "1")
         until = time.monotonic() + WAIT_S
         missing = [other for other in range(world_size) if other != rank]
         while missing and time.monotonic() < until:

@@ -67,7 +67,7 @@ class DDPStrategy(DistributedStrategy):
                 os.environ.setdefault(name, value)
         if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
-        store = self._store()
+        store = self._job = self._store()
         store.set(f"device{self.rank}", device_identity(self.device))
         try:
             # before NCCL starts, which would only say "invalid usage" of a GPU that two processes have
@@ -156,17 +156,12 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif lost_connection(error):
-            raise PeerLost(peer_lost_message(self.rank, self._missing_ranks(), error)) from error
+            missing = missing_ranks(self.rank, self.world_size, self._job.set, lambda key: self._job.check([key]))
+            raise PeerLost(peer_lost_message(self.rank, missing, error)) from error
         elif isinstance(error, dist.DistBackendError):
             where = f"({activity()[0]}: {first_line(error)})"
             raise PeerLost(f"rank {self.rank}: NCCL failed {where}; NCCL_DEBUG=INFO says more.") from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
-
-    def _missing_ranks(self) -> list[int]:
-        if _shared_store is None:
-            return []
-        job = dist.PrefixStore(f"job{_jobs}", _shared_store)
-        return missing_ranks(self.rank, self.world_size, lambda key: job.set(key, "1"), lambda key: job.check([key]))
 
     # training
 

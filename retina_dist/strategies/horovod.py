@@ -283,9 +283,10 @@ class HorovodStrategy(DistributedStrategy):
                 os._exit(1)  # mpirun then ends the others
 
 
-def put_note(key: str) -> None:
-    """Store a key that every process can read."""
-    urllib.request.urlopen(urllib.request.Request(_note_url(key), data=b"1", method="PUT"), timeout=5).close()
+def put_note(key: str, value: str) -> None:
+    """Store a value by a key that every process can read."""
+    request = urllib.request.Request(_note_url(key), data=value.encode(), method="PUT")
+    urllib.request.urlopen(request, timeout=5).close()
 
 
 def has_note(key: str) -> bool:
