@@ -49,11 +49,10 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     if part is None:
         raise ConfigError(f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE.")
     coco = sized_coco(part, data.max_pixels)
-    output = Path(config.output)
-    write_json(output, coco, indent=None)
+    write_json(Path(config.output), coco, indent=None)
     unsized = sum("width" not in image for image in coco["images"])
     missing = f"; {unsized} without a size, whose files are not there" if unsized else ""
-    print_redacted(f"{output}: {describe_split(part)}{missing}")
+    print_redacted(f"{config.output}: {describe_split(part)}{missing}")
     for warning in part.warnings:
         print_redacted(f"warning: {warning}")
     return coco

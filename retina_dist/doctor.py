@@ -45,12 +45,10 @@ class DoctorConfig(DetectionRunConfig):
     def check(self) -> None:
         """Raise ConfigError for what `checkpoint` would leave unread."""
         super().check()
-        if self.checkpoint is None:
-            return
-        if self.cluster or self.sheets or self.images != "decode":
+        if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
             raise ConfigError(f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out.")
         root = getattr(self.data, "root", None)
-        if root and not getattr(self.data, "shapes", None):
+        if self.checkpoint and root and not getattr(self.data, "shapes", None):
             raise ConfigError(f"data.root={root} is not read with checkpoint={self.checkpoint}; write root={root}.")
 
 

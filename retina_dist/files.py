@@ -7,7 +7,6 @@ import csv
 import errno
 import io
 import json
-import math
 import os
 import re
 import stat
@@ -195,20 +194,20 @@ class Url:
         except Exception as error:
             remedy = AZURE if self.text.startswith(("az:", "abfs")) else "give a path or a URL of fsspec's"
             raise UserError(f"{self} cannot be opened ({describe_error(error)}); {remedy}.") from error
-        start = time.monotonic()
-        for attempt, wait in enumerate((*WAITS, math.inf), 1):
+        start, attempt = time.monotonic(), 1
+        while True:
             try:
                 return method(system, path)
             except (FileNotFoundError, IsADirectoryError) as error:
                 raise FileNotFoundError(f"there is no {self}") from error
             except Exception as error:  # each file system has other exception classes
                 took_s, refused = time.monotonic() - start, _is_refusal(error)
-                if refused or took_s + wait > ENOUGH_S:
+                if refused or attempt > len(WAITS) or took_s + WAITS[attempt - 1] > ENOUGH_S:
                     tries = "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
                     reason = f"{describe_error(error)}{tries}"
                     raise UserError(f"{self} could not be {what} ({reason}); check network and credentials.") from error
-                time.sleep(wait)
-        raise AssertionError("the last attempt returns or raises")
+                time.sleep(WAITS[attempt - 1])
+                attempt += 1
 
 
 def _is_refusal(error: object) -> bool:

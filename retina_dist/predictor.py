@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args
 
 import PIL.Image
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Self, TypeVar
 
 from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read_image
@@ -215,16 +215,13 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], source: obje
 P = TypeVar("P", bound=Predictor[Any, Any])
 
 
-Draw = Callable[[P, Tensor, Any], tuple[PIL.Image.Image, str]]  # the picture of an output, and a few words about it
-
-
 def predict_files(
-    config: PredictConfig, predictor_of: Callable[..., P], draw: Draw[P]
+    config: PredictConfig, predictor_of: Callable[..., P], draw: Callable[..., tuple[PIL.Image.Image, str]]
 ) -> tuple[P, dict[int, tuple[Path, Any]]]:
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
-    `predictor_of` takes the settings and a device. An unreadable file is named and left out; with none left, DataError. Without
-    `output_dir` it is the first free one of predictions, predictions-2, ... ConfigError where it holds what would be overwritten.
+    `draw` makes the picture of model, pixels and output, with a few words. An unreadable file is named and left out; with none
+    left, DataError. `output_dir` is by default the first free one of predictions, predictions-2, ... Nothing is overwritten.
     """
     files = find_images(config.input)
     if config.output_dir is None:

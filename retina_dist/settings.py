@@ -160,11 +160,9 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
 def _in_words(hint: Any, plural: bool = False) -> str:
     """A type in plain words, such as "a list of whole numbers"."""
     kind, *others = [kind for kind in _kinds(hint) if kind is not type(None)]
-    if get_origin(kind) is list:
-        noun, rest = "list", f" of {_in_words(get_args(kind)[0], plural=True)}"
-    else:
-        noun, rest = _WORDS.get(kind, "section"), " or auto" if others else ""
-    return f"{noun}s{rest}" if plural else f"a {noun}{rest}"
+    words = f"{_WORDS.get(kind, 'list' if get_args(kind) else 'section')}{'s' * plural}{' or auto' if others else ''}"
+    items = f" of {_in_words(get_args(kind)[0], plural=True)}" if get_args(kind) else ""
+    return f"{'' if plural else 'a '}{words}{items}"
 
 
 def check_types(config: Any, schema: type, prefix: str = "") -> None:
