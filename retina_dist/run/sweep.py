@@ -119,8 +119,7 @@ class SweepTable(Callback):
         if (best := best_of(rows)) is None:
             raise SystemExit(2)
         row, name, value = best
-        swept = " ".join(f"{key}={value}" for key, value in row["swept"].items())
-        print(f"{name} {value:.3f}: {swept}, {row['folder']}", flush=True)
+        print(f"{name} {value:.3f}: {row['settings']}, {row['folder']}", flush=True)
 
 
 def _check_settings(config: DictConfig) -> None:
@@ -148,8 +147,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     rows = rows_of(folder)
     best = best_of(rows)
     columns, *lines = _cells(rows, "{:.4g}".format)
-    swept = [[f"{key.rpartition('.')[2]}={value}" for key, value in row["swept"].items()] for row in rows]
-    labels = [f"{Path(row['folder']).name}  {' '.join(each)}" for row, each in zip(rows, swept, strict=True)]
+    labels = [f"{Path(row['folder']).name}  {row['settings']}" for row in rows]
     colors = [COLORS[1 if best and row is best[0] else 0] for row in rows]
     charts = []
     for title, key in ((_monitor(rows), "best"), ("last training loss", LOSS), ("images/s", "images_per_s")):
@@ -160,7 +158,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Each job's result.json with its `folder`, and `swept`: the settings in which the jobs differ."""
+    """Each job's result.json with its `folder`, and `swept`: the settings in which the jobs differ, as text `settings`."""
     jobs = sorted(folder.glob(f"*/{RESULT}"), key=lambda path: (len(path.parent.name), path.parent.name))
     rows = [read_result(path.parent) | {"folder": str(path.parent)} for path in jobs]
     given = [dict(o.lstrip("+").split("=", 1) for o in row.get("overrides", ()) if "=" in o) for row in rows]
@@ -168,6 +166,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     swept = [key for key in keys if len(rows) == 1 or len({settings.get(key) for settings in given}) > 1]
     for row, settings in zip(rows, given, strict=True):
         row["swept"] = {key: settings.get(key, "") for key in swept}
+        row["settings"] = " ".join(f"{key}={value}" for key, value in row["swept"].items())
     return rows
 
 
