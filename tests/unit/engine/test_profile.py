@@ -36,10 +36,7 @@ def test_some_steps_after_the_first_two_are_traced(tmp_path: Path, length: str, 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_run_that_ends_early_keeps_the_steps_that_were_traced(tmp_path: Path, steps: int) -> None:
     one = trainer(max_duration="8steps", profile="3steps")
-    with (
-        suppress(RuntimeError),
-        profiled(one.train_step, one.plan, 0, tmp_path, one.strategy) as step,
-    ):
+    with suppress(RuntimeError), profiled(one.train_step, one.plan, 0, tmp_path, one.strategy) as step:
         for micro_batches in one.data.train_steps(0, steps):
             step(micro_batches)
         raise RuntimeError("out of memory")

@@ -81,17 +81,8 @@ class Recorder:
 
 def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    names = (
-        "max_duration",
-        "profile",
-        "stop_after",
-        "validate_every",
-        "checkpoint_every",
-        "log_every",
-        "schedule",
-        "warmup",
-    )
-    plan_changes = {k: changes.pop(k) for k in names if k in changes}
+    names = ["max_duration", "profile", "stop_after", "validate_every", "checkpoint_every", "log_every", "schedule"]
+    plan_changes = {k: changes.pop(k) for k in (*names, "warmup") if k in changes}
     best = BestMetric(changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None))
     data = data or Data()
     model = changes.pop("model", None) or Classifier()
