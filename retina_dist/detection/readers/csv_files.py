@@ -69,20 +69,22 @@ def read_openimages(root: Path, split: str) -> Items | None:
         return None
     names: dict[str, str] = {}
     for file in sorted(root.rglob("class-descriptions*.csv")):
-        names |= {row[0]: row[1] for row in csv.reader(io.StringIO(read_text(file, "CSV"))) if len(row) == 2}
+        with reading(file, "CSV"):
+            names |= {row[0]: row[1] for row in csv.reader(io.StringIO(read_text(file))) if len(row) == 2}
     boxes_of: dict[str, list[Box]] = {}
     classes = set()
     for file in files:
-        reader = csv.DictReader(io.StringIO(read_text(file, "CSV")))
-        if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-            raise DataError(f"{file}: line 1 lacks the column {missing[0]}; give OpenImages' own file.")
-        for row in reader:
-            name = names.get(row["LabelName"], row["LabelName"])
-            classes.add(name)
-            if file in own:
-                where = f"{file}:{reader.line_num}"
-                corners = [number_in(row[column], where, column) for column in COLUMNS[2:]]
-                boxes_of.setdefault(row["ImageID"], []).append(Box(name, corners, row.get("IsGroupOf") == "1"))
+        with reading(file, "CSV"):
+            reader = csv.DictReader(io.StringIO(read_text(file)))
+            if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+                raise DataError(f"{file}: line 1 lacks the column {missing[0]}; give OpenImages' own file.")
+            for row in reader:
+                name = names.get(row["LabelName"], row["LabelName"])
+                classes.add(name)
+                if file in own:
+                    where = f"{file}:{reader.line_num}"
+                    corners = [number_in(row[column], where, column) for column in COLUMNS[2:]]
+                    boxes_of.setdefault(row["ImageID"], []).append(Box(name, corners, row.get("IsGroupOf") == "1"))
     folders = [folder for name in SPLITS[split] for folder in (f"{name}/", f"{name}/data/", f"images/{name}/")]
     there = [folder for folder in (*folders, "") if (root / folder).is_dir()]
     items = []

@@ -103,9 +103,9 @@ def reading(path: object, form: str, remedy: str = "restore the file", missing: 
         raise DataError(f"{path} cannot be read as {form} ({reason}); {remedy}.") from error
 
 
-def read_text(path: PathOrUrl, form: str = "text in UTF-8") -> str:
+def read_text(path: PathOrUrl) -> str:
     """A text file in UTF-8, with or without a byte-order mark. Raises DataError."""
-    with reading(path, form):
+    with reading(path, "text in UTF-8"):
         return read_bytes(path).decode("utf-8-sig")
 
 

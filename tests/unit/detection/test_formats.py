@@ -318,6 +318,12 @@ SKELETON = '<annotations><image name="a" width="9" height="9"><skeleton label="x
         (cvat, "annotations.xml", "<annotations><track/></annotations>", "has tracks of a video; export it"),
         (cvat, "annotations.xml", SKELETON, "'a' has a skeleton without a box or points x,y;x,y; remove it"),
         (openimages, "train-annotations-bbox.csv", "ImageID\n", "line 1 lacks the column LabelName"),
+        (
+            openimages,
+            "class-descriptions.csv",
+            "a" * 2**18,
+            "class-descriptions.csv cannot be read as CSV .field larger",
+        ),
     ],
 )
 def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, tmp_path: Path) -> None:
