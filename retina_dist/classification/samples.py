@@ -75,6 +75,9 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
 
     `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
     """
+    for folder in (root, root / split) if isinstance(root, Path) else ():
+        if (folder / "images").is_dir() and (folder / "labels").is_dir():
+            raise DataError(f"{root} holds YOLO's images and labels; give task=detection data=auto data.root={root}.")
     form, read = _reader(root)
     rows = read(root, split)
     if rows is None:

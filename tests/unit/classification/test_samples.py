@@ -95,6 +95,13 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
         read(tmp_path)
 
 
+def test_yolo_data_is_sent_to_the_detector(tmp_path: Path) -> None:
+    for kind in ("images", "labels"):
+        (tmp_path / "train" / kind).mkdir(parents=True)
+    with pytest.raises(DataError, match=f"holds YOLO's images .* data=auto data.root={tmp_path}"):
+        read(tmp_path)
+
+
 def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     train = read(drawn)
     command = ["task=classification", "data=folders", f"data.root={drawn}", f"output={tmp_path}", "shard_mb=1"]
