@@ -29,7 +29,7 @@ from retina_dist.errors import ConfigError, UserError, first_line
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.redaction import MASK
 from retina_dist.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
-from retina_dist.settings import MISSING, leaves, make, settings_by_key, validate
+from retina_dist.settings import MISSING, flattened, leaves, make, settings_by_key, validate
 from retina_dist.unknown_keys import no_value, unknown_key
 
 logger = logging.getLogger(__name__)
@@ -126,10 +126,10 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
     register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
-def schema_for(name: str, overrides: Sequence[str]) -> type:
-    """The settings that a command has with these overrides, whose task and entries may bring their own."""
-    composed: Any = OmegaConf.to_container(_composed(name, overrides)) if overrides else {}
-    return schema_with(schema_of(name), composed)
+def described(name: str, overrides: Sequence[str]) -> tuple[type, dict[str, str]]:
+    """The settings that a command has with these overrides, whose task and entries may bring their own, and their values."""
+    config = typed(_composed(name, overrides), name, overrides)
+    return type(config), {key: value for key, value in flattened(asdict(config)).items() if value != MISSING}
 
 
 def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:

@@ -82,7 +82,8 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
                     from retina_dist.config.help import help_page
 
                     document = sys.modules[function.__module__].__doc__ or ""
-                    page = help_page(name, compose.schema_for(name, values), document, Path(compose.config_dir()))
+                    schema, composed = compose.described(name, values)
+                    page = help_page(name, schema, document, Path(compose.config_dir()), composed)
                     print(page, end="", flush=True)
                     return
                 compose.check_overrides(name, values)

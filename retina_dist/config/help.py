@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -21,8 +21,11 @@ FLAGS = """Hydra's options work as it documents them: --cfg job (the composed se
 All keys, with every limit: docs/settings.md."""
 
 
-def help_page(name: str, schema: type, document: str, conf: Path) -> str:
-    """The page: `document`, a module's docstring, then the groups that the command's configuration names, then its keys."""
+def help_page(name: str, schema: type, document: str, conf: Path, values: Mapping[str, str]) -> str:
+    """The page: `document`, a module's docstring, then the groups that the command's configuration names, then its keys.
+
+    A key has its value of `values`, else its default.
+    """
     defaults = yaml.safe_load((conf / f"{name}.yaml").read_text())["defaults"]
     named = [group for entry in defaults if isinstance(entry, dict) for group in entry]
     groups = ["task", "data", "model"] * issubclass(schema, RunConfig)
@@ -30,7 +33,7 @@ def help_page(name: str, schema: type, document: str, conf: Path) -> str:
     blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
     if groups:
         blocks.append("Choices, of a file each:\n" + "\n".join(_choices(conf / group) for group in groups))
-    sections = {name: "\n".join([f"{name}:"] * bool(name) + rows) for name, rows in _sections(schema)}
+    sections = {name: "\n".join([f"{name}:"] * bool(name) + rows) for name, rows in _sections(schema, values)}
     later = [text for name, text in sections.items() if name.partition(".")[0] in LATER]
     blocks += [text for text in sections.values() if text not in later]
     if later:
@@ -46,23 +49,24 @@ def _choices(folder: Path) -> str:
     return textwrap.fill(text, 120, initial_indent=f"  {folder.name + '=':<12}", subsequent_indent=" " * 14)
 
 
-def _sections(schema: type, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+def _sections(schema: type, values: Mapping[str, str], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
     """Each section's name and the lines of its keys; first those of the schema itself."""
     hints = get_type_hints(schema)
     fields = dataclasses.fields(schema)
-    rows = [_row(schema, f, hints[f.name], prefix) for f in fields if not section_of(hints[f.name])]
+    rows = [_row(schema, f, hints[f.name], prefix, values) for f in fields if not section_of(hints[f.name])]
     if rows:
         yield prefix.rstrip("."), rows
     for field in fields:
         if section := section_of(hints[field.name]):
-            yield from _sections(section, f"{prefix}{field.name}.")
+            yield from _sections(section, values, f"{prefix}{field.name}.")
 
 
-def _row(schema: type, field: Any, hint: Any, prefix: str) -> str:
-    limits = limits_of(schema, field.name)
-    facts = ", ".join(part for part in (type_in_words(hint), default_in_words(field), allowed(limits)) if part)
-    head = f"  {prefix + field.name:<30} {facts}"
-    return textwrap.fill(f"{head}{'. ' + limits.text if limits.text else ''}", 130, subsequent_indent=" " * 35)
+def _row(schema: type, field: Any, hint: Any, prefix: str, values: Mapping[str, str]) -> str:
+    limits, key = limits_of(schema, field.name), prefix + field.name
+    among = f" ({words})" if (words := allowed(limits)) else ""
+    meaning = f": {limits.text}" if limits.text else ""
+    row = f"  {key:<30} {type_in_words(hint)} = {values.get(key, default_in_words(field))}{among}{meaning}"
+    return textwrap.fill(row, 130, subsequent_indent=" " * 35)
 
 
 def type_in_words(hint: Any) -> str:

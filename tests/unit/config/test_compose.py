@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -299,11 +300,20 @@ def test_hydras_own_options(
 def test_help_is_a_page_for_people(command: str) -> None:
     schema = schema_of(command)
     module = importlib.import_module(schema.__module__ if command == "benchmark_step" else f"retina_dist.{command}")
-    page = help_page(command, schema, module.__doc__ or "", CONF)
+    page = help_page(command, schema, module.__doc__ or "", CONF, {})
     assert "ydra.main" not in page
     assert "powered by" not in page
     assert all(f"  {key} " in page for key in settings_by_key(schema) if "." not in key and key not in SECTIONS)
     assert ("model=" in page) == ("optimizer=" in page), "the groups that the command takes, and no other"
+
+
+@pytest.mark.parametrize(("override", "lr"), [("optimizer=adamw", "0.001"), ("optimizer.lr=3", "3.0")])
+def test_help_has_the_values_that_a_command_line_leads_to(
+    override: str, lr: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "train", override, "--help") == 0
+    page = capsys.readouterr().out
+    assert re.search(rf"optimizer\.lr +float = {lr} \(> 0", page), page
     assert max(map(len, page.splitlines())) <= 132
 
 
