@@ -5,11 +5,13 @@ ONNX and PT2 hold the whole detector as one graph: pixels in, boxes out.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -86,13 +88,18 @@ def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     return nms(torch.cat((boxes, apart)), torch.cat((scores, scores.new_tensor([-1, -2]))), iou_threshold)[:-2]
 
 
-def export_graph(model: RetinaNet, size: Sequence[int] | None = None) -> ExportedProgram:
+def exportable(model: Any) -> nn.Module:
+    """One image [1, 3, h, w] uint8 RGB to its boxes, scores and labels, as a module in evaluation mode."""
+    return ExportableRetinaNet(model) if isinstance(model, RetinaNet) else model.exportable().eval()
+
+
+def export_graph(model: nn.Module, size: Sequence[int] | None = None) -> ExportedProgram:
     """The graph for images of one size (height, width), or of any; run by torch, that takes sides from `LEAST` px on only."""
     height, width = size or (300, 400)  # any that give more than one cell on the coarsest level
     example = torch.zeros(1, 3, height, width, dtype=torch.uint8)
     dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():
-        return torch.export.export(ExportableRetinaNet(model), (example,), dynamic_shapes=dynamic, strict=False)
+        return torch.export.export(exportable(model), (example,), dynamic_shapes=dynamic, strict=False)
 
 
 def export(config: ExportConfig) -> dict[str, float]:
@@ -103,11 +110,9 @@ def export(config: ExportConfig) -> dict[str, float]:
         raise ConfigError(f"size={config.size} is not a height and a width in px, such as [800,1066].")
     if output.suffix == ".pt" and config.size is not None:
         raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
-    if config.outside_model:
-        raise ConfigError("export traces the package's models only; write export(config) beside a task of your own.")
-    detector = Detector.from_checkpoint(config.checkpoint)
+    detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
     low, high = detector.min_size, detector.max_size
-    if output.suffix == ".pt2" and config.size is None and low < LEAST:
+    if output.suffix == ".pt2" and config.size is None and low < LEAST and isinstance(detector.model, RetinaNet):
         raise ConfigError(f"a .pt2 for any size needs {LEAST} px a side, not {low}; give size=[{low},{high}].")
     rng, side = np.random.default_rng(0), max(32, low)
     images: Sequence[AnyImage] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
@@ -169,8 +174,8 @@ def differences(detector: Detector, one: Detections, other: Detections, margin: 
     """
     rows = [torch.zeros(0, 2, dtype=torch.float64)]
     for these, those in ((one, other), (other, one)):
-        least = detector.model.score_thresh
-        if len(those["scores"]) == detector.model.detections_per_img:  # the rest was cut off
+        least = getattr(detector.model, "score_thresh", -math.inf)
+        if len(those["scores"]) == getattr(detector.model, "detections_per_img", None):  # the rest was cut off
             least = max(least, float(those["scores"].min()))
         counted = ~(these["scores"] <= least + margin)  # NaN too
         apart = (these["boxes"][counted][:, None].double() - those["boxes"].double()).abs().amax(dim=2)  # [N, M]
@@ -193,6 +198,11 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
 
 
 def _with_state(detector: Detector, state: Mapping[str, Tensor]) -> Runner:
+    if not isinstance(detector.model, RetinaNet):
+        theirs = copy.deepcopy(detector.model)
+        theirs.load_state_dict(state)
+        return exportable(theirs)
+
     def run(image: Tensor) -> list[Tensor]:
         theirs = as_torchvision(detector.model, image.shape[-2:])
         theirs.load_state_dict(state)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss, pad
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.build import DetectionModel
@@ -15,6 +15,7 @@ from retina_dist.detection.settings import DetectorSettings
 from retina_dist.settings import setting
 
 CELL = 16  # px
+MOST = 20  # detections
 
 
 @dataclass
@@ -34,11 +35,8 @@ class CellDetector(DetectionModel):
         self.net = nn.Sequential(*layers, nn.Conv2d(settings.width, num_classes + 4, 1))
 
     def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
-        outputs = self.net(batch.images.float() / 255)
-        rows, columns = outputs.shape[-2:]
-        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-        centres = (torch.stack((x, y, x, y), -1).view(-1, 4).to(outputs.device) + 0.5) * CELL
-        outputs = outputs.flatten(2).transpose(1, 2)  # [B, cells, K + 4]
+        outputs, centres = self.outputs(batch.images)
+        columns = batch.images.shape[-1] // CELL
         images = [(outputs[i], batch.image(i)) for i in batch.real_rows()]
         parts = torch.stack([self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2)
         losses = dict(zip(("objects", "boxes"), parts.view(-1, 2).mean(0).unbind(), strict=True))
@@ -49,6 +47,23 @@ class CellDetector(DetectionModel):
             expected = torch.stack([output[:, :-4].sigmoid().sum() for output, _ in images] or [outputs.sum() * 0])
             losses["count"] = self.settings.count_weight * l1_loss(expected, objects.float())
         return losses, [self._detections(outputs[i].detach(), batch.image(i), centres) for i in range(len(batch))]
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, cells, K + 4] of the network, and the cells' centres [cells, 4] as x, y, x, y."""
+        outputs = self.net(images.float() / 255)
+        rows, columns = outputs.shape[-2:]
+        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        centres = (torch.stack((x, y, x, y), -1).view(-1, 4).to(outputs.device) + 0.5) * CELL
+        return outputs.flatten(2).transpose(1, 2), centres
+
+    def best(self, output: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Boxes in px of the canvas, scores and labels."""
+        scores, labels = output[:, :-4].sigmoid().max(1)
+        scores, cells = scores.topk(min(MOST, len(scores)))
+        return output[cells, -4:] * CELL + centres[cells], scores, labels[cells]
+
+    def exportable(self) -> nn.Module:
+        return ExportableCells(self)
 
     def _losses(self, output: Tensor, image: Batch, centres: Tensor, columns: int) -> Tensor:
         count = int(image.num_boxes)
@@ -62,8 +77,18 @@ class CellDetector(DetectionModel):
         return torch.stack((classification, regression)) / max(1, count)
 
     def _detections(self, output: Tensor, image: Batch, centres: Tensor) -> Detections:
-        scores, labels = output[:, :-4].sigmoid().max(1)
-        scores, cells = scores.topk(min(20, len(scores)))
+        boxes, scores, labels = self.best(output, centres)
         scale: Any = (image.original_sizes / image.image_sizes)[0].flip(0).repeat(2)  # x, y, x, y
-        boxes = (output[cells, -4:] * CELL + centres[cells]) * scale
-        return {"boxes": boxes.float(), "scores": scores.float(), "labels": labels[cells]}
+        return {"boxes": (boxes * scale).float(), "scores": scores.float(), "labels": labels}
+
+
+class ExportableCells(nn.Module):
+    def __init__(self, model: CellDetector) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        height, width = images.shape[-2:]
+        canvas = pad(images, (0, -width % 32, 0, -height % 32))  # a detector's canvas
+        (output,), centres = self.model.outputs(canvas)
+        return self.model.best(output, centres)

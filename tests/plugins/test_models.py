@@ -59,8 +59,12 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
         else:
             (same,) = predictor_of(config, "cpu").predict(image)
             assert torch.equal(same["scores"], ours["scores"]), "of the width that the checkpoint states"
-    with pytest.raises(ConfigError, match="export traces the package's models only"):
-        export(load_config("export", [FOUND, "model=cells", "output=m.onnx", f"checkpoint={trainer.run_folder}"]))
+    for output, size in (("m.onnx", "null"), ("m.pt2", "[64,96]"), ("m.pt", "null")):
+        given = [FOUND, "model=cells", f"output={output}", f"size={size}", f"checkpoint={trainer.run_folder}"]
+        worst = export(load_config("export", given))
+        assert worst["detections"] > 9
+        assert worst["boxes"] < 1e-3, output
+        assert worst["scores"] < 1e-5, output
 
 
 def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,3 +86,10 @@ class DetectionModel(nn.Module, ABC):
 
         The losses of an image must not depend on the other images of its batch.
         """
+
+    def exportable(self) -> nn.Module:
+        """What torch.export traces: an image [1, 3, h, w] uint8 RGB -> boxes [N, 4] xyxy in its px, scores [N], labels [N].
+
+        They are what `evaluate` detects in the image on its canvas. Raises ConfigError for a class that does not define it.
+        """
+        raise ConfigError(f"{type(self).__name__} has no method exportable; define it, as docs/extending.md shows.")

@@ -29,7 +29,7 @@ def detector() -> Detector:
 
 @pytest.fixture(autouse=True)
 def checkpoint(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Detector, "from_checkpoint", lambda path: detector)
+    monkeypatch.setattr(Detector, "from_checkpoint", lambda path, **how: detector)
 
 
 def settings(path: Path, **changes: object) -> ExportConfig:
@@ -112,7 +112,7 @@ def test_other_bodies(body: str, form: str, tmp_path: Path, monkeypatch: pytest.
     ):  # scores that differ: nearly all of an untrained body's are 0.01, and large weights make them all 1
         logits = head(list(made.model.backbone(torch.randn(1, 3, 64, 96)).values()))
         head.cls_logits.weight *= 2 / logits.std()
-    monkeypatch.setattr(Detector, "from_checkpoint", lambda path: made)
+    monkeypatch.setattr(Detector, "from_checkpoint", lambda path, **how: made)
     size = {} if form == "pt" else {"size": [64, 96]}
     found = export(settings(tmp_path / f"model.{form}", **size))
     assert found["detections"] > 10
