@@ -18,6 +18,7 @@ from retina_dist.errors import CollectiveError
 from retina_dist.files import write_json
 from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from retina_dist.engine.state import TrainState
@@ -102,7 +103,7 @@ class NonFiniteGuard:
             write_json(path, redacted_tree(facts))
             words += f"; see {path}"
         if state.consecutive_skips > self.limit:
-            words += f", at lr={lr:g}, {state.consecutive_skips} times in a row"
+            words += f", at lr={lr:g}, {pluralize(state.consecutive_skips, 'step')} in a row"
             raise Divergence(f"{words}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip.")
         words += f"; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)"
         logger.warning(words, extra={"rank_zero_only": True})

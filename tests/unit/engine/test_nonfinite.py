@@ -125,7 +125,7 @@ def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(said
 
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list[str]) -> None:
     one = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, limit=2)
-    with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 times in a row; lower optimizer.lr") as caught:
+    with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 steps in a row; lower optimizer.lr") as caught:
         one.fit()
     assert caught.value.collective
     assert len(said) == 2
