@@ -41,9 +41,7 @@ class CellDetector(DetectionModel):
         parts = torch.stack([self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2)
         losses = dict(zip(("objects", "boxes"), parts.view(-1, 2).mean(0).unbind(), strict=True))
         if self.settings.count_weight:
-            objects = (
-                torch.stack([image.num_boxes for _, image in images]).flatten() if images else outputs.new_zeros(1)
-            )
+            objects = torch.cat([image.num_boxes for _, image in images] or [outputs.new_zeros(1)])
             expected = torch.stack([output[:, :-4].sigmoid().sum() for output, _ in images] or [outputs.sum() * 0])
             losses["count"] = self.settings.count_weight * l1_loss(expected, objects.float())
         return losses, [self._detections(outputs[i].detach(), batch.image(i), centres) for i in range(len(batch))]
@@ -57,7 +55,6 @@ class CellDetector(DetectionModel):
         return outputs.flatten(2).transpose(1, 2), centres
 
     def best(self, output: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes in px of the canvas, scores and labels."""
         scores, labels = output[:, :-4].sigmoid().max(1)
         scores, cells = scores.topk(min(MOST, len(scores)))
         return output[cells, -4:] * CELL + centres[cells], scores, labels[cells]
@@ -89,6 +86,5 @@ class ExportableCells(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         height, width = images.shape[-2:]
-        canvas = pad(images, (0, -width % 32, 0, -height % 32))  # a detector's canvas
-        (output,), centres = self.model.outputs(canvas)
+        (output,), centres = self.model.outputs(pad(images, (0, -width % 32, 0, -height % 32)))
         return self.model.best(output, centres)
