@@ -26,7 +26,7 @@ from retina_dist.preflight import check_cluster
 from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.console import heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport
-from retina_dist.run.build import command_of_task, task_class
+from retina_dist.run_config import command_of_task, task_class
 from retina_dist.settings import setting
 
 

@@ -35,7 +35,8 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.files import write_json
 from retina_dist.reporting.console import print_redacted
-from retina_dist.run.build import build_plan, build_state, build_strategy, task_class
+from retina_dist.run.build import build_plan, build_state, build_strategy
+from retina_dist.run_config import task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.base import DistributedStrategy

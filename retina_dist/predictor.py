@@ -23,12 +23,13 @@ from retina_dist.files import Url, check_folder, parse_path
 from retina_dist.image_task import Evaluator
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.console import configure_logging, heartbeat
-from retina_dist.run_config import ModelSettings, data_settings_of, task_of_checkpoint
+from retina_dist.run_config import TASKS, ModelSettings, builtin_task, data_settings_of, names_class, task_of_checkpoint
 from retina_dist.settings import make, validate
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.select import strategy_of
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
+from retina_dist.task import Task
 from retina_dist.text import escape
 from retina_dist.torch_files import remedy_of
 
@@ -185,6 +186,25 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
     if precision not in get_args(Precision):
         raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
     return resolve_device(str(device))
+
+
+def task_of(config: Any) -> type[Task]:
+    """The class of the task that `config.checkpoint` was trained for; without one, and for torchvision's weights, detection's.
+
+    `config` is an `OfCheckpoint`. Raises ConfigError where the task is from outside the package and not named again.
+    """
+    if config.outside_task is not None:
+        return config.outside_task  # type: ignore[no-any-return]
+    if config.checkpoint is None or is_torchvision_name(config.checkpoint):
+        return builtin_task(TASKS[0])  # type: ignore[no-any-return]
+    content = load_checkpoint(config.checkpoint)
+    settings: Any = content.get("config")
+    for group in ("task", "model") if isinstance(settings, dict) else ():
+        section: Any = settings.get(group)
+        if names_class(section) and getattr(config, f"outside_{group}") is None:
+            outside = f"{config.checkpoint} is of {section['_target_']} from outside the package"
+            raise ConfigError(f"{outside}; name its entry again: {group}=NAME --config-dir FOLDER.")
+    return builtin_task(task_of_checkpoint(content))  # type: ignore[no-any-return]
 
 
 D = TypeVar("D")

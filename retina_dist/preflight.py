@@ -21,8 +21,9 @@ from torchvision.models import resnet18
 from retina_dist.errors import describe_error, doing
 from retina_dist.files import nearest_existing
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
-from retina_dist.run.build import build_strategy, task_class
+from retina_dist.run.build import build_strategy
 from retina_dist.run.records import versions
+from retina_dist.run_config import task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import driver_version
 from retina_dist.strategies.launch_environment import detect_launch

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from typing_extensions import Self
 
@@ -20,6 +20,9 @@ from retina_dist.redaction import redacted_tree
 from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.settings import MISSING, KnownArguments, flattened, make, setting, validate
 from retina_dist.strategies.settings import StrategyConfig
+
+if TYPE_CHECKING:
+    from retina_dist.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +124,23 @@ class OfCheckpoint:
 def builtin_task(name: str) -> Any:
     """The class of a task of the package."""
     return getattr(import_module(f"retina_dist.{name}.task"), f"{name.capitalize()}Task")
+
+
+def task_class(config: RunConfig) -> type[Task]:
+    """The class of the task that the settings choose."""
+    kind: type[Task] = getattr(config.task, "implementation", None) or builtin_task(config.task.name)
+    return kind
+
+
+def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
+    """The function NAME of a task or its base: of `commands` beside a built-in one, of its module else. Raises ConfigError."""
+    builtin = {f"retina_dist.{each}.task": f"retina_dist.{each}.commands" for each in TASKS}
+    for kind in task.__mro__:
+        room = import_module(builtin.get(kind.__module__, kind.__module__))
+        command: Callable[..., Any] | None = getattr(room, name, None)
+        if command:
+            return command
+    raise ConfigError(f"{task.__name__} has no {name}; write a function {name}(config) in {task.__module__}.")
 
 
 def schema_of_task(name: str, schema: type = RunConfig) -> type:

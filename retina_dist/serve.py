@@ -12,7 +12,8 @@ from __future__ import annotations
 from functools import partial
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.build import command_of_task, task_of
+from retina_dist.predictor import task_of
+from retina_dist.run_config import command_of_task
 from retina_dist.serving.server import ServeConfig, serve
 
 

@@ -15,7 +15,7 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.console import heartbeat
-from retina_dist.run.build import command_of_task, task_class
+from retina_dist.run_config import command_of_task, task_class
 from retina_dist.settings import MISSING, setting
 from retina_dist.strategies.launch_environment import detect_launch
 

@@ -31,7 +31,7 @@ from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import LEAST, differences, exporter_of, run_exported
 from retina_dist.detection.settings import DetectionData
-from retina_dist.exporters import Runner
+from retina_dist.export_formats import Runner
 from retina_dist.files import check_folder, read_bytes, write_json
 from retina_dist.run_config import OfCheckpoint
 from retina_dist.serving.server import ServeConfig, server_of

@@ -29,8 +29,9 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.files import write_json
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.page import Chart, page_if_possible, write_page
-from retina_dist.run.build import build_plan, build_state, build_strategy, build_train_step, configure_torch, task_class
+from retina_dist.run.build import build_plan, build_state, build_strategy, build_train_step, configure_torch
 from retina_dist.run.records import describe_job
+from retina_dist.run_config import task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.start_processes import run_job, usable

@@ -29,7 +29,7 @@ from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import AnyImage, find_images, read_image
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.exporters import Exporter, Runner, check_ending
+from retina_dist.export_formats import Exporter, Runner, check_ending
 from retina_dist.files import write_csv, write_json
 from retina_dist.model_card import write_card
 from retina_dist.predictor import data_of_checkpoint, predict_files

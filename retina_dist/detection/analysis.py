@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from retina_dist.detection.ap_intervals import ALL, rankings, resample
 from retina_dist.detection.coco_metrics import CocoResult
-from retina_dist.detection.resampling import ALL, rankings, resample
 from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of
 from retina_dist.reporting.intervals import Ranking, Resampled
 

@@ -30,7 +30,7 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.errors import ConfigError, UserError
-from retina_dist.exporters import Exporter, Runner, check_ending
+from retina_dist.export_formats import Exporter, Runner, check_ending
 from retina_dist.model_card import write_card
 from retina_dist.redaction import redacted
 

@@ -128,8 +128,8 @@ class Plan:
         """Whether the plan has a validation after `step` optimizer steps; there is one at the very end."""
         return step == self.total_steps or _every(self.validate_every, step)
 
-    def due(self, step: int, *, stopping: bool = False) -> Due:
-        """What to do after `step` optimizer steps, the last ones if the run is `stopping`.
+    def due(self, step: int, *, stopping: bool = False, timed: bool = False) -> Due:
+        """What to do after `step` optimizer steps, the last ones if the run is `stopping`; `timed`: the clock asks to save.
 
         A run that is stopped early does not validate, so that it knows the same best metric as one that was not stopped.
         """
@@ -137,7 +137,7 @@ class Plan:
         validate = self.validates_at(step) and not stopping
         save = validate or last or _every(self.checkpoint_every, step)
         check, log = _every(self.check_every, step), save or _every(self.log_every, step)
-        return Due(check=check, log=log, validate=validate, save=save, last=last)
+        return Due(check=check, log=log, validate=validate, save=save or stopping or timed, last=last)
 
     def __str__(self) -> str:
         schedule = self.schedule

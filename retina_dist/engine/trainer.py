@@ -95,16 +95,16 @@ class Trainer:
                 del micro_batches  # before the next ones are fetched
                 state.step += 1
                 action = self._agreed_action()
-                due = plan.due(state.step, stopping=action is StopAction.STOP)
+                # a request for SAVE is one step old: it is not repeated when a checkpoint was written meanwhile
+                timed = action is StopAction.SAVE and self.saved_step < state.step - 1
+                due = plan.due(state.step, stopping=action is StopAction.STOP, timed=timed)
                 if due.check:
                     check_replicas(state.replicated(), strategy, state.step)
                 if due.log:
                     self.train_logger.flush()  # before saving, since a checkpoint holds what is not logged yet
                 if due.validate:
                     metrics = self._validate()
-                # a request for SAVE is one step old: it is not repeated when a checkpoint was written meanwhile
-                timed = action is StopAction.SAVE and self.saved_step < state.step - 1
-                if due.save or timed or action is StopAction.STOP:
+                if due.save:
                     self._save(metrics if due.validate else {})
                 if action is StopAction.STOP:
                     self._preempt()

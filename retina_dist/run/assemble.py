@@ -42,12 +42,12 @@ from retina_dist.run.build import (
     build_train_step,
     configure_torch,
     monitor_of,
-    task_class,
 )
-from retina_dist.run.records import LOSS, RESULT, describe_job, versions, write_flight_records, write_start
-from retina_dist.run_config import RunConfig, changed_settings
+from retina_dist.run.records import LOSS, RESULT, describe_job, versions, write_start
+from retina_dist.run_config import RunConfig, changed_settings, task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.strategies.base import DistributedStrategy, Membership
+from retina_dist.strategies.devices import find_gpu
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
 from retina_dist.task import Task, TaskData
@@ -123,6 +123,8 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     server = strategy.on_main(lambda: tracking_server(config.logging))
     run = job.opener.open(config, strategy, task.locked_settings, membership.kept)
     if strategy.device.type == "cuda":
+        from retina_dist.strategies.ddp import write_flight_records
+
         write_flight_records(run.folder)
     if run.resume_step is not None:
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
@@ -160,8 +162,6 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     """Let the task make its data, after every error that can be known before it."""
     best_metric(config, validates=True)
     if config.gpu:
-        from retina_dist.run.memory import find_gpu
-
         find_gpu(config.gpu)
     if fresh and config.resume not in (None, "", "auto"):
         check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
@@ -230,10 +230,8 @@ class Training:
         if not self.strategy.is_main:
             return LoggerCollection()
         settings, folder, step = self.config.logging, self.run.folder, self.run.resume_step
-        plan, headline = self.plan, self.task.headline_metrics
-        progress = Progress(
-            plan.stop_step, step or 0, lambda: self.state.step, steps_per_epoch=plan.steps_per_epoch, headline=headline
-        )
+        stop, per_epoch, headline = self.plan.stop_step, self.plan.steps_per_epoch, self.task.headline_metrics
+        progress = Progress(stop, step or 0, lambda: self.state.step, steps_per_epoch=per_epoch, headline=headline)
         self.job.console.write, self.job.console.beat = progress.write, progress.beat
         loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
         if self.job.mlflow:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
@@ -19,13 +16,11 @@ from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
-from retina_dist.model.weights import is_torchvision_name
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
-from retina_dist.run_config import TASKS, RunConfig, builtin_task, names_class, task_of_checkpoint
+from retina_dist.run_config import RunConfig, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import strategy_of
-from retina_dist.task import Task
 
 
 def configure_torch(settings: TrainerConfig) -> None:
@@ -43,42 +38,6 @@ def build_strategy(config: RunConfig) -> DistributedStrategy:
     if config.trainer.precision == "fp16":
         strategy.fp16_scale = 1.0  # the loss is scaled already
     return strategy
-
-
-def task_class(config: RunConfig) -> type[Task]:
-    """The class of the task that the settings choose."""
-    kind: type[Task] = getattr(config.task, "implementation", None) or builtin_task(config.task.name)
-    return kind
-
-
-def task_of(config: Any) -> type[Task]:
-    """The class of the task that `config.checkpoint` was trained for; without one, and for torchvision's weights, detection's.
-
-    `config` is an `OfCheckpoint`. Raises ConfigError where the task is from outside the package and not named again.
-    """
-    if config.outside_task is not None:
-        return config.outside_task  # type: ignore[no-any-return]
-    if config.checkpoint is None or is_torchvision_name(config.checkpoint):
-        return builtin_task(TASKS[0])  # type: ignore[no-any-return]
-    content = load_checkpoint(config.checkpoint)
-    settings: Any = content.get("config")
-    for group in ("task", "model") if isinstance(settings, dict) else ():
-        section: Any = settings.get(group)
-        if names_class(section) and getattr(config, f"outside_{group}") is None:
-            outside = f"{config.checkpoint} is of {section['_target_']} from outside the package"
-            raise ConfigError(f"{outside}; name its entry again: {group}=NAME --config-dir FOLDER.")
-    return builtin_task(task_of_checkpoint(content))  # type: ignore[no-any-return]
-
-
-def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
-    """The function NAME of a task or its base: of `commands` beside a built-in one, of its module else. Raises ConfigError."""
-    builtin = {f"retina_dist.{each}.task": f"retina_dist.{each}.commands" for each in TASKS}
-    for kind in task.__mro__:
-        room = import_module(builtin.get(kind.__module__, kind.__module__))
-        command: Callable[..., Any] | None = getattr(room, name, None)
-        if command:
-            return command
-    raise ConfigError(f"{task.__name__} has no {name}; write a function {name}(config) in {task.__module__}.")
 
 
 def monitor_of(config: RunConfig) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 import warnings
 import weakref
 from bisect import bisect_left
@@ -30,10 +29,11 @@ from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.errors import ConfigError, UserError, describe_error
+from retina_dist.errors import UserError, describe_error
 from retina_dist.run.build import build_state, build_train_step
 from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.devices import Memory, find_gpu, memory_of
 from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
@@ -41,13 +41,6 @@ from retina_dist.text import format_bytes
 
 logger = logging.getLogger(__name__)
 
-# GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug reports.
-GPUS = {
-    "V100-16GB": 15.77, "V100-32GB": 31.74, "T4": 14.56, "A10": 21.96, "A30": 23.50, "A40": 44.34, "A100-40GB": 39.38,
-    "A100-80GB": 79.14, "L4": 21.96, "L40": 44.39, "L40S": 44.39, "H100-80GB": 79.10, "H100-NVL-94GB": 93.00, "H200-141GB": 139.80,
-    "B200-180GB": 178.35, "GB200": 184.31,
-}  # fmt: skip
-CONTEXT_GIB = 0.6  # of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
 SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
 BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
 PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.trainer.prefetched`
@@ -57,29 +50,6 @@ _NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
 FLOAT32_ON_CUDA = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
 PARTS = ("parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "communication")
 PlanOf = Callable[[int], Plan]  # by the number of micro-batches
-
-
-class Memory(NamedTuple):
-    """Bytes that tensors may take on a GPU, and what they are in words."""
-
-    room: float
-    words: str
-
-
-def find_gpu(name: str) -> Memory:
-    """The GPU that a user names, or its memory as torch reports it, such as "24GiB". Raises ConfigError for an unknown name."""
-    wanted = name.strip().upper()
-    if (size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)) and float(size[1]) >= 1:
-        return _gpu(f"a GPU of {size[1]} GiB", float(size[1]))
-    near = [gpu for gpu in GPUS if f"{gpu.upper()}-".startswith(f"{wanted}-")]
-    if len(near) == 1:
-        return _gpu(near[0], GPUS[near[0]])
-    raise ConfigError(f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB.")
-
-
-def _gpu(name: str, gib: float) -> Memory:
-    room = (gib - CONTEXT_GIB) * 2**30
-    return Memory(room, f"{format_bytes(room)} that {name} has beside the CUDA context")
 
 
 class MemoryEstimate(NamedTuple):
@@ -275,7 +245,7 @@ def _smallest_gpu(strategy: DistributedStrategy) -> Memory:
     own = torch.cuda.get_device_properties(strategy.device)
     gib = torch.tensor([own.total_memory / 2**30], dtype=torch.float64, device=strategy.device)
     smallest = float(strategy.all_reduce(gib, "min"))
-    return _gpu(own.name if float(gib) == smallest else "the smallest GPU of the job", smallest)
+    return memory_of(own.name if float(gib) == smallest else "the smallest GPU of the job", smallest)
 
 
 def _fitted(config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, memory: Memory) -> MemoryPlan:

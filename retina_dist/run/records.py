@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -31,16 +30,6 @@ from retina_dist.text import pluralize
 COMMAND = "command.json"
 RESULT = "result.json"  # for sweeps, benchmarks and scripts that compare runs
 LOSS = "train/loss"
-
-FLIGHT_FILE, FORMER_NAME = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-_flight_file: str | None = None  # that an earlier job of this process set
-
-
-def write_flight_records(folder: Path) -> None:
-    """Let torch's Flight Recorder write into `folder`, unless the user said where."""
-    global _flight_file
-    if os.environ.get(FLIGHT_FILE) == _flight_file and FORMER_NAME not in os.environ:
-        os.environ[FLIGHT_FILE] = _flight_file = f"{folder.resolve()}/flight_recorder_rank_"
 
 
 def describe_job(strategy: DistributedStrategy) -> str:

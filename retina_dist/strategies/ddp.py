@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,12 +36,14 @@ OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp
 # No exchange of buffers in each forward pass, by the name that this torch has for it.
 OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(DistributedDataParallel).parameters)
 NO_BUFFERS: dict[str, Any] = {max(OPTIONS): False}
-# NCCL's collectives are recorded, and the record is written where TORCH_FR_DUMP_TEMP_FILE says when one of them times out.
+# NCCL's collectives are recorded, and the record is written where `FLIGHT_FILE` says when one of them times out.
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+FLIGHT_FILE, FORMER_NAME = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 GRACE_S = 5.0  # for which the others wait longer than rank 0, whose error names who is late
 
 _shared_store: dist.Store | None = None
 _jobs = 0
+_flight_file: str | None = None  # that an earlier job of this process set
 
 
 class DDPStrategy(DistributedStrategy):
@@ -234,3 +237,10 @@ class DDPStrategy(DistributedStrategy):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         dist.broadcast(x, src)
         return x
+
+
+def write_flight_records(folder: Path) -> None:
+    """Let torch's Flight Recorder write into `folder`, unless the user said where."""
+    global _flight_file
+    if os.environ.get(FLIGHT_FILE) == _flight_file and FORMER_NAME not in os.environ:
+        os.environ[FLIGHT_FILE] = _flight_file = f"{folder.resolve()}/flight_recorder_rank_"

@@ -1,4 +1,4 @@
-"""Which device this process works on."""
+"""Which device this process works on, and the memory of a GPU that a user names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from retina_dist.errors import ConfigError
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.text import format_ranks
+from retina_dist.text import format_bytes, format_ranks
 
 DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
+# GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug reports.
+GPUS = {
+    "V100-16GB": 15.77, "V100-32GB": 31.74, "T4": 14.56, "A10": 21.96, "A30": 23.50, "A40": 44.34, "A100-40GB": 39.38,
+    "A100-80GB": 79.14, "L4": 21.96, "L40": 44.39, "L40S": 44.39, "H100-80GB": 79.10, "H100-NVL-94GB": 93.00, "H200-141GB": 139.80,
+    "B200-180GB": 178.35, "GB200": 184.31,
+}  # fmt: skip
+CONTEXT_GIB = 0.6  # of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
 
 
 def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noqa: B008 - frozen
@@ -101,3 +109,27 @@ def check_devices(identities: Sequence[str]) -> None:
     if 0 < len(on_cpu) < len(ranks):
         mixed = f"rank {ranks[on_cpu[0]][0]} works on the {on_cpu[0]}, others on a GPU"
         raise ConfigError(f"{mixed}; give strategy.device=cuda to learn why, or cpu for all.", collective=True)
+
+
+class Memory(NamedTuple):
+    """Bytes that tensors may take on a GPU, and what they are in words."""
+
+    room: float
+    words: str
+
+
+def find_gpu(name: str) -> Memory:
+    """The GPU that a user names, or its memory as torch reports it, such as "24GiB". Raises ConfigError for an unknown name."""
+    wanted = name.strip().upper()
+    if (size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)) and float(size[1]) >= 1:
+        return memory_of(f"a GPU of {size[1]} GiB", float(size[1]))
+    near = [gpu for gpu in GPUS if f"{gpu.upper()}-".startswith(f"{wanted}-")]
+    if len(near) == 1:
+        return memory_of(near[0], GPUS[near[0]])
+    raise ConfigError(f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB.")
+
+
+def memory_of(name: str, gib: float) -> Memory:
+    """What tensors may take of a GPU with so many GiB."""
+    room = (gib - CONTEXT_GIB) * 2**30
+    return Memory(room, f"{format_bytes(room)} that {name} has beside the CUDA context")

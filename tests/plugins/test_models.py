@@ -16,9 +16,9 @@ from retina_dist.detection.evaluation import evaluate as evaluate_as_cli
 from retina_dist.detection.export import export
 from retina_dist.detection.task import DetectionTask
 from retina_dist.errors import ConfigError
+from retina_dist.predictor import task_of
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
-from retina_dist.run.build import task_of
 from retina_dist.testing.task_contract import task_contract
 from tests.plugins.test_plugins import FOUND, documented
 

@@ -28,7 +28,7 @@ GROUND = {
     "__version__",
 }
 COMMANDS = {"doctor", "evaluate", "export", "predict", "shards"}  # their settings, as types
-OF_TASKS = COMMANDS | {"exporters", "image_task", "model_card", "predictor"}
+OF_TASKS = COMMANDS | {"export_formats", "image_task", "model_card", "predictor"}
 OF_TASKS |= {"config", "data", "engine", "model", "reporting", "serving", "strategies"}
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {

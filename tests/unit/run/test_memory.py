@@ -19,16 +19,15 @@ from retina_dist.engine.plan import Plan
 from retina_dist.errors import ConfigError
 from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run import assemble, memory
-from retina_dist.run.build import build_plan, build_state, build_train_step, task_class
+from retina_dist.run.build import build_plan, build_state, build_train_step
 from retina_dist.run.memory import (
-    GPUS,
     MemoryEstimate,
     MemoryPlan,
     StepMemory,
-    find_gpu,
     plan_memory,
 )
-from retina_dist.run_config import RunConfig
+from retina_dist.run_config import RunConfig, task_class
+from retina_dist.strategies.devices import CONTEXT_GIB, GPUS, find_gpu, memory_of
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task import Task
 from tests.unit.strategies.test_strategy_base import on_ranks
@@ -193,7 +192,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
     """Puts a GPU "X" into the table that a plan may fill with so many GiB."""
 
     def put(gib: float) -> str:
-        monkeypatch.setitem(GPUS, "X", memory.CONTEXT_GIB + gib / memory.SHARE)
+        monkeypatch.setitem(GPUS, "X", CONTEXT_GIB + gib / memory.SHARE)
         return "gpu=X"
 
     return put
@@ -236,12 +235,12 @@ def test_what_is_too_large_names_the_remedy_that_works(
 def test_an_estimate_for_the_gpu_in_use_warns_and_does_not_refuse(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory._gpu("X", 5.0))
+    monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory_of("X", 5.0))
     assert not alone().problem
     assert "may run out of memory: data.batch_size=8 at trainer.accumulate=1 needs 10.0" in caplog.text
     for setting in ("dry_run=true", "gpu=5GiB"):
         assert "use trainer.accumulate=8, with 3.0 GiB" in alone(setting).problem
-    monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory._gpu("X", 3.0))
+    monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory_of("X", 3.0))
     assert "a single image is too much" in alone("trainer.accumulate=auto").problem
 
 

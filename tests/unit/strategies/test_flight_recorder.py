@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from retina_dist.run import records
-from retina_dist.run.records import FLIGHT_FILE, write_flight_records
-from retina_dist.strategies.ddp import FLIGHT_RECORDER, DDPStrategy
+from retina_dist.strategies import ddp
+from retina_dist.strategies.ddp import FLIGHT_FILE, FLIGHT_RECORDER, DDPStrategy, write_flight_records
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_flight_file", None)
+    monkeypatch.setattr(ddp, "_flight_file", None)
     for name in (*FLIGHT_RECORDER, FLIGHT_FILE):
         monkeypatch.setenv(name, "")  # so that it is restored where it was not set
         monkeypatch.delenv(name)
@@ -52,7 +51,7 @@ def test_records_go_into_the_folder_of_each_job_unless_the_user_said_where(
     monkeypatch.setenv(FLIGHT_FILE, "/scratch/mine_")
     write_flight_records(tmp_path)
     assert os.environ[FLIGHT_FILE] == "/scratch/mine_"
-    monkeypatch.setenv(records.FORMER_NAME, "/scratch/mine_")
+    monkeypatch.setenv(ddp.FORMER_NAME, "/scratch/mine_")
     monkeypatch.delenv(FLIGHT_FILE)
     write_flight_records(tmp_path)
     assert FLIGHT_FILE not in os.environ
