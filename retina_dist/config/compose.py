@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from retina_dist.config.plugins import load_plugins, schema_with, take_outside
 from retina_dist.errors import ConfigError, UserError, first_line
 from retina_dist.optim.settings import OptimizerConfig
-from retina_dist.redaction import MASK
+from retina_dist.redaction import MASK, redacted
 from retina_dist.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
 from retina_dist.settings import MISSING, flattened, leaves, make, settings_by_key, validate
 from retina_dist.unknown_keys import no_value, unknown_key
@@ -127,9 +127,11 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
 
 
 def described(name: str, overrides: Sequence[str]) -> tuple[type, dict[str, str]]:
-    """The settings that a command has with these overrides, whose task and entries may bring their own, and their values."""
+    """The settings that a command has with these overrides, whose task and entries may bring their own, and values, redacted."""
     config = typed(_composed(name, overrides), name, overrides)
-    return type(config), {key: value for key, value in flattened(asdict(config)).items() if value != MISSING}
+    flat = {key: text for key, text in flattened(asdict(config)).items() if text != MISSING}
+    shown = {key: redacted(f'{key}="{text}"').partition("=")[2][1:-1] for key, text in flat.items() if text != "null"}
+    return type(config), flat | shown
 
 
 def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:

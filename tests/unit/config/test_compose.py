@@ -109,10 +109,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("data.mosaic=1", "data.mosaic is not a setting; see data.hflip, data.photometric and data.scale_jitter"),
         ("checkpoint=a.pt", "evaluate, predict, serve and export take a checkpoint; train takes resume=RUN"),
         # of the other task
-        (
-            "data=folders",
-            "data=folders is for task=classification, but the task is detection; give task=classification.",
-        ),
+        ("data=folders", "data=folders is for task=classification, but the task is detection; give task="),
         ("task.name=classification", "data=shapes is for task=detection, but the task is classification"),
         # read otherwise than written
         ("data.batch_size=1_0", "data.batch_size=1_0 is not a plain number; write data.batch_size=10"),
@@ -172,11 +169,8 @@ def test_settings_that_exclude_each_other() -> None:
     ("name", "overrides", "message"),
     [
         ("predict", ["input=a"], "checkpoint is not set"),
-        (
-            "predict",
-            ["model=runs/x"],
-            "model is the kind of network; write checkpoint=runs/x or, in a training, model.",
-        ),
+        ("predict", ["model=runs/x"], "model is the kind of network; write checkpoint=runs/x or, in a training, "),
+        ("predict", ["input=a", "device"], "device is not KEY=VALUE; write device=VALUE."),
         ("train", ["data.root", "=", "ok"], "data.root is not KEY=VALUE; leave out the spaces around ="),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),
@@ -315,6 +309,9 @@ def test_help_has_the_values_that_a_command_line_leads_to(
     page = capsys.readouterr().out
     assert re.search(rf"optimizer\.lr +float = {lr} \(> 0", page), page
     assert max(map(len, page.splitlines())) <= 132
+    monkeypatch.setenv("RETINA_DIST_API_KEY", "my key")
+    assert main(monkeypatch, "serve", "--help") == 0
+    assert re.search(r"api_key +str or null = \*\*\*:", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("task", "other"), [("detection", "classification"), ("classification", "detection")])
