@@ -36,7 +36,7 @@ ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
 path data_dir data_path: data.root | root
 format: data.format | output=model.onnx
-val_split: data.val_fraction=0.1
+val_split: data.val_fraction
 iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
@@ -108,7 +108,7 @@ def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str
         return f"{word} is not KEY=VALUE; leave out the spaces around = and between the items of a list."
     given = {o.partition("=")[0] for o in overrides}
     if word in known or "input" in given:
-        value = '"input=photos/*.jpg"' if "input" in given else f"{word}=VALUE"
+        value = f"{word}=VALUE" if word in known else '"input=photos/*.jpg"'
         return f"{word} is not KEY=VALUE; write {value}."
     keys = ("checkpoint", "resume") if word.endswith(".pt") else ("data.root", "input", "root")
     key = next((k for k in keys if k in known and k not in given), "KEY")
