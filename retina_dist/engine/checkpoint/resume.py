@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import logging
 import re
 from dataclasses import asdict, dataclass, replace
@@ -196,12 +198,19 @@ def _continued(config: Any, locked: frozenset[str], folder: Path, path: PathOrUr
         raise CheckpointError(f"{path} does not say how it was trained; use it as model.weights={path}.") from error
     for key in (*RESUME_LOCKED, *sorted(locked)):
         old, new = before.get(key), now.get(key)
-        if old is not None and old != new:  # a setting younger than the checkpoint is not in it
+        if old is not None and _value(old) != _value(new):  # a setting younger than the checkpoint is not in it
             key = "task" if key == "task.name" else key  # the name of the group's entry
             raise ConfigError(
                 f"{key}={new} differs from the {old} that {path} was trained with; give {key}={old}, or use model.weights={path}."
             )
     return Run(folder, content["step"], path, content)
+
+
+def _value(text: str | None) -> Any:
+    """What the text of a setting means: 1 of Python is 1.0 of the command line."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text or "")
+    return text
 
 
 def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any, position: tuple[int, int]) -> bool:
