@@ -116,10 +116,11 @@ class SweepTable(Callback):
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
         print("\n".join(["", *(line.rstrip() for line in lines), ""]))
         print(f"{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
-        if (best := best_of(rows)) is None:
+        if best := best_of(rows):
+            row, name, value = best
+            print(f"{name} {value:.3f}: {row['settings']}, {row['folder']}", flush=True)
+        if not any(row["status"] == "ok" for row in rows):
             raise SystemExit(2)
-        row, name, value = best
-        print(f"{name} {value:.3f}: {row['settings']}, {row['folder']}", flush=True)
 
 
 def _check_settings(config: DictConfig) -> None:
