@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from retina_dist.errors import ConfigError
-from retina_dist.optim.schedule import Schedule, base_lr, build_schedule
+from retina_dist.optim.learning_rate import Schedule, base_lr, build_schedule
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 from retina_dist.settings import MISSING, KnownArguments, setting
 from retina_dist.text import pluralize

@@ -52,7 +52,7 @@ class OptimizerConfig(OptimizerSettings):
 class ScheduleSettings(KnownArguments):
     """What every schedule can set; one from outside the package has a subclass, with its own settings beside these."""
 
-    contract = "retina_dist.optim.schedule.Decay"
+    contract = "retina_dist.optim.learning_rate.Decay"
 
     name: str = setting(MISSING, "the group entry's name")
     warmup: str = setting("0steps", "a duration; auto: 50 steps, or a tenth of the training if that is shorter")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import retina_dist
-from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.folder_owner import Owner
 from retina_dist.engine.checkpoint.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
 from retina_dist.engine.early_stopping import BestMetric

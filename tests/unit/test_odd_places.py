@@ -19,7 +19,7 @@ from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
-from retina_dist.engine.checkpoint.owner import Owner
+from retina_dist.engine.checkpoint.folder_owner import Owner
 from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.errors import UserError

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retina_dist.engine.checkpoint.owner import Owner, describe_owner, read_owner
+from retina_dist.engine.checkpoint.folder_owner import Owner, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan

@@ -18,7 +18,7 @@ from retina_dist.config.help import help_page
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.errors import ConfigError
-from retina_dist.optim.schedule import Constant
+from retina_dist.optim.learning_rate import Constant
 from retina_dist.run.build import build_plan
 from retina_dist.run_config import data_settings_of
 from retina_dist.settings import settings_by_key

@@ -16,7 +16,7 @@ import torch
 
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine.checkpoint import store
-from retina_dist.engine.checkpoint.owner import LOCK, Owner
+from retina_dist.engine.checkpoint.folder_owner import LOCK, Owner
 from retina_dist.engine.checkpoint.resume import RunOpener, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
 from retina_dist.engine.plan import TrainerConfig
