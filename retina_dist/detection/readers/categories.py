@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from retina_dist.errors import CheckpointError, ConfigError, DataError
-from retina_dist.text import is_text, pluralize, truncate
+from retina_dist.text import is_text, pluralize
 
 MAX_LABELS = 20_000  # V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
 MAX_LISTED = 20  # names in a message
@@ -109,12 +109,13 @@ def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: obj
 
     alike = {plain(name): name for name in ours}
     listed = []
-    for name, times in wrong.items():
+    for name, times in list(wrong.items())[:MAX_LISTED]:
         if times > 1 or name in ours:
             listed.append(f"{name!r} ({times} categories here, {pluralize(len(ours.get(name, [])), 'label')})")
         else:
             listed.append(f"{name!r} (a label is {alike[plain(name)]!r})" if plain(name) in alike else repr(name))
+    listed += ["…"] if len(wrong) > MAX_LISTED else []
     return (
         f"{source}: {pluralize(len(wrong), 'category name')} of it do not agree with the labels, which other annotations gave: "
-        f"{truncate(listed, MAX_LISTED)}; rename the categories in the file, or remove them with their boxes."
+        f"{', '.join(listed)}; rename the categories in the file, or remove them with their boxes."
     )

@@ -33,9 +33,7 @@ def test_unknown_categories_and_labels():
     assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
 
 
-OURS = Categories.from_coco(
-    [{"id": 1, "name": "person"}, {"id": 2, "name": "traffic light"}, {"id": 18, "name": "dog"}]
-)
+OURS = Categories.from_coco([*ENTRIES, {"id": 2, "name": "traffic light"}])
 
 
 def entries(**ids: int) -> list[dict[str, object]]:
@@ -53,9 +51,9 @@ def test_names_decide_and_ids_are_those_of_the_other_file():
 
 
 def test_names_that_do_not_agree_are_listed():
-    theirs = [{"id": 1, "name": "Person"}, {"id": 2, "name": "traffic_light"}, {"id": 3, "name": "tree"}]
+    theirs = [{"id": 1, "name": "Person"}, {"id": 2, "name": "traffic  _light"}, {"id": 3, "name": "tree"}]
     message = (
-        r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic_light' \(a label is .*, 'tree'; .*"
+        r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic  _light' \(a label is .*, 'tree'; .*"
     )
     with pytest.raises(DataError, match=message + "rename the categories in the file, or remove them"):
         OURS.matched(theirs, "val.json")
