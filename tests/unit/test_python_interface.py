@@ -301,7 +301,7 @@ def test_unknown_arguments_are_named() -> None:
 
 
 def test_wrong_datasets_are_named() -> None:
-    with pytest.raises(ConfigError, match="train=<generator .* is not a map-style dataset; give an object"):
+    with pytest.raises(ConfigError, match="train=<generator .* dataset; give an instance with __getitem__ and __len__"):
         rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="categories.0.='__background__' is a background, which has no label; leave"):
         rd.TorchDatasetConfig(train=Items(), categories=["__background__", "a"])

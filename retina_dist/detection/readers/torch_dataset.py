@@ -72,7 +72,7 @@ class ItemReader:
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise ConfigError(f"{split}={dataset} is not a map-style dataset; give an object with __getitem__.")
+            raise ConfigError(f"{split}={dataset} is no dataset; give an instance with __getitem__ and __len__.")
         self.dataset, self.split, self.names = dataset, split, names
         self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
 
