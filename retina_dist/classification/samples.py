@@ -116,7 +116,8 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
     remedy = f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label"
     if isinstance(root, Path) and root.resolve().name in SPLITS["train"] + SPLITS["val"]:
         remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
-    return f"{key}={root} has no {split} images; {remedy}."
+    lacks = f"has no {split} images" if isinstance(root, Url) or root.exists() else "does not exist"
+    return f"{key}={root} {lacks}; {remedy}."
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -93,6 +93,8 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
         (tmp_path / file).touch()
     with pytest.raises(DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"):
         read(tmp_path)
+    with pytest.raises(DataError, match="absent does not exist; give data.root=FOLDER with"):
+        read(tmp_path / "absent")
 
 
 def test_yolo_data_is_sent_to_the_detector(tmp_path: Path) -> None:
