@@ -105,7 +105,7 @@ def reading(path: object, form: str, remedy: str = "restore the file", missing: 
 
 def read_text(path: PathOrUrl) -> str:
     """A text file in UTF-8, with or without a byte-order mark. Raises DataError."""
-    with reading(path, "text in UTF-8"):
+    with reading(path, "text in UTF-8", "restore the file, or save it in UTF-8"):
         return read_bytes(path).decode("utf-8-sig")
 
 

@@ -125,7 +125,7 @@ def _names(names: Any, path: Path) -> list[str]:
     texts = [str(name) for name in names.values()] if isinstance(names, dict) else []
     in_order = texts and [str(key) for key in names] == [str(i) for i in range(len(texts))]
     if not in_order or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
-        raise DataError(f"{path}: the class names are not different texts, numbered 0, 1, 2, ...; correct them.")
+        raise DataError(f"{path}: a class name is empty, repeated or not numbered 0, 1, 2, ...; correct it.")
     return texts
 
 
