@@ -163,7 +163,7 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     num_parameters = 9 * channels * (13 * channels + per_cell * (num_classes + 4))
     if num_parameters > MAX_PARAMETERS:
         cause = f"model.fpn_channels={channels} with num_classes={num_classes} and {per_cell} anchors a cell"
-        raise ConfigError(f"{cause} makes {num_parameters / 1e9:.1f} billion parameters; lower one for 1 at most.")
+        raise ConfigError(f"{cause} makes {num_parameters / 1e9:.1f} billion parameters, above 1 billion; lower one.")
     body = Body(config.backbone, config.norm, eps=config.norm_eps, checkpointing=config.activation_checkpointing)
     body.freeze(config.trainable_layers)
     last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
