@@ -25,7 +25,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.data.images import pixels_of
+from retina_dist.data.images import MAX_PIXELS, pixels_of
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
@@ -90,7 +90,7 @@ def _exported(detector: Detector, run: Runner, path: Any) -> Detections:
 @contextmanager
 def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
     """A server of this process on a free port; its address."""
-    server = server_of(lambda: detector, ServeConfig(checkpoint=checkpoint), "error")
+    server = server_of(lambda: detector, ServeConfig(checkpoint=checkpoint, max_pixels=MAX_PIXELS), "error")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
