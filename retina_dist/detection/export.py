@@ -168,9 +168,10 @@ def run_exported(run: Runner, batch: Batch) -> Detections:
 
 
 def differences(detector: Detector, one: Detections, other: Detections, margin: float = 0.0) -> Tensor:
-    """[N, 2] px of the box and score, from each detection of either side to the nearest of its label on the other; inf without one.
+    """[N, 2]: from each detection of either side to the nearest one of its label on the other, px of the box and score; else inf.
 
-    Without detections that the other side may lack, for a score within `margin` of the threshold, or of the lowest of a full image.
+    Detections that the other side may lack do not count: with a score within `margin` of the threshold, or of the lowest one of an
+    image with as many detections as the model gives.
     """
     rows = [torch.zeros(0, 2, dtype=torch.float64)]
     for these, those in ((one, other), (other, one)):

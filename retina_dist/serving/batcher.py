@@ -11,7 +11,8 @@ from typing import Any
 class Batcher:
     """Runs `predict` on the images of all requests, one batch at a time on another thread, in the order submitted.
 
-    An idle model waits `wait_s` seconds before it takes less than `max_batch` images. An error is raised for each of its batch.
+    An idle model waits `wait_s` seconds for more images before it takes fewer than `max_batch`. An error of `predict` is raised by
+    `submit` for every image of its batch.
     """
 
     def __init__(self, predict: Callable[[Sequence[Any]], list[Any]], max_batch: int, wait_s: float) -> None:

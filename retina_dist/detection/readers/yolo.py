@@ -108,7 +108,7 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
         index = number_in(label, where, "the class")
         if index not in range(len(names)):
             raise DataError(f"{where} has class {label}, but names end at {len(names) - 1}; correct it or add a name.")
-        shares = [number_in(value, where, "the number") for value in values]
+        shares = [number_in(value, where, "the value") for value in values]
         if max(shares) > 2:
             raise DataError(f"{where} has {max(shares):g}, so it is in pixels; write shares of the image's sides.")
         x, y, width, height = shares[:4]
