@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 p
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Without bytecode each process compiles torch and torchvision anew, which doubles the seconds of its start.
+unexport PYTHONDONTWRITEBYTECODE
 # A change of the dependencies, of the Makefile or of the Python installs anew.
 KEY := $(shell cat setup.cfg pyproject.toml Makefile 2>/dev/null | cksum | cut -d' ' -f1)
 # Horovod gets NCCL where a GPU is or was asked for by make horovod; for tests without one it would only lengthen the build.

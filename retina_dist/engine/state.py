@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.replicas import copy_each, settings_of
@@ -49,6 +48,8 @@ class ExponentialMovingAverage:
 
 def _statistics(model: nn.Module) -> list[Tensor]:
     """The buffers that training changes."""
+    from torchvision.ops import FrozenBatchNorm2d  # takes seconds, since it imports torch's compiler
+
     live = (module for module in model.modules() if not isinstance(module, FrozenBatchNorm2d))
     return [x for module in live for x in module.buffers(recurse=False)]
 

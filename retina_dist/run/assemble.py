@@ -353,8 +353,7 @@ class Training:
                 tensorboard.close()
         # Anything may fail in drawing, a plugin's code included; the weights and result.json are written.
         except Exception as error:
-            reason = describe_error(error)
-            logger.warning(f"no report: {reason}; python -m retina_dist.report run={folder} writes it again")
+            logger.warning(f"no report: {describe_error(error)}; python -m retina_dist.report run={folder} tries again")
 
     def _log_results(self, timings: dict[str, Any]) -> None:
         folder, state, trainer = self.run.folder, self.state, self.config.trainer
