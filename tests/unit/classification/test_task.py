@@ -113,7 +113,7 @@ def test_a_training_outlives_its_report(
     monkeypatch.setattr(ClassificationTask, "draw_results", draw)
     overrides = [f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=1step", "logging.plots=true"]
     assert "val/top1" in train(load_config("train", [*SMALL, *overrides]))
-    text = f"no report: RuntimeError: no font; python -m retina_dist.report run={tmp_path} writes it again"
+    text = f"no report: RuntimeError: no font; python -m retina_dist.report run={tmp_path} tries again"
     assert text in "".join(capsys.readouterr())
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
 
