@@ -131,11 +131,11 @@ class Plan:
     def due(self, step: int, *, stopping: bool = False, timed: bool = False) -> Due:
         """What to do after `step` optimizer steps, the last ones if the run is `stopping`; `timed`: the clock asks to save.
 
-        A run that is stopped early does not validate, so that it knows the same best metric as one that was not stopped.
+        A run that is asked to end does not validate; resumed, it validates first, and logs what one that was not asked does.
         """
         last = step == self.stop_step
         validate = self.validates_at(step) and not stopping
-        save = validate or last or _every(self.checkpoint_every, step)
+        save = self.validates_at(step) or last or _every(self.checkpoint_every, step)
         check, log = _every(self.check_every, step), save or _every(self.log_every, step)
         return Due(check=check, log=log, validate=validate, save=save or stopping or timed, last=last)
 
@@ -181,9 +181,10 @@ def resolve_plan(
     if trainer.micro_batches > batch_size:
         raise ConfigError(f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; use at most {batch_size}.")
     total = steps("trainer.max_duration", trainer.max_duration)
-    if total < 1:
-        raise ConfigError(f"trainer.max_duration={trainer.max_duration} is less than one step; use at least 1step.")
     stop = total if trainer.stop_after is None else min(total, steps("trainer.stop_after", trainer.stop_after))
+    for key, number in (("max_duration", total), ("stop_after", stop)):
+        if number < 1:
+            raise ConfigError(f"trainer.{key}={getattr(trainer, key)} is less than one step; use at least 1step.")
     return Plan(
         num_images=num_images,
         batch_size=batch_size,

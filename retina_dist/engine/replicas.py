@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from retina_dist.errors import CollectiveError
+from retina_dist.errors import CollectiveError, ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 
 CHUNK = 1 << 22  # elements checked at a time
@@ -75,6 +75,21 @@ def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: 
             f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
             "rank dropped examples, or a weight is not world_size x its examples / the examples of the step."
         )
+
+
+def check_same(own: dict[str, Any], strategy: DistributedStrategy) -> None:
+    """Raise ConfigError, on every rank, unless all ranks have what rank 0 has."""
+
+    def check(main: dict[str, Any]) -> None:
+        for name, value in own.items():
+            if value != main[name]:
+                raise ConfigError(
+                    f"{name} is {value} on rank {strategy.rank} and {main[name]} on rank 0; "
+                    "start all processes with the same settings and the same data."
+                )
+
+    main = strategy.broadcast_object(own)
+    strategy.run_collectively(lambda: check(main))
 
 
 def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> None:

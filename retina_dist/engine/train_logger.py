@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,8 +124,9 @@ class TrainLogger:
         if not metrics:
             return
         weight = metrics.pop(WEIGHT, 1.0)
-        if 0 < weight < 1 - 1e-9:  # bad images were left out
-            metrics |= {name: value / weight for name, value in metrics.items() if name.startswith("train/loss")}
+        if weight < 1 - 1e-9:  # bad images were left out
+            losses = {name: value for name, value in metrics.items() if name.startswith("train/loss")}
+            metrics |= {name: value / weight if weight else math.nan for name, value in losses.items()}
         self.last_loss = metrics["train/loss"]
         self.speeds.append(metrics["time/images_per_s"])
         if state.skipped_steps:

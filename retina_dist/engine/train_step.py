@@ -16,7 +16,6 @@ from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_logger import WEIGHT
-from retina_dist.errors import doing
 from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
@@ -70,7 +69,6 @@ class TrainStep:
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
-        doing(f"step {state.step + 1}")
         lr = self.plan.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)

@@ -91,6 +91,7 @@ class Trainer:
         state, plan, strategy = self.state, self.plan, self.strategy
         with closing(prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)) as steps:
             for micro_batches in self.timer.iterate(steps):
+                doing(f"step {state.step + 1}")
                 self.train_logger.update(self.train_step(micro_batches))
                 del micro_batches  # before the next ones are fetched
                 state.step += 1

@@ -26,6 +26,7 @@ from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.replicas import check_same
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
@@ -111,6 +112,9 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
     doing("estimating the memory")
     config, plan, memory = _settled(config, task, strategy)
+    images = strategy.run_collectively(task.fingerprint)
+    own = {f"the {name} of the plan": value for name, value in vars(plan).items() if name != "schedule"}
+    check_same(own | {"seed": config.seed, "the digest of the training set": images}, strategy)
     best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
     described = _describe(config, task, plan, best if task.validates else None, memory)
     logger.info(described)
@@ -136,7 +140,7 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     model = task.build_model(run.resume_step is not None, run.checkpoint)
     state = build_state(config, model, strategy, best if task.validates else None)
     position = data.position(run.resume_step or 0)
-    if strategy.on_main(lambda: restore(state, run, config, plan, images=task.fingerprint(), position=position)):
+    if strategy.on_main(lambda: restore(state, run, config, plan, images=images, position=position)):
         return None
 
     checkpoints = CheckpointStore(
@@ -154,7 +158,7 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     logger.info(f"writing to {run.folder}")
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
-        job.mlflow = job.exits.enter_context(MlflowRun(server, config, run, tags, is_restart, task.fingerprint()))
+        job.mlflow = job.exits.enter_context(MlflowRun(server, config, run, tags, is_restart, images))
     return Training(config, strategy, task, plan, data, run, state, checkpoints, job)
 
 

@@ -78,7 +78,7 @@ class NotEstimated(UserError):
 class StepMemory:
     """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
 
-    `device` is where the step would run. It does not communicate, and changes no state of the process or of `task`. Raises
+    `device` is where the step would run. It does not communicate and does not change `task`; it seeds random generators. Raises
     NotEstimated, and any UserError of the task.
     """
 

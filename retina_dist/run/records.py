@@ -44,7 +44,8 @@ def describe_job(strategy: DistributedStrategy) -> str:
 
 
 def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
-    """Write every setting to config.yaml, and add this start to command.json, both without secrets."""
+    """Write every setting to config.yaml, and add this start to command.json, both without secrets; forget the last result."""
+    (folder / RESULT).unlink(missing_ok=True)
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config)))))
     path, starts = folder / COMMAND, []
     with contextlib.suppress(OSError, ValueError):

@@ -44,7 +44,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
     """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper that optimizes.
 
     A job that fails is reported, recorded, and gives NaN: the next one begins. Of several processes, one that fails alone ends the
-    sweep, because the others may be waiting for it. With resume=auto a job that was trained to its end is skipped.
+    sweep, because the others may be waiting for it. With resume=auto a job that was trained to its end has nothing to do.
     """
     launch = detect_launch()
     started, failure, skipped = time.perf_counter(), None, False
@@ -55,11 +55,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
         try:
             config = get_settings()
             skipped = config.dry_run
-            if config.resume == "auto" and read_result(folder).get("status") == "ok":
-                print_redacted(f"{folder} is done")
-                skipped = True
-            else:
-                train(config)
+            train(config)
         except BaseException as error:
             failure = error
             alone = launch.world_size > 1 and not is_collective(error)
@@ -83,7 +79,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
     """Add to the job's result.json what the sweep knows of it."""
     overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
-    content = {"status": "ok", "error": None} | read_result(folder) | {"overrides": overrides, "seconds": seconds}
+    content = {"status": "ok", "error": None, "seconds": seconds} | read_result(folder) | {"overrides": overrides}
     if failure is not None:
         content |= {"status": "failed", "error": describe_error(failure)}  # not that of an older sweep here
     write_json(folder / RESULT, content)

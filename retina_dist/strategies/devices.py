@@ -30,7 +30,8 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
     """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or "cuda:N", made current.
 
     "auto" and "cuda" take the GPU of the local rank, or the only one that this process sees. Raises ConfigError when this machine
-    lacks the device, has fewer GPUs than processes, or has GPUs that torch cannot use, which "auto" does not replace by the CPU.
+    lacks the device, has several GPUs but fewer than processes, or has GPUs that torch cannot use, which "auto" does not replace
+    by the CPU.
     """
     asked = name
     try:

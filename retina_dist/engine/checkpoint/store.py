@@ -47,8 +47,8 @@ class NewerFormat(CheckpointError):
 class CheckpointStore:
     """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `save_top_k` by `best`.
 
-    `resumed_at` is the step that a run resumed from: its first save removes later checkpoints in the folder. `owner` is
-    `Owner.name` of this process; nothing is written or removed once another process has claimed the folder.
+    `resumed_at` is the step that a run resumed from: `claim` forgets later checkpoints in the folder, the first save removes
+    them. `owner` is `Owner.name` of this process; nothing is written or removed once another process has claimed the folder.
     """
 
     def __init__(

@@ -85,12 +85,18 @@ def test_learning_rate_rules(rule: str, lr: float) -> None:
         ({"schedule": "multistep", "milestones": ["4epochs"]}, "past the end"),
         ({"schedule": "multistep", "milestones": ["3epochs", "2epochs"]}, "do not rise"),
         ({"max_duration": "0steps"}, "less than one step"),
+        ({"stop_after": "0steps"}, "trainer.stop_after=0steps is less than one step"),
         ({"num_images": 0}, "no image"),
     ],
 )
 def test_impossible_plans_say_what_would_work(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(**changes)
+
+
+def test_a_run_asked_to_end_logs_what_one_that_is_not_does() -> None:
+    due = plan(validate_every="8steps", checkpoint_every="3steps").due(8, stopping=True)
+    assert (due.log, due.save, due.validate) == (True, True, False)
 
 
 def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:

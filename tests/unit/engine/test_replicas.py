@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, checksum
+from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, check_same, checksum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
@@ -219,6 +219,12 @@ def test_nan_gradients_at_weight_0_reach_no_parameter_and_no_other_rank() -> Non
     assert skipped == 0
     assert (losses, weights) == other[:2]
     assert all(map(math.isfinite, losses))
+
+
+def test_ranks_with_other_data_do_not_start() -> None:
+    errors = on_ranks(3, lambda strategy: check_same({"seed": 0, "images": 9 - (strategy.rank == 1)}, strategy))
+    assert "images is 8 on rank 1 and 9 on rank 0; start all" in str(errors[1])
+    assert all(isinstance(error, Exception) for error in errors)
 
 
 def test_metrics_that_differ_over_ranks_end_the_first_validation() -> None:
