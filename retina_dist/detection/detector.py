@@ -143,7 +143,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         return CocoEvaluator(val, module.val_batches, strategy, autocast(strategy.device, self.precision))
 
     def prepare(self, image: AnyImage) -> Batch:
-        """The image on its canvas, as the validation had it; on the CPU, in any thread."""
+        """The image, resized as for the validation, on the smallest canvas that holds it; on the CPU, in any thread."""
         pixels = pixels_of(image)
         height, width = pixels.shape[-2:]
         resized = resized_size(height, width, self.min_size, self.max_size)

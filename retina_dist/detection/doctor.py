@@ -52,7 +52,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     findings: list[Finding] = []
     for split, part in splits.items():
         findings += [Finding("warning", split, text) for text in part.warnings]
-        files = [(r.file_name, r.path, (r.width, r.height) if r.width and r.height else None) for r in part.records]
+        files = [(r.file_name, r.path, r.size) for r in part.records]
         checked[split] = check_images(files, split, config.images, config.data.max_pixels)
         splits[split] = part = with_file_sizes(part, checked[split])
         if problem := implausible_boxes(part, split, config.data):
@@ -110,7 +110,7 @@ def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
     for i in np.unique(np.linspace(0, len(part.records) - 1, SHEET_IMAGES).round().astype(int)).tolist():
         record = part.records[i]
         try:
-            image = read_image(record.path, (record.width, record.height), max_pixels)
+            image = read_image(record.path, record.size, max_pixels)
         except ImageError:
             continue  # a finding already
         boxes, labels = torch.from_numpy(part.boxes[i]), torch.from_numpy(part.labels[i])
@@ -154,7 +154,7 @@ def anchor_coverage(
     every anchor: of one shape, the anchor with the nearest centre overlaps most, because the overlap only falls with the
     distance along either axis. Images of unknown size are left out.
     """
-    known = [i for i, record in enumerate(data.records) if record.width and record.height]
+    known = [i for i, record in enumerate(data.records) if record.size]
     if not sum(len(data.boxes[i]) for i in known):
         return Coverage(np.zeros(0), np.zeros(0), threshold)
     sizes = np.array([(data.records[i].height, data.records[i].width) for i in known])
@@ -229,7 +229,7 @@ def _format_objects(tables: dict[str, Any], images: dict[str, int], output: str 
 def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
     """`data` as training reads it: with the files' sizes where the annotations have none."""
     records = [
-        replace(r, width=check.size[0], height=check.size[1]) if check.size and not (r.width and r.height) else r
+        replace(r, width=check.size[0], height=check.size[1]) if check.size and not r.size else r
         for r, check in zip(data.records, checks, strict=True)
     ]
     return replace(clean(data.coco, records, data.categories), warnings=data.warnings)

@@ -83,7 +83,7 @@ def write_report_details(result: CocoResult, annotations: Annotations, folder: P
 
     def read(image_id: int) -> Tensor:
         record = records[image_id]
-        return read_image(record.path, (record.width, record.height), max_pixels)
+        return read_image(record.path, record.size, max_pixels)
 
     def marks(image_id: int, analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
         objects = [entry for entry in annotations.coco["annotations"] if entry["image_id"] == image_id]

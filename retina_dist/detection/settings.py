@@ -98,7 +98,7 @@ class DetectorSettings(ModelSettings):
 
     contract = "retina_dist.detection.model.build.DetectionModel"
 
-    # data.categories.MAX_LABELS
+    # readers.categories.MAX_LABELS
     num_classes: int | None = setting(None, "null: as many as the data has", at_least=1, at_most=20_000)
 
 

@@ -13,7 +13,7 @@ from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import folder_to_draw
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, ground_truth_of, load_annotations, without_empty
+from retina_dist.detection.readers.coco import Annotations, clean, ground_truth_of, load_annotations, without_empty
 from retina_dist.detection.readers.formats import TITLES, coco_files, find_split, read_folder, recognise
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.records import fill_sizes
@@ -185,10 +185,11 @@ def first_images_with_objects(annotations: Annotations, count: int) -> Annotatio
 
 
 def _with_ground_truth(annotations: Annotations, rows: Sequence[int]) -> Annotations:
-    """The images of these rows and the ground truth of these alone."""
-    part = annotations.subset(rows)
-    coco = ground_truth_of(annotations.coco, {record.image_id for record in part.records})
-    return replace(part, coco=coco, num_crowd=sum(entry["iscrowd"] for entry in coco["annotations"]))
+    """The images of these rows, the ground truth of these alone, and the counts of their boxes."""
+    records = [annotations.records[row] for row in rows]
+    coco = ground_truth_of(annotations.coco, {record.image_id for record in records})
+    part = clean(coco, records, annotations.categories)
+    return replace(part, warnings=annotations.warnings, format=annotations.format)
 
 
 def sized_coco(part: Annotations, max_pixels: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,18 +114,18 @@ def differences(first: RunFiles, second: RunFiles) -> list[tuple[str, ...]]:
 
     The interval is of pairs of resamples, where both runs were validated on the same images.
     """
-    rows = []
+    rows, keys = [], {}
     before, after = (Resampled.load(run.folder) for run in (first, second))
-    keys = {name.split("/", 1)[-1]: name for name in (before.values if before else ())}
+    if before and after and before.images == after.images:
+        keys = {name.split("/", 1)[-1]: name for name in before.values if name in after.values}
     for name in dict.fromkeys([*first.metrics, *keys]):
         values = [run.metrics.get(name, {}).get("value") for run in (first, second)]
-        apart, verdict = None, ""
-        if before and after and before.images == after.images and keys.get(name) in after.values:
-            values = [each.values[keys[name]] for each in (before, after)]
-            apart = after.difference(before, keys[name])
+        interval, verdict = "", ""
+        if before and after and name in keys and math.isfinite((apart := after.difference(before, keys[name])).value):
+            values, interval = [each.values[keys[name]] for each in (before, after)], str(apart)
             verdict = "not distinguishable" if apart.holds_zero else "better" if apart.value > 0 else "worse"
         number = "-" if None in values else f"{values[1] - values[0]:+.3f}"
-        rows.append((name, *map(format_number, values), number, str(apart or ""), verdict))
+        rows.append((name, *map(format_number, values), number, interval, verdict))
     return rows
 
 

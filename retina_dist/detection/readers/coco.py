@@ -194,9 +194,9 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         if crowd not in (0, 1):
             raise DataError(f"{source}: annotation {entry['id']} has iscrowd {escape(crowd, 80)}, not 0 or 1.")
         entry["iscrowd"] = int(crowd)  # 0.0 and false are the same, but not to the evaluators
-    if any(entry["id"] == 0 for entry in entries):  # evaluators take 0 for "no match": its box would always be missed
-        for i, entry in enumerate(entries, start=1):
-            entry["id"] = i
+    for entry in entries:
+        if entry["id"] == 0:  # evaluators take 0 for "no match": its box would always be missed
+            entry["id"] = 1 + max(other["id"] for other in entries)
     areas = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
     return [f"{source}: {areas}; width x height is taken instead"] if invented else []
 
@@ -272,5 +272,6 @@ def without_empty(full: Annotations) -> Annotations:
     """Leave out the images without boxes, with a warning that counts them."""
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
-    full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
+    if empty:
+        full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
     return full.subset(rows)

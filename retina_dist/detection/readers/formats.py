@@ -85,7 +85,7 @@ def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
 def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
 
-    Of several annotation files the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
+    Of several annotation files of one layout the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
     Raises DataError with everything that was looked for.
     """
     files = coco_files(root, split)

@@ -30,6 +30,11 @@ class ImageRecord:
     width: int
     height: int
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(width, height), if known."""
+        return (self.width, self.height) if self.width and self.height else None
+
 
 def make_record(
     entry: dict[str, Any], images: PathOrUrl, source: PathOrUrl, slices: dict[int, ArchiveMember] | None = None
@@ -110,10 +115,10 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
     """The records with width and height, from the files' headers where the annotations have none."""
     sized: list[ImageRecord] = []
     unreadable: list[str] = []
-    unsized = [record.path for record in records if not (record.width and record.height)]
+    unsized = [record.path for record in records if not record.size]
     contents = read_in_turn(path for path in unsized if not isinstance(path, Path))
     for record in records:
-        if not (record.width and record.height):
+        if not record.size:
             content = None if isinstance(record.path, Path) else next(contents)
             try:
                 if isinstance(content, ImageError):

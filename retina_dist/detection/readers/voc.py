@@ -10,7 +10,7 @@ from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, number_in, numbered, reading, split_of
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
-from retina_dist.text import is_text, truncate
+from retina_dist.text import is_text, pluralize, truncate
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (
@@ -49,9 +49,9 @@ def read_cvat(root: Path, split: str) -> Items:
     """The images of a "CVAT for images" XML, by their `subset`, else by the folder in their name or that of the file.
 
     Polygons, polylines, masks and rotated boxes are read as their bounding boxes; tags of whole images are not
-    boxes. Raises DataError naming file and image.
+    boxes, and single points are left out with a warning. Raises DataError naming file and image.
     """
-    items, names = [], set()
+    items, names, points = [], set(), 0
     for path in sorted(root.rglob("*.xml")):
         tree = _read_xml(path, "annotations")
         if tree.find("track") is not None:
@@ -61,15 +61,18 @@ def read_cvat(root: Path, split: str) -> Items:
             where = f"{path}: image {image.get('name')!r}"
             width, height = (int(number_in(image.get(side), where, side)) for side in ("width", "height"))
             things = [thing for thing in image if thing.get("label") and thing.tag != "tag"]
-            boxes = [Box(thing.get("label") or "", _cvat_corners(thing, where)) for thing in things]
+            sized = [thing for thing in things if thing.tag != "points" or ";" in (thing.get("points") or "")]
+            boxes = [Box(thing.get("label") or "", _cvat_corners(thing, where)) for thing in sized]
             names |= {box.name for box in boxes}
             file, subset = image.get("name") or "", image.get("subset") or ""
             place = f"{path.relative_to(root).parent}/{path.stem}/{file}/{subset}"  # the last to name a split decides
             folders = [path.parent, path.parent / "images", root / "images", root / "images" / (subset or split)]
             folder = next((folder for folder in folders if (folder / file).is_file()), root)
             if split_of(place) == split:
+                points += len(things) - len(sized)
                 items.append(Item((folder / file).relative_to(root).as_posix(), boxes, (width, height)))
-    return Items(items, numbered(names), root)
+    warnings = [f"{root}: {pluralize(points, 'point')} of CVAT left out, which have no box"] if points else []
+    return Items(items, numbered(names), root, warnings=warnings)
 
 
 def _cvat_corners(thing: ElementTree.Element, where: str) -> list[float]:

@@ -14,7 +14,7 @@ import yaml
 
 from retina_dist.data.images import is_image
 from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.items import Box, Item, Items, number_in, read_text, reading
+from retina_dist.detection.readers.items import Box, Item, Items, number_in, read_text, reading, split_of
 from retina_dist.errors import DataError
 from retina_dist.files import read_bytes
 from retina_dist.text import is_text, pluralize
@@ -48,16 +48,20 @@ def read_yolo(root: Path, split: str) -> Items | None:
         raise DataError(f"{path}: nc is {content['nc']}, but names has {len(names)}; make them equal.")
     entries = given if isinstance(given, list) else [given]
     files = list(dict.fromkeys(file for entry in entries for file in _images(root, content, entry)))
+    above = Path(os.path.abspath(root))
+    if path is None and given in ("images", "."):  # one folder of everything may hold those of the other splits
+        files = [file for file in files if split_of(str(file.relative_to(above).parent)) == split]
     # a list of files may leave the images of other labels to another list
     warnings = [] if any(str(entry).endswith(".txt") for entry in entries) else _labels_alone(files)
     if (base := content.get("path")) and not (root / str(base)).is_dir():
         warnings.append(f"{path}: path {str(base)!r} is not a folder here; the images are looked for below {root}")
     if split == "train" and files and not any(_labels_of(file).is_file() for file in files):
         raise DataError(f"{root}: no training image has a label file, such as {_labels_of(files[0])}; add them.")
-    above = Path(os.path.abspath(root))
     if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
         above = Path(os.path.commonpath([file.parent for file in files]))
-    items = [Item(str(file.relative_to(above)), _boxes(_labels_of(file), names)) for file in files]
+    items = [
+        Item(str(file.relative_to(above)), _boxes(_labels_of(file), names, "kpt_shape" in content)) for file in files
+    ]
     return Items(items, {name: i for i, name in enumerate(names)}, above, shares=True, warnings=warnings)
 
 
@@ -95,7 +99,8 @@ def _labels_alone(images: list[Path]) -> list[str]:
     return [f"{pluralize(len(alone), 'label file')} without an image, such as {alone[0]}"] if alone else []
 
 
-def _boxes(path: Path, names: list[str]) -> list[Box]:
+def _boxes(path: Path, names: list[str], keypoints: bool) -> list[Box]:
+    """The boxes of a label file, of polygons their bounding boxes; in a file of `keypoints` these follow each box."""
     if not path.is_file():
         return []  # background
     boxes = []
@@ -103,6 +108,7 @@ def _boxes(path: Path, names: list[str]) -> list[Box]:
         if not line.strip():
             continue
         where, (label, *values) = f"{path}:{number}", line.split()
+        values = values[:4] if keypoints else values
         if len(values) < 4 or (len(values) > 5 and len(values) % 2):
             raise DataError(f"{where} has {len(values)} numbers after the class; write class x y width height.")
         index = number_in(label, where, "the class")

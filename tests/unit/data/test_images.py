@@ -15,13 +15,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from retina_dist.data.file_checks import check_image
-from retina_dist.data.images import (
-    MAX_PIXELS,
-    decode_image,
-    has_more_scans,
-    image_size,
-    read_image,
-)
+from retina_dist.data.images import MAX_PIXELS, decode_image, has_more_scans, image_size, read_image
 from retina_dist.errors import DataError, ImageError
 from retina_dist.predictor import predict_files
 

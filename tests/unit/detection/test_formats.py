@@ -261,9 +261,8 @@ def test_every_format_gives_the_same_boxes(title: str, make: Callable[[Path], No
 def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
     labelimg(tmp_path, lambda _: "")
     data = DetectionData(name="mine", root=str(tmp_path))
-    train = read_split(data, "train")
-    assert len(train.records) == 3
-    assert read_split(data, "val", train.categories) is None
+    assert len(read_split(data, "train").records) == 3
+    assert read_split(data, "val") is None
     with pytest.raises(ConfigError, match="has no val split"):
         convert(ConvertConfig(root=str(tmp_path), split="val", output=str(tmp_path / "val.json")))
     with pytest.raises(ConfigError, match="^root=absent is not a folder"):
@@ -357,7 +356,7 @@ def read(root: Path, split: str = "train", **settings: Any) -> dict[str, list[li
 def test_cvat_shapes_are_read_as_their_bounding_boxes(tmp_path: Path) -> None:
     draw(tmp_path, "a")
     things = (
-        '<tag label="sunny" source="manual"></tag>'
+        '<tag label="sunny" source="manual"></tag><points label="x" points="10,8"/>'
         '<box label="x" xtl="10" ytl="8" xbr="20" ybr="12" rotation="90"/>'
         '<box label="x" xtl="10" ytl="6" xbr="18" ybr="14" rotation="45"/>'
         '<mask label="x" rle="3, 3" left="5" top="6" width="7" height="8"/>'
@@ -365,11 +364,7 @@ def test_cvat_shapes_are_read_as_their_bounding_boxes(tmp_path: Path) -> None:
     image = f'<image name="a.jpg" width="40" height="20">{things}</image>'
     write(tmp_path / "annotations.xml", f"<annotations>{image}</annotations>")
     half = 4 * 2**0.5
-    expected = [
-        [13, 5, 17, 15],
-        [14 - half, 10 - half, 14 + half, 10 + half],
-        [5, 6, 12, 14],
-    ]
+    expected = [[13, 5, 17, 15], [14 - half, 10 - half, 14 + half, 10 + half], [5, 6, 12, 14]]
     assert np.allclose(read(tmp_path)["a.jpg"], expected, atol=1e-5)
 
 
@@ -428,6 +423,13 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
         f"{tmp_path}/data.yaml: path '/elsewhere/x' is not a folder here; the images are looked for below {tmp_path}",
         f"2 boxes left out, in shares of unreadable images in {tmp_path}; restore them",
     ]
+
+
+def test_keypoints_of_yolo_follow_their_box(tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    write(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.2 0.4 0.1 0.9 2 0.2\n")
+    write(tmp_path / "data.yaml", (tmp_path / "data.yaml").read_text() + "kpt_shape: [2, 2]\n")
+    assert np.allclose(split_of(tmp_path).boxes[0], [[16, 6, 24, 14]])
 
 
 def test_rounded_shares_clip_nothing(tmp_path: Path) -> None:

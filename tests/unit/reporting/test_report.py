@@ -180,14 +180,14 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     """It is of pairs: two runs that differ alike in every resample are told apart, however wide each one's interval is."""
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
     noise = np.random.default_rng(0).normal(0, 0.1, 1000)
-    before = {"coco/AP": 0.5 + noise, "coco/AP75": 0.4 + noise}
-    after = {"coco/AP": 0.53 + noise, "coco/AP75": 0.4 + noise[::-1]}
-    Resampled("same", {"coco/AP": 0.5, "coco/AP75": 0.4}, before).save(first)
-    Resampled("same", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
+    before = {"coco/AP": 0.5 + noise, "coco/AP75": 0.4 + noise, "coco/APl": noise * math.nan}
+    after = {"coco/AP": 0.53 + noise, "coco/AP75": 0.4 + noise[::-1], "coco/APl": noise * math.nan}
+    Resampled("same", {"coco/AP": 0.5, "coco/AP75": 0.4, "coco/APl": math.nan}, before).save(first)
+    Resampled("same", {"coco/AP": 0.53, "coco/AP75": 0.4, "coco/APl": math.nan}, after).save(second)
     rows = {row[0]: row[3:] for row in differences(RunFiles(first), RunFiles(second))}
     assert rows["AP"] == ("+0.030", "0.0300 to 0.0300", "better")
     assert rows["AP75"][2] == "not distinguishable"
-    assert rows["AP50"][1:] == ("", ""), "not resampled"
+    assert rows["AP50"][1:] == rows["APl"][1:] == ("", ""), "not resampled, and undefined"
     assert "not distinguishable" in write_report(first, second).read_text()
     Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
     assert {row[4] for row in differences(RunFiles(first), RunFiles(second))} == {""}
