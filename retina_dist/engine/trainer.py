@@ -29,7 +29,8 @@ class Trainer:
     Every rank makes a Trainer and calls `fit`. `validate` takes a model and returns metrics of all validation data; rank 0's are
     broadcast, so all ranks agree on `state.best` and on early stopping. The main rank writes checkpoints into `store`: by the plan,
     when all ranks stop, and `checkpoint_minutes` after the last one; each holds the state, the place in the data and `metadata`.
-    `stop_reason` says why this process should end, or None; one step after any rank has a reason, all save and raise Preempted.
+    `stop_reason` says why this process should end, or None; one step after any rank has a reason, all save and raise Preempted. Its
+    message names `resume_with`, the settings that continue the run.
     """
 
     def __init__(
@@ -43,20 +44,23 @@ class Trainer:
         metadata: Mapping[str, Any] | None = None,
         checkpoint_minutes: float | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
+        resume_with: str = "resume=auto",
     ) -> None:
         self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
-        self.data, self.validate, self.stop_reason = data, validate, stop_reason
+        self.data, self.validate, self.stop_reason, self.resume_with = data, validate, stop_reason, resume_with
         self.state, self.plan, self.strategy = train_step.state, train_step.plan, train_step.strategy
         self.net, self.timer = train_step.net, train_step.timer
         self.store, self.metadata, self.checkpoint_s = store, metadata or {}, 60 * (checkpoint_minutes or math.inf)
         self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data)
         self.stop = StopConsensus(self.strategy)
+        self.saved_step = self.state.step
         self._metrics_checked = self.strategy.world_size == 1
 
     def fit(self) -> dict[str, float]:
         """Train from the state's step to the plan's last and return the metrics of the last validation.
 
-        Every checkpoint is on the disk when it returns or raises; one that could not be written is an error on all ranks.
+        Every checkpoint is on the disk when it returns or raises; one that could not be written is an error on all ranks. If a
+        validation fails, the steps before it are saved, and a resume starts with this validation.
         """
         self.timer.start()
         try:
@@ -66,8 +70,9 @@ class Trainer:
             return metrics
         except BaseException:
             try:
-                if self.store:
-                    self.store.wait()  # without the other ranks
+                if self.store:  # without the other ranks
+                    self._save_unvalidated(self.store)
+                    self.store.wait()
             except Exception as error:  # it must not hide the error that ended the run
                 logger.warning(error)
             raise
@@ -149,6 +154,12 @@ class Trainer:
             if store:
                 self.strategy.on_main(lambda: store.save(content, step, metric))
 
+    def _save_unvalidated(self, store: CheckpointStore) -> None:
+        state = self.state
+        if self.strategy.is_main and state.last_eval_step == state.step > self.saved_step:
+            state.last_eval_step = self.saved_step  # a resume validates first
+            store.save(self.checkpoint(), state.step)
+
     def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
         """What a checkpoint of this moment holds; `metrics` are those of this step's validation. Every rank must call it."""
         epoch, cursor = self.data.position(self.state.step)
@@ -169,8 +180,8 @@ class Trainer:
     def _preempt(self) -> None:
         self._finish()
         why = self.stop_reason() or "another rank was asked to"
-        folder = self.store.folder if self.store else "auto"
-        raise Preempted(f"stopped at step {self.state.step} ({why}) with a checkpoint; continue with resume={folder}.")
+        step = self.state.step
+        raise Preempted(f"stopped at step {step} ({why}) with a checkpoint; continue with {self.resume_with}.")
 
 
 def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generator[Sequence[Any], None, None]:

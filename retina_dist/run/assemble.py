@@ -265,6 +265,7 @@ class Training:
             metadata=task.metadata(state.model) | facts,
             checkpoint_minutes=config.checkpoint_minutes,
             stop_reason=lambda: self.watch.reason,
+            resume_with=f"resume=auto output_dir={self.run.folder}",
         )
 
     def fit(self, membership: Membership) -> dict[str, float]:

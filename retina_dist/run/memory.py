@@ -254,7 +254,7 @@ def _fitted(config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, me
     estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
     peak, remedy = estimate(chosen).peak, ""
     if peak > limit:
-        enough = 1 + bisect_left(range(1, max(1, total // ranks)), True, key=lambda n: estimate(n).peak <= limit)
+        enough = 1 + bisect_left(range(1, -(-total // ranks)), True, key=lambda n: estimate(n).peak <= limit)
         least = estimate(enough).peak
         if config.trainer.accumulate == "auto":
             chosen, peak = enough, least

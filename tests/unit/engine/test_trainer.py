@@ -224,9 +224,13 @@ def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, mon
     trainer(tmp_path, max_duration="1epoch").fit()
     assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
     one = trainer(tmp_path / "failed", validate=scripted([0.5]), monitor="score")
-    with pytest.raises(StopIteration):  # the second validation
+    with pytest.raises(StopIteration):  # the second validation, which a resume makes first
         one.fit()
-    assert load_checkpoint(tmp_path / "failed" / "last.pt")["step"] == 3
+    again = trainer(validate=scripted([0.7, 0.6, 0.5]), monitor="score")
+    again.state.load_state_dict(load_checkpoint(tmp_path / "failed" / "last.pt"))
+    again.fit()
+    assert [step for step, row in again.train_logger.metric_logger.rows if "score" in row] == [6, 9, 12]
+    assert load_checkpoint(tmp_path / "failed" / "best.pt")["step"] == 3
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(
