@@ -167,7 +167,7 @@ def test_a_server_that_refuses_the_data_gets_the_rest(
 
     monkeypatch.setattr(mlflow.MlflowException, "status", status)
     monkeypatch.setattr(mlflow, "_log_inputs", log_inputs, raising=False)
-    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(mlflow_run, "PATIENCE_S", 30.0)
     with make(tmp_path, digest="0" * 64) as run:
         run.log({"a": 1.0}, 1)
     assert mlflow.values == [("a", 1.0, 1)]
