@@ -53,7 +53,7 @@ PlanOf = Callable[[int], Plan]  # by the number of micro-batches
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes of each part at the moment when their sum is largest; `images` are those of the micro-batch.
+    """Bytes of each part at the moment when their sum is largest; `images` is the size of the micro-batch.
 
     "activations" are all that the passes hold at that moment, for the backward pass or for an operator.
     """
@@ -208,7 +208,7 @@ class StorageTracker(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The micro-batches of a step, what it takes in lines of the log, and why it cannot run, "" if it can."""
+    """The micro-batches of a step, its memory in lines of the log, and why it cannot run, "" if it can."""
 
     accumulate: int
     lines: list[str]
@@ -263,7 +263,7 @@ def _fitted(config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, me
             remedy = f"use trainer.accumulate={enough}, with {format_bytes(least)}{risk}"
     lines = [str(estimate(chosen)), f"{100 * peak / memory.room:.0f} % of the {memory.words}"]
     if peak <= memory.room:
-        return MemoryPlan(chosen, lines + [f"close to what there is; {remedy or 'it may run out'}"] * (peak > limit))
+        return MemoryPlan(chosen, lines + [f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}"] * (peak > limit))
     half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
     remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
     needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
