@@ -27,7 +27,7 @@ def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.
     """Write the crops of all boxes below `output` and return how many each class has.
 
     A crop is its box, rounded outwards to whole pixels, and `margin` times its sides around it, as far as the image goes. Raises
-    DataError for a class whose name is none of a folder, and where `output` is not empty.
+    DataError for a class name that cannot be a folder's, and where `output` is not empty.
     """
     data = load_annotations(annotations, images)
     names = data.categories.names
