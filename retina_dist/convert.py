@@ -1,10 +1,10 @@
-"""A data set of any format that is read to COCO json.
+"""Convert a data set of any supported format to COCO json.
 
     python -m retina_dist.convert root=/data/mine output=train.json                       the format is recognised
     python -m retina_dist.convert root=/data/mine split=val output=val.json
     python -m retina_dist.convert annotations=rows.csv classes=classes.csv output=train.json
 
-Training reads all of them directly (`data.root=FOLDER`); this is for other tools.
+For other tools: training reads all formats directly (`data.root=FOLDER`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ConvertConfig:
 
     root: str | None = setting(None, "the data set's folder, as data.root")
     annotations: str | None = setting(None, "an annotation file instead of root")
-    images: str | None = setting(None, "the folder of its images; null: that of the file")
+    images: str | None = setting(None, "the folder of its images; null: the file's")
     format: str = setting("auto", "as data.format", choices=FORMATS)
     classes: str | None = setting(None, "csv: the classes file")
     split: str = setting("train", choices=("train", "val"))

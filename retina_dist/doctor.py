@@ -3,7 +3,7 @@
     python -m retina_dist.doctor data.root=/data/mine
     python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
     python -m retina_dist.doctor data.root=/data/mine sheets=sheets        images with their boxes drawn
-    python -m retina_dist.doctor checkpoint=runs/cells output_dir=suspicious         labels that a detector doubts
+    python -m retina_dist.doctor checkpoint=runs/bccd output_dir=suspicious         labels that a detector doubts
     torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
 
 Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With cluster=true,
@@ -35,15 +35,15 @@ class DoctorConfig(DetectionRunConfig):
     """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
 
     images: str = setting("decode", "header: not decoded; none: not opened", choices=("decode", "header", "none"))
-    cluster: bool = setting(False, "under the training's launcher: check machines, network and equal data instead")
+    cluster: bool = setting(False, "instead check machines, network and equal data, under the training's launcher")
     expect_gb_s: float | None = setting(None, "cluster: least bus bandwidth of 64 MB; less is an error", above=0)
-    checkpoint: str | None = setting(None, "rank the labels that this detector doubts instead, into output_dir")
-    root: str | None = setting(None, "checkpoint: data.root again, where its own is behind a URL or was moved")
+    checkpoint: str | None = setting(None, "instead rank the labels that this detector doubts, into output_dir")
+    root: str | None = setting(None, "data.root, if that of `checkpoint` was moved or is behind a URL")
     output: str | None = setting(None, "a JSON file", writes="file")
     sheets: str | None = setting(None, "detection: a folder for train.jpg and val.jpg with boxes", writes="folder")
 
     def check(self) -> None:
-        """Raise ConfigError for what `checkpoint` would leave unread."""
+        """Raise ConfigError for settings that `checkpoint` would ignore."""
         super().check()
         if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
             raise ConfigError(f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out.")

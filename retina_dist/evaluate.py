@@ -7,8 +7,8 @@
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
     torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…      the images shared out over processes
 
-Of a detector the twelve numbers by pycocotools' definitions, and AP of each class; of a classifier accuracies, and for two
-classes sensitivity, specificity and ROC-AUC.
+For a detector, pycocotools' twelve numbers and AP of each class; for a classifier, accuracies and, with two classes, sensitivity,
+specificity and ROC-AUC.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class EvaluateConfig(OfCheckpoint):
     results: str | None = setting(None, "... or a COCO results json")
     annotations: str | None = setting(None, "null: the checkpoint's validation set")
     images: str | None = None
-    root: str | None = setting(None, "data.root again, where that of the checkpoint is behind a URL or was moved")
-    box_format: str | None = setting(None, "as data.box_format, of `annotations`", choices=(None, "xywh", "xyxy"))
+    root: str | None = setting(None, "data.root, if the checkpoint's was moved or is behind a URL")
+    box_format: str | None = setting(None, "data.box_format of `annotations`", choices=(None, "xywh", "xyxy"))
     output_dir: str | None = setting(None, "a folder for metrics and their report; null: none", writes="folder")
     tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)

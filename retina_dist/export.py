@@ -1,4 +1,4 @@
-"""The model of a checkpoint for other runtimes, compared with the original before the file is there.
+"""The model of a checkpoint for other runtimes, compared with the original before the file gets its name.
 
     python -m retina_dist.export checkpoint=runs/shapes/checkpoints/best.pt output=model.onnx
 
@@ -25,7 +25,7 @@ class ExportConfig(OfCheckpoint):
     output: str = setting(MISSING, "FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict)", writes="file")
     size: list[int] | None = setting(None, "height and width in px of the only input taken; null: any")
     images: str | None = setting(None, "a file, folder or glob of images to compare on; null: drawn shapes")
-    num_images: int = setting(3, "compared", at_least=1)
+    num_images: int = setting(3, "images to compare on", at_least=1)
     box_tolerance: float = setting(0.1, "px; a larger difference to PyTorch is an error", at_least=0)
     score_tolerance: float = setting(1e-3, at_least=0)
     intended_use: str | None = setting(None, "for the model card; null: a general sentence")

@@ -1,8 +1,8 @@
-"""What a checkpoint finds in images: boxes and a COCO results json, or classes and a CSV file.
+"""Run a checkpoint on images: boxes and a COCO results json, or classes and a CSV file.
 
     python -m retina_dist.predict checkpoint=runs/shapes input=FILE|FOLDER|GLOB
 
-A folder without images means those of its subfolders. A file that cannot be read is named and left out; with none left the
+A folder without images stands for its subfolders. An unreadable file is named and left out; if all are unreadable, the
 exit code is 2. Nothing is overwritten: without output_dir the results go to predictions, predictions-2 and so on.
 """
 
@@ -25,7 +25,7 @@ class PredictConfig(OfCheckpoint):
     input: str = setting(MISSING, "file, folder or glob")
     output_dir: str | None = setting(None, "a folder; null: predictions, predictions-2, ...", writes="folder")
     score_threshold: float = setting(0.3, at_least=0, below=1)
-    format: str = setting("coco", "of a detector: a tool's too", choices=("coco", "fiftyone", "label_studio", "cvat"))
+    format: str = setting("coco", "for a tool too (detectors)", choices=("coco", "fiftyone", "label_studio", "cvat"))
     tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is left out", at_least=1)

@@ -76,7 +76,7 @@ class ModelSettings(KnownArguments):
 
 @dataclass
 class RunConfig:
-    """The settings of a training, whatever its task, which has more of `data` and `model`."""
+    """The settings that trainings of all tasks share."""
 
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -90,7 +90,7 @@ class RunConfig:
     output_dir: str | None = setting(None, "null: hydra.run.dir, else runs/NAME, runs/NAME-2, ...", writes="folder")
     resume: str | None = setting(None, "auto (output_dir's run or the newest runs/NAME), a run folder or a checkpoint")
     dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
-    gpu: str | None = setting(None, "to fit into: a name such as A100-40GB, or 24GiB; null: that of the GPU in use")
+    gpu: str | None = setting(None, "GPU to fit into: a name such as A100-40GB, or 24GiB; null: the GPU in use")
     debug: bool = setting(False, "show tracebacks")
 
     def check(self) -> None:
@@ -144,7 +144,7 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
 
 
 def schema_of_task(name: str, schema: type = RunConfig) -> type:
-    """`schema`, the settings of a command that takes those of a training, with the sections of the built-in task `name`."""
+    """`schema`, a class below `RunConfig`, with the sections of the built-in task `name`."""
     module = import_module(f"retina_dist.{name}.settings")
     run_config: type = getattr(module, f"{name.capitalize()}RunConfig")
     if schema is RunConfig:
@@ -169,7 +169,7 @@ def with_sections(schema: type, settings: type) -> type:
 
 
 def contract_of(section: Any) -> tuple[str, type] | None:
-    """The `contract` (a dotted name) that a class which a section names must keep, and the base of its settings; None: no class."""
+    """The contract (a dotted name) of the class that a section may name, and the base of its settings; None: no class."""
     base = next((kind for kind in getattr(section, "__mro__", ()) if "contract" in vars(kind)), None)
     return (vars(base)["contract"], base) if base else None
 

@@ -49,7 +49,7 @@ class ScalingConfig(BenchmarkConfig):
     steps: int = setting(8, at_least=1)
     warmup: int = setting(3, "steps not timed; memory settles in the first two", at_least=0)
     rounds: int = setting(3, at_least=1)
-    num_images: int | None = setting(None, "images of an epoch; null: those of the data", at_least=1)
+    num_images: int | None = setting(None, "images of an epoch; null: the data's", at_least=1)
     worker: str | None = setting(None, "set in the processes that it starts")
 
 

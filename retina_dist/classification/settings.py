@@ -25,7 +25,7 @@ class SyntheticClassesConfig:
     """Random images of data.image_size with random classes; see `retina_dist.classification.drawn`."""
 
     num_classes: int = setting(1000, at_least=2, at_most=10**6)
-    num_images: int = setting(800, "of an epoch", at_least=1, at_most=10**7)
+    num_images: int = setting(800, "in an epoch", at_least=1, at_most=10**7)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class ClassificationData(ImageDataSettings):
     )
     drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticClassesConfig | None = setting(None, "train on random images made on the device, unvalidated")
-    val_batch_size: int = setting(64, "of one process", at_least=1, at_most=10**5)
+    val_batch_size: int = setting(64, "images of one process", at_least=1, at_most=10**5)
     balanced: bool = setting(False, "draw each class equally often; an epoch keeps its length")
     image_size: int = setting(224, "side of the training crop, px", at_least=8, at_most=10**4)
     val_image_size: int | None = setting(None, "side of validation's crop; null: image_size", at_least=8, at_most=10**4)

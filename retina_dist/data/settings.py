@@ -19,7 +19,7 @@ class ImageDataSettings(DataSettings):
     val_fraction: float | None = setting(None, "share of train to validate on without a val split", above=0, below=1)
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
     max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1)
-    val_batch_size: int = setting(8, "of one process", at_least=1, at_most=10**5)
+    val_batch_size: int = setting(8, "images of one process", at_least=1, at_most=10**5)
     num_workers: int = setting(2, at_least=0, at_most=10**3)
     shuffle: bool = True
     hflip: float = setting(0.5, "probability", fraction=True)

@@ -33,9 +33,9 @@ class SyntheticConfig:
     """Random images and boxes; see `retina_dist.detection.data.synthetic`."""
 
     canvas: list[int] = setting([128, 128], "height and width in px, multiples of 32")
-    num_boxes: int = setting(7, "of each image", at_least=0, at_most=10**4)
+    num_boxes: int = setting(7, "in each image", at_least=0, at_most=10**4)
     num_classes: int = setting(91, at_least=1, at_most=20_000)
-    num_images: int = setting(800, "of an epoch", at_least=1, at_most=10**7)
+    num_images: int = setting(800, "in an epoch", at_least=1, at_most=10**7)
 
     def check(self) -> None:
         """Raise ConfigError for a canvas that the feature pyramid cannot have."""
@@ -58,11 +58,11 @@ class DetectionData(ImageDataSettings):
     classes: str | None = setting(None, "csv only: name,index")
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticConfig | None = setting(None, "random images made on the device; no files, no validation")
-    box_format: str | None = setting(None, "null: xywh, of a torch Dataset xyxy", choices=(None, "xywh", "xyxy"))
+    box_format: str | None = setting(None, "null: xywh; for a torch Dataset xyxy", choices=(None, "xywh", "xyxy"))
     keep_empty_images: bool = True
     missing_images: str = setting("error", "files that the annotations name", choices=("error", "skip"))
     repeat_threshold: float | None = setting(
-        None, "share of the images; those of rarer classes repeat (LVIS: 0.001)", above=0, at_most=1
+        None, "repeat images of classes rarer than this share (LVIS: 0.001)", above=0, at_most=1
     )
     min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step")
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)

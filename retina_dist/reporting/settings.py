@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from retina_dist.settings import KnownArguments, setting
 
-MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the MLflow run that those of a sweep's jobs are children of
+MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the MLflow runs of a sweep's jobs
 
 
 @dataclass
@@ -20,5 +20,5 @@ class LoggingConfig(KnownArguments):
     mlflow: str = setting("auto", "auto: if a server is named and mlflow installed", choices=("auto", "true", "false"))
     mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
     mlflow_checkpoint: bool = setting(False, "upload best.pt at the end")
-    experiment: str | None = setting(None, "of MLflow; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist")
-    run_name: str | None = setting(None, "in MLflow; null: that of the run folder")
+    experiment: str | None = setting(None, "MLflow's experiment; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist")
+    run_name: str | None = setting(None, "MLflow's name of the run; null: the run folder's")

@@ -33,7 +33,7 @@ class ServeConfig(OfCheckpoint):
     host: str = setting("127.0.0.1", "0.0.0.0: all addresses of this machine")
     port: int = setting(8080, "0: any free one", at_least=0, at_most=65_535)
     api_key: str | None = setting(None, "required as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY")
-    score_threshold: float = setting(0.0, "beside the checkpoint's own", at_least=0, below=1)
+    score_threshold: float = setting(0.0, "in addition to the checkpoint's own", at_least=0, below=1)
     tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
     tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
     max_body_mb: float = setting(20.0, "1e6 bytes of a request", at_least=0.001, at_most=2000)
