@@ -37,17 +37,17 @@ for _names in (*VALUED, "--experimental-rerun"):
     OPTIONS.add_argument(*_names.split(), nargs="?", const="")
 
 Function = Callable[[Any], Any]  # of a command's settings
-# How to get the settings of a job, the function of these, the job's folder.
+# Arguments: a function that returns the job's settings, the function to run on them, the job's folder.
 Attempt = Callable[[Callable[[], Any], Function, Path], Any]
 
 OmegaConf.register_new_resolver("sweep_dir", lambda output_dir, name: output_dir or f"runs/{name}-sweep", replace=True)
 
 
 def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Callable[[Function], Callable[[], None]]:
-    """Make a `main()` of a function of typed settings, which `schema` is the dataclass of.
+    """Make a `main()` of a function whose argument is of the dataclass `schema`.
 
-    Hydra composes `conf/NAME.yaml` and runs the function, or with --multirun runs it for each job, through `attempt`, which decides
-    what becomes of an error. Else a UserError is printed as one line, with debug=true with its traceback, and the exit code is 2.
+    Hydra composes `conf/NAME.yaml` and runs the function, with --multirun once for each job, through `attempt`, which handles its
+    errors. Otherwise a UserError is printed as one line (debug=true adds the traceback) and sets the exit code.
     """
     compose.SCHEMAS[name] = schema
 
@@ -126,7 +126,7 @@ def _no_option(name: str, argument: str, following: str) -> str:
 
 
 def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
-    """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would take in silence."""
+    """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would accept silently."""
     for flag, folder in (("--config-dir", options.config_dir), ("--config-path", options.config_path)):
         if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(f"{flag} {folder} is not a folder.")
@@ -143,7 +143,7 @@ def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
 
 
 def check_outputs(config: Any) -> None:
-    """Raise ConfigError, on rank 0, when a file or folder that a command is to write cannot be, before its long work."""
+    """Raise ConfigError on rank 0, before the long work, for an output that cannot be written."""
     if detect_launch().rank or getattr(config, "dry_run", False):
         return
     for key in type(config).__dataclass_fields__:
@@ -156,8 +156,8 @@ def check_outputs(config: Any) -> None:
 def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[None]:
     """Print a UserError as one line and exit with 2 (1 if another process was lost), anything else with its rank.
 
-    Of a job's processes, which may all have the same error, only the one that should speaks; `collective` says that an
-    error comes of the command line, so that it is the first.
+    Where all processes of a job have the same error, only its `reporter` prints it; `collective` says that all have, as for an
+    error of the command line.
     """
     try:
         launch = detect_launch()
@@ -172,7 +172,7 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
             print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)
         if launch.rank == error.reporter or not (error.collective or collective):
             print_redacted(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
-        else:  # the one that speaks goes first: launchers end the others as soon as one has gone
+        else:  # after the one that prints: launchers end the others as soon as one has exited
             time.sleep(1.0)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
@@ -189,7 +189,7 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
             print_redacted(f"{label}error: {where}{error.strerror}; {remedy}", sys.stderr)
             raise SystemExit(2) from None
         if launch.world_size > 1 and lost_connection(error) and not debug:
-            why = f"lost another process ({first_line(error)}); what that one printed last says more."
+            why = f"lost another process ({first_line(error)}); see the last output of that one."
             print_redacted(f"{label}error: rank {launch.rank} {why}", sys.stderr)
         else:
             print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)

@@ -198,7 +198,7 @@ def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> st
     if not missing:
         return f"rank {rank} lost another process {where}."
     names = format_ranks(missing)
-    return f"rank {rank} waited for {names} {where}; what {names} printed last says more."
+    return f"rank {rank} waited for {names} {where}; see the last output of {names}."
 
 
 # `compression` of both backends: bf16 keeps the range and 8 bits of mantissa. fp16 keeps 11 bits in a narrow range: gradients are
