@@ -1,7 +1,7 @@
 """From overrides to typed settings.
 
-Hydra composes without types: the sections of NAME_schema, with which `conf/NAME.yaml` begins, are empty and open. Which dataclass
-a section has follows from what was composed (its task, a class that an entry names). What Hydra refuses becomes a sentence.
+Hydra composes without types: the sections of NAME_schema, with which `conf/NAME.yaml` begins, are empty and open. The composed task
+and the classes that entries name decide which dataclass a section has. Hydra's errors become sentences.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def schema_of(name: str) -> type:
 
 
 def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | None = None) -> None:
-    """Make NAME_schema known to Hydra, with `content` or empty sections, and with the overrides' keys, which are checked later."""
+    """Register NAME_schema with Hydra: `content` or empty sections, and the overrides' keys, which are checked later."""
     load_plugins()
     node: dict[str, Any] = dict(content or {})
     if content is None:
@@ -105,7 +105,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
-    """The override that reads `data.root=FOLDER` where nothing was drawn into it and no override says what the data are."""
+    """The override, such as data=auto, that data.root=FOLDER implies unless it was drawn into or an override names the data."""
     given = {key: value.strip("'\"") for key, _, value in (o.partition("=") for o in overrides)}
     root, resume = given.get("data.root", "null"), given.get("resume", "auto")
     chosen = any(re.match(r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)$", key) for key in _keys(overrides))
@@ -122,12 +122,12 @@ def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> None:
-    """Make NAME_schema known to Hydra with every key that these overrides, and Hydra's own in `also`, lead to, for `--cfg`."""
+    """Register NAME_schema with all keys of these overrides' composition, for `--cfg`; `also` are Hydra's own overrides."""
     register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
 def described(name: str, overrides: Sequence[str]) -> tuple[type, dict[str, str]]:
-    """The settings that a command has with these overrides, whose task and entries may bring their own, and values, redacted."""
+    """The class of a command's settings with these overrides, and the redacted values by key."""
     config = typed(_composed(name, overrides), name, overrides)
     flat = {key: text for key, text in flattened(asdict(config)).items() if text != MISSING}
     shown = {key: redacted(f'{key}="{text}"').partition("=")[2][1:-1] for key, text in flat.items() if text != "null"}
@@ -166,7 +166,7 @@ def _keys(overrides: Iterable[str]) -> set[str]:
 def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The settings that the run of `resume=RUN` wrote into its config.yaml, with those that the overrides give.
 
-    Keys that this version lacks are left out, and nothing that the file names is looked up. `experiment` states everything itself.
+    Keys that this version lacks are left out, and nothing that the file names is looked up. With `experiment`, nothing is taken.
     """
     resume, given = composed.get("resume"), _keys(overrides)
     if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume or "experiment" in given:
@@ -197,7 +197,7 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
 
 
 def _copy(key: str, source: dict[str, Any], target: dict[str, Any]) -> None:
-    """Set the dotted `key` of `target` to the value that it has in `source`, None where it has none."""
+    """Copy the value of the dotted `key` from `source` to `target`, None if `source` lacks it."""
     *sections, last = key.split(".")
     for section in sections:
         source, target = source.get(section) or {}, target.setdefault(section, {})
@@ -232,7 +232,7 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
 
 
 def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
-    """The sentence for a key that a chosen entry of data or model has from another built-in task; "" for other keys."""
+    """Message for a chosen entry of data or model whose `key` is another built-in task's; "" for other keys."""
     tasks = [task for task in TASKS if key in settings_by_key(schema_of_task(task))]
     section = key.partition(".")[0]
     if section not in ("data", "model") or not tasks or not isinstance(content.get("task"), Mapping):
@@ -242,7 +242,7 @@ def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
 
 
 def check_overrides(name: str, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for what is not KEY=VALUE, and for 1_0, which Hydra reads as 10, in a text such as 2026_01 too."""
+    """Raise ConfigError unless each is KEY=VALUE, and for values such as 1_0 and 2026_01, which Hydra reads as 10 and 202601."""
     if isinstance(overrides, str):
         raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
     for number, override in enumerate(overrides):
@@ -276,7 +276,7 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
 
 
 def _missing_entry(error: MissingConfigException) -> str:
-    """The sentence for a choice without a file, such as model=yolo."""
+    """Message for a choice without a file, such as model=yolo."""
     group, slash, value = str(error.missing_cfg_file).partition("/")
     if not slash:
         return f"there is no configuration {group}; give another --config-name."

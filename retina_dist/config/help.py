@@ -32,12 +32,12 @@ def help_page(name: str, schema: type, document: str, conf: Path, values: Mappin
     groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", "task", *groups)]
     blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
     if groups:
-        blocks.append("Choices, of a file each:\n" + "\n".join(_choices(conf / group) for group in groups))
+        blocks.append("Choices:\n" + "\n".join(_choices(conf / group) for group in groups))
     sections = {name: "\n".join([f"{name}:"] * bool(name) + rows) for name, rows in _sections(schema, values)}
     later = [text for name, text in sections.items() if name.partition(".")[0] in LATER]
     blocks += [text for text in sections.values() if text not in later]
     if later:
-        blocks += ["-- What few trainings change " + "-" * 72, *later]
+        blocks += ["-- Rarely changed " + "-" * 72, *later]
     return "\n\n".join([*blocks, FLAGS]) + "\n"
 
 
