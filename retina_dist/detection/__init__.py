@@ -1,1 +1,1 @@
-"""Detection: one task, whole."""
+"""The task `detection`: objects in images, as boxes."""

@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 
 from retina_dist.data.module import TensorBatch
 
-FEWEST_ROWS = 8  # of boxes; few different M, so that kernels and graphs made for one M are used again
+FEWEST_ROWS = 8  # of boxes; few different M let kernels and graphs be used again
 NO_IMAGE = -1  # the image id of a filler
 
 

@@ -59,7 +59,7 @@ ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
 
 @dataclass(frozen=True)
 class CocoResult:
-    """The twelve official numbers and what lies behind them; -1 where there is no ground truth."""
+    """The twelve official numbers, -1 without ground truth, and the arrays that they were computed from."""
 
     stats: dict[str, float]
     per_class: dict[str, float | None]  # AP of each class; None without ground truth
@@ -71,7 +71,7 @@ class CocoResult:
     rows: np.ndarray = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and AP of each class, for JSON; None where there is no ground truth."""
+        """Numbers and AP of each class, for JSON; None without ground truth."""
         stats = {name: value if value >= 0 else None for name, value in self.stats.items()}
         return {**stats, "per_class_AP": self.per_class}
 
@@ -168,7 +168,7 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
 
 
 class CocoEvaluator(Evaluator[CocoResult]):
-    """COCO metrics of a model with the method of `DetectionModel.evaluate` over the `Annotations` `val`.
+    """COCO metrics over the annotations `val` of a model with a method as `DetectionModel.evaluate`.
 
     An image that comes more than once counts once in the metrics, the first time on the lowest rank, and each time in the losses.
     The ground truth of an image that no rank could read is left out, with a warning.

@@ -43,7 +43,7 @@ def evaluate(config: EvaluateConfig) -> str:
 
 
 def predict(config: PredictConfig) -> Path:
-    """Write `output_dir`/NAME.jpg for each image, results.json in COCO's form and what names its ids; return the folder."""
+    """Write `output_dir`/NAME.jpg for each image, COCO's results.json and images.json, which names its ids; return the folder."""
     predicted: list[Predicted] = []
 
     def draw(detector: Detector, pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:

@@ -184,7 +184,7 @@ def anchor_coverage(
 
 
 def better_anchors(train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage) -> str:
-    """The change of anchors that leaves the fewest boxes without one, of the usual ones, each tried on the data."""
+    """Of the usual changes of anchors, each tried on the boxes, the one that leaves the fewest without an anchor."""
     sizes = model.anchor_sizes
     smaller, larger = [[[max(1, int(size * factor)) for size in level] for level in sizes] for factor in (0.5, 2)]
     wider = [smaller[0], *sizes[1:-1], larger[-1]]
@@ -263,7 +263,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
     if len(empty) < len(data.records):
         remedy = "background to learn from" if split == "train" else "every detection there is wrong"
         return findings + _finding("info", split, "images without boxes", empty, remedy)
-    if split == "val":  # `implausible_boxes` says what is wrong with those of training
+    if split == "val":  # `implausible_boxes` judges the training boxes
         remedy = "nothing to measure: is data.val_annotations the right file?"
         findings += _finding("warning", split, "images, and none has a box", empty, remedy)
     return findings

@@ -168,7 +168,7 @@ def run_exported(run: Runner, batch: Batch) -> Detections:
 
 
 def differences(detector: Detector, one: Detections, other: Detections, margin: float = 0.0) -> Tensor:
-    """[N, 2]: from each detection of either side to the nearest one of its label on the other, px of the box and score; else inf.
+    """[N, 2]: differences of box (px) and score of each detection from the nearest of its label on the other side; else inf.
 
     Detections that the other side may lack do not count: with a score within `margin` of the threshold, or of the lowest one of an
     image with as many detections as the model gives.

@@ -38,7 +38,7 @@ def read_split(
 ) -> Annotations | None:
     """The annotations of "train" or "val"; None for a validation set that the settings do not name.
 
-    Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes those of train).
+    Draws the shapes data set first where the settings ask for it. `categories` fixes the labels (val takes the labels of train).
     Raises DataError for `implausible_boxes` unless `check` is False.
     """
     if data.val_fraction and not _has_val(data):
@@ -74,7 +74,7 @@ def _has_val(data: DetectionData) -> bool:
 
 
 def _part_of_train(data: DetectionData, split: str, categories: Categories | None, check: bool) -> Annotations:
-    """The training images that `val_fraction` holds out for "val", or leaves for "train". Raises DataError where that is none."""
+    """The training images that `val_fraction` holds out for "val", or leaves for "train". Raises DataError where none is left."""
     fraction = data.val_fraction or 0.0
     whole = read_split(data.with_values(val_fraction=None, keep_empty_images=True), "train", categories, check=check)
     assert whole is not None, "a missing train split is an error"

@@ -42,7 +42,7 @@ TITLES: dict[Kind, str] = {
     "extra": "boxes in which nothing was detected",
 }
 SAME, NEAR, NONE, FULL = 0.5, 0.1, 0.3, 0.7  # IoU
-WORTH_LOOKING = 0.5  # least suspicion of what is written and shown
+WORTH_LOOKING = 0.5  # least suspicion that is written and shown
 SHOWN = 100  # on the page
 STYLE = (
     "body{font-family:sans-serif;margin:1em auto;max-width:75em;padding:0 1em;color-scheme:light dark}"

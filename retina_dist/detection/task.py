@@ -32,10 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class DetectionTask(ImageTask):
-    """Data, model and evaluator of one run. Reading the annotations happens here, everything else on demand.
-
-    Making one does not communicate.
-    """
+    """Data, model and evaluator of one run. The constructor reads the annotations, without communication."""
 
     settings: ClassVar[type] = DetectionSettings
     evaluator_class = CocoEvaluator

@@ -41,7 +41,7 @@ class TiledBatch(Batch):
 class TiledDetector(Detector):
     """A detector that looks at windows of `tile` px a side, which overlap by the share `overlap`, and at the whole image.
 
-    An image no larger than a window is what it is to `detector`. Raises ConfigError for a tile or an overlap that cannot be.
+    An image no larger than a window gives `detector`'s own result. Raises ConfigError for an impossible tile or overlap.
     """
 
     def __init__(self, detector: Detector, tile: int, overlap: float = 0.2) -> None:
@@ -85,7 +85,7 @@ def windows_of(height: int, width: int, tile: int, overlap: float) -> list[tuple
 
 
 def merge(whole: Detections, in_windows: Sequence[Detections], windows: Tensor, nms_threshold: float) -> Detections:
-    """Detections of an image, best score first, from those of the whole and of its `windows` [n, 4], in pixels of each.
+    """Detections of an image, best score first, from the detections in the whole and in its `windows` [n, 4], in pixels of each.
 
     A box that an inner edge of its window cuts is left out where a larger box of its class covers more than half of it and has at
     least half its score. NMS for each class removes what several windows saw.

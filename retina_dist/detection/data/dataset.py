@@ -1,4 +1,4 @@
-"""From a `BatchSpec` to a `Batch`, which is a data worker's part, and the batches of one rank."""
+"""The dataset of the data workers, from a `BatchSpec` to a `Batch`, and this rank's batches."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None
 
 
 def buckets_of(settings: DetectionData, sizes: npt.ArrayLike, min_sizes: Sequence[int] | None = None) -> Buckets:
-    """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes` or those of the settings."""
+    """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes`, by default the settings'."""
     shorter = min_sizes or settings.min_sizes
     return make_buckets(sizes, min_sizes=shorter, max_size=settings.max_size, num_buckets=settings.num_buckets)

@@ -72,7 +72,7 @@ class TrainTransform(EvalTransform):
 
 
 def _happens(probability: float) -> bool:
-    """Draws what torchvision's RandomApply draws of a RandomFlip(p=1): a second number where the first one decides for it."""
+    """True with `probability`; draws as many numbers as torchvision's RandomApply of a RandomFlip(p=1)."""
     return probability > 0 and bool(torch.rand(1) < probability) and bool(torch.rand(1) < 1)
 
 

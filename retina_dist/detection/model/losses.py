@@ -54,7 +54,7 @@ def retinanet_losses(
     if real is not None:
         weight = weight.masked_fill(~real, 0.0)
 
-    # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward of what is masked away.
+    # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward pass of masked values.
     target = torch.where(foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors)
     offsets = torch.where(foreground[..., None], offsets, 0.0)
     box = torch.where(foreground, _box_loss(offsets, target, anchors, kind, beta), 0.0).sum(dim=1)

@@ -1,6 +1,6 @@
 """From the heads' outputs to the detections of a whole batch.
 
-What torchvision's `RetinaNet.postprocess_detections` finds, in its order, with a loop for NMS alone. The best k pairs of anchor and
+As torchvision's `RetinaNet.postprocess_detections`, in its order, with a loop for NMS alone. The best k pairs of anchor and
 class of a level lie in its k best anchors, so only their scores and boxes are computed.
 
 Of equal scores the lower anchor, then the lower class comes first, on any device; torchvision leaves that to `topk`. Scores may
@@ -39,8 +39,8 @@ def postprocess(
 ) -> list[Detections]:
     """Detections of each image: logits [B, A, K], offsets [B, A, 4], anchors [A_l, 4] of each level, sizes [B, 2] (h, w).
 
-    Of each image and level the best `topk_candidates` pairs of anchor and class above `score_threshold`; of those what NMS
-    leaves of each class, at most the best `detections_per_image`. Boxes in pixels of `original_sizes`, float32 throughout.
+    For each image: the best `topk_candidates` pairs of anchor and class above `score_threshold` on each level, NMS for each class,
+    the best `detections_per_image`. Boxes in pixels of `original_sizes`, float32 throughout.
     """
     counts = [len(level) for level in levels]
     scores, anchors, labels = best_candidates(logits, counts, score_threshold, topk_candidates)

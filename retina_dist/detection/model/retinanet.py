@@ -121,7 +121,7 @@ class RetinaNet(TorchvisionRetinaNet):
             return retinanet_losses(outputs, anchors, matched, batch, self.box_loss, self.smooth_l1_beta, **focal)
 
     def detections(self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch) -> list[Detections]:
-        """What torchvision's `postprocess_detections` finds, for the whole batch at once; boxes in stored-image pixels."""
+        """As torchvision's `postprocess_detections`, for the whole batch at once; boxes in stored-image pixels."""
         inputs = (outputs["cls_logits"], outputs["bbox_regression"], levels, batch.image_sizes, batch.original_sizes)
         with torch.autocast(levels[0].device.type, enabled=False):
             return postprocess(
@@ -148,8 +148,8 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     """A RetinaNet with random weights, as the `settings` of a `ModelConfig` describe it; no weights are loaded.
 
     `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes), `"v2"` its
-    `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm` is that of the body: "frozen_bn" keeps
-    statistics and scale fixed, "bn" normalises each process's batch, "sync_bn" that of all processes once
+    `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm` is the body's: "frozen_bn" keeps
+    statistics and scale fixed, "bn" normalises each process's batch, "sync_bn" the batch of all processes once
     `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class. Raises ConfigError.
     """
     config = ModelConfig(num_classes=num_classes, **settings)

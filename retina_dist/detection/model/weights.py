@@ -77,7 +77,7 @@ def batch_norm_eps(model: nn.Module) -> float | None:
 
 
 def set_batch_norm_eps(model: nn.Module, eps: float) -> None:
-    """Give it to every batch norm."""
+    """Set the epsilon of every batch norm."""
     for module in _batch_norms(model):
         module.eps = eps
 

@@ -115,7 +115,7 @@ def annotations_of(
 
     `records_of` makes the records of its checked `images`, and may append warnings; what it leaves out is not in the ground truth.
     `categories` fixes the labels by their names, as a validation set takes those of training; `Annotations.categories` has the ids
-    of this file. Raises DataError, naming source and entry, for a name that they lack too.
+    of this file. Raises DataError, naming source and entry, also for a name that they lack.
     """
     _check_lists(coco, source)
     coco = coco | {"annotations": [dict(entry) for entry in coco["annotations"]]}  # corrected below, not the caller's

@@ -42,7 +42,7 @@ class Item(NamedTuple):
 
 @dataclass
 class Items:
-    """One split of a data set. `ids` are those of the whole data set's classes, so that all splits have the same."""
+    """One split of a data set. `ids` has the classes of all splits, so it is the same for each."""
 
     items: Sequence[Item]
     ids: Mapping[str, int]

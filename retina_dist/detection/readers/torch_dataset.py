@@ -30,7 +30,7 @@ ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
 
 @dataclass(kw_only=True)
 class TorchDatasetConfig(DetectionData):
-    """Data of your own datasets. `DetectionData`'s other settings hold too, but for those that name files.
+    """Data of your own datasets. `DetectionData`'s settings hold too, except those that name files.
 
     An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
 
@@ -68,11 +68,11 @@ class TorchDatasetConfig(DetectionData):
 
 
 class ItemReader:
-    """Images and boxes of a map-style dataset; `names` are those of the labels. Raises DataError, naming the item."""
+    """Images and boxes of a map-style dataset; `names` has one for each label. Raises DataError, naming the item."""
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise ConfigError(f"{split}={dataset} is no dataset; give an instance with __getitem__ and __len__.")
+            raise ConfigError(f"{split}={dataset} is not a dataset; give an instance with __getitem__ and __len__.")
         self.dataset, self.split, self.names = dataset, split, names
         self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
 

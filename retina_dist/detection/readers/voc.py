@@ -21,7 +21,7 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 def read_voc(root: Path, split: str) -> Items:
-    """The images that ImageSets/Main/SPLIT.txt lists, none where train alone has one; without lists, those in folders of `split`.
+    """The images that ImageSets/Main/SPLIT.txt lists, none if only train has a list; without lists, those in folders of `split`.
 
     VOC's corners are pixel numbers counted from 1, both included, so a box goes from xmin - 1 to xmax. Difficult objects become
     crowd regions: not trained on, and without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file
@@ -46,7 +46,7 @@ def read_voc(root: Path, split: str) -> Items:
 
 
 def read_cvat(root: Path, split: str) -> Items:
-    """The images of a "CVAT for images" XML, by their `subset`, else by the folder in their name or that of the file.
+    """The images of a split in "CVAT for images" XML, by their `subset`, else by the folder in their name or the file's.
 
     Polygons, polylines, masks and rotated boxes are read as their bounding boxes; tags of whole images are not
     boxes, and single points are left out with a warning. Raises DataError naming file and image.

@@ -91,7 +91,7 @@ def _labels_of(image: Path) -> Path:
 
 
 def _labels_alone(images: list[Path]) -> list[str]:
-    """A warning of the label files beside those of `images` that have no image."""
+    """A warning that counts the label files without an image in the label folders of `images`."""
     labels = {_labels_of(image) for image in images}
     folders = sorted({path.parent for path in labels if "labels" in path.parts})
     beside = [path for folder in folders for path in sorted(folder.glob("*.txt")) if path.name != "classes.txt"]
