@@ -138,7 +138,7 @@ class ExportedClassifier(nn.Module):
 
 
 def export(config: ExportConfig) -> float:
-    """Write `output` if it gives what the checkpoint's classifier gives, and return the largest difference of a probability."""
+    """Write `output` if it agrees with the checkpoint's classifier, and return the largest difference of a probability."""
     output = Path(config.output)
     check_ending(output)
     if config.size is not None:

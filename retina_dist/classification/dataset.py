@@ -1,4 +1,4 @@
-"""Batches of labelled images: transforms, what a data worker makes, and the share of one rank.
+"""Batches of labelled images: transforms, the dataset of the data workers, and this rank's batches.
 
 B images, S their side in px, K classes. Randomness depends on a key only.
 """
@@ -182,7 +182,7 @@ def _on_one_canvas(dataset: ClassificationDataset | None) -> tuple[Classificatio
 
 
 def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:
-    """The images of the first step after augmentation, with their targets above; no file of no images."""
+    """The images of the first step after augmentation, with their targets above; no file without images."""
     from retina_dist.reporting.pictures import sheet, titled
 
     path.unlink(missing_ok=True)  # of an earlier part of the run

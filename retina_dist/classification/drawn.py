@@ -1,4 +1,4 @@
-"""Two data sets that need no download: drawn shapes, one an image, in files, and random classes of images without files."""
+"""Data sets that need no download: files of one drawn shape each, and random classes for random images."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")  # of two classes
 
 @dataclass(frozen=True)
 class ClassificationResult:
-    """Metrics by name, and what lies behind them."""
+    """Metrics by name, with the rows that they were computed from."""
 
     metrics: dict[str, float]
     classes: tuple[str, ...]
@@ -40,7 +40,7 @@ class ClassificationResult:
         return {name: float(right / count) if count else None for name, right, count in rows}
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN: null instead, and in place of a confusion matrix of more than 2,000 classes."""
+        """For JSON: null in place of NaN and of a confusion matrix of more than 2,000 classes."""
         metrics = {k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()}
         confusion = self.confusion.tolist() if len(self.classes) <= MOST_IN_MATRIX else None
         return metrics | {"per_class_accuracy": self.per_class, "confusion": confusion}

@@ -74,7 +74,7 @@ class Classifier(nn.Module):
 
 
 def _is_channels_last(model: nn.Module) -> bool:
-    """Whether the weights of its first convolution lie so; gradients lie as activations and weights do."""
+    """Whether the weights of its first convolution are channels last, as gradients then are."""
     weight = next((p for p in model.parameters() if p.dim() == 4 and p.shape[1] > 1), None)
     return weight is not None and weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -103,7 +103,7 @@ def build_classifier(
 
 
 def model_options(architecture: str, image_size: int) -> dict[str, Any]:
-    """What torchvision's builder needs beside the number of classes."""
+    """Arguments of torchvision's builder beside the number of classes."""
     if architecture.startswith("vit_"):  # whose embedding of positions has one size
         return {"image_size": image_size}
     if architecture in ("googlenet", "inception_v3"):  # one head; their weights scale the normalization themselves
@@ -112,7 +112,7 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
 
 
 def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
-    """Raise ConfigError where the model cannot take crops of these sizes, px; passes on the meta device tell."""
+    """Raise ConfigError where the model cannot take crops of these sizes in px, tried on the meta device."""
     try:
         with torch.device("meta"):
             model = build_classifier(architecture, 2, image_size=val_size)

@@ -60,7 +60,7 @@ class Samples:
         return replace(self, names=names, sources=sources, labels=self.labels[rows])
 
     def split(self, fraction: float) -> tuple[Samples, Samples]:
-        """The images to train on, and the `fraction` held out for validation. Raises DataError where either is none."""
+        """The images to train on, and the `fraction` held out for validation. Raises DataError where either is empty."""
         rows = held_out_rows(self.names, fraction)
         return self.rows(rows["train"]), replace(self.rows(rows["val"]), held_out=fraction)
 
@@ -112,7 +112,7 @@ def _reader(root: PathOrUrl) -> tuple[str, Callable[[PathOrUrl, str], list[Row] 
 
 
 def absent(key: str, root: PathOrUrl, split: str) -> str:
-    """A sentence that says that `root`, the value of `key`, lacks a split, and what to change."""
+    """Message that `root`, the value of `key`, lacks a split, with the remedy."""
     remedy = f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label"
     if isinstance(root, Path) and root.resolve().name in SPLITS["train"] + SPLITS["val"]:
         remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
