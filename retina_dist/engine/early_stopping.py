@@ -43,7 +43,7 @@ class BestMetric:
         return -value if self.mode == "max" else value
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a validation; a value that is not finite does not count. Raises ConfigError without its own."""
+        """Take the metrics of a validation; a value that is not finite does not count. Raises ConfigError if `name` is missing."""
         if self.name is None:
             return
         check_metric(self.name, metrics)

@@ -61,8 +61,8 @@ class TrainerConfig(KnownArguments):
 def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> int:
     """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images / batch_size) steps.
 
-    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. A ConfigError for another form names the setting `key`. A length
-    of "auto" is 12 epochs, or as many as 2,000 steps take, up to 100.
+    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. A max_duration of "auto" is 12 epochs, or as many as 2,000 steps
+    take, up to 100. A ConfigError for another form names the setting `key`.
 
     >>> to_steps("1.5k images", key="trainer.max_duration", num_images=100, batch_size=16)
     94
@@ -129,9 +129,9 @@ class Plan:
         return step == self.total_steps or _every(self.validate_every, step)
 
     def due(self, step: int, *, stopping: bool = False, timed: bool = False) -> Due:
-        """What to do after `step` optimizer steps, the last ones if the run is `stopping`; `timed`: the clock asks to save.
+        """What to do after `step` optimizer steps; `timed`: the clock asks to save.
 
-        A run that is asked to end does not validate; resumed, it validates first, and logs what one that was not asked does.
+        A `stopping` run logs as an uninterrupted one but does not validate; its resume validates first.
         """
         last = step == self.stop_step
         validate = self.validates_at(step) and not stopping

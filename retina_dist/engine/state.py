@@ -58,7 +58,7 @@ class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
     `step` counts finished optimizer steps, `skipped_steps` those skipped for a loss or gradient of inf or NaN, `consecutive_skips`
-    those since the last applied one. `last_eval_step` is that of the last validation. `meter` gathers metrics between log lines.
+    those since the last applied one. `last_eval_step`: step of the last validation. `meter` gathers metrics between log lines.
     """
 
     def __init__(

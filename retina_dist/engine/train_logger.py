@@ -25,7 +25,7 @@ WEIGHT = "train/weight"  # the share of the step's images that this rank trained
 class StepMeter:
     """Sums named scalars on the device and gives their means with one transfer and one collective.
 
-    `mean_over_ranks` is that of a tensor on every rank. Time within `paused` does not count in the throughput.
+    `mean_over_ranks` averages a tensor over ranks. Time within `paused` does not count in the throughput.
     """
 
     def __init__(self, mean_over_ranks: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -58,7 +58,7 @@ class StepMeter:
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
         """Add one step's values (scalars, equal in meaning on every rank; none of a step left out) and its images."""
-        if values and self.names and self.names != list(values):  # those of a checkpoint of another version
+        if values and self.names and self.names != list(values):  # of a checkpoint of another version
             self._clear()
         self.images += images
         if not values:

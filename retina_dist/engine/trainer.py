@@ -59,8 +59,8 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Train from the state's step to the plan's last and return the metrics of the last validation.
 
-        Every checkpoint is on the disk when it returns or raises; one that could not be written is an error on all ranks. If a
-        validation fails, the steps before it are saved, and a resume starts with this validation.
+        Every checkpoint is on the disk when it returns or raises; a failed write raises on all ranks. If a validation fails, the steps
+        before it are saved, and a resume starts with this validation.
         """
         self.timer.start()
         try:
@@ -161,7 +161,7 @@ class Trainer:
             store.save(self.checkpoint(), state.step)
 
     def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
-        """What a checkpoint of this moment holds; `metrics` are those of this step's validation. Every rank must call it."""
+        """The content of a checkpoint now; `metrics` are of this step's validation. Every rank must call it."""
         epoch, cursor = self.data.position(self.state.step)
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
         return {**self.state.state_dict(), **self.metadata, **place}

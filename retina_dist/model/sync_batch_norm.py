@@ -20,7 +20,7 @@ Sum = Callable[[Tensor], Tensor]
 class BatchNorm2d(nn.BatchNorm2d):
     """As `nn.BatchNorm2d`, also its state_dict; within `count_only`, fillers have no statistic and no gradient, and become zeros.
 
-    Less than two real values a channel change no running statistic; without fillers or other ranks they raise ConfigError.
+    Fewer than two real values a channel change no running statistic; without fillers or other ranks they raise ConfigError.
     """
 
     running_mean: Tensor

@@ -85,7 +85,7 @@ def _from_file(path: PathOrUrl) -> State:
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """Which tensors a load took, and which it did not: those of the file are `loaded`, `left_over` or `misfits`."""
+    """Which tensors a load took: each tensor of the file is `loaded`, `left_over` or one of `misfits`."""
 
     source: str
     loaded: tuple[str, ...]  # the model's names, as in `missing`

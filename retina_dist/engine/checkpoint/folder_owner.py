@@ -50,7 +50,7 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         self._locks: dict[Path, int] = {}
 
     def lock(self, folder: PathOrUrl, key: str, *, is_restart: bool = False) -> None:
-        """Make and lock a local `folder`, the value of the setting `key`; the lock ends with the process, without its children.
+        """Make and lock a local `folder`, the value of the setting `key`; the lock ends with the process and is not inherited.
 
         Raises ConfigError when it cannot be written or another process holds it, unless `is_restart` says that both are one job's.
         """

@@ -53,7 +53,7 @@ class RunOpener:
     def open(
         self, config: Any, strategy: DistributedStrategy, locked: frozenset[str], committed: dict[str, Any] | None
     ) -> Run:
-        """The run, which the main rank settles: by `open_run`, in a further attempt from the state `committed`. Collective."""
+        """The run, opened on the main rank: by `open_run`, in a further attempt from the state `committed`. Collective."""
         opened: list[Run] = []
 
         def open_on_main() -> tuple[str, int | None, str, str | None, list[str]]:
@@ -152,7 +152,7 @@ def run_folder_of(source: PathOrUrl) -> Path | None:
 
 
 def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: bool = False) -> None:
-    """Lock the run folder and that of its checkpoints, as far as they are known."""
+    """Lock the run folder and its folder of checkpoints, as far as they are known."""
     if owner and folder:
         owner.lock(folder, "output_dir", is_restart=is_restart)
     if owner and config.trainer.checkpoint_dir:
@@ -162,7 +162,7 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
 
 
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
-    """Raise CheckpointError where the local `source` holds no checkpoint, nor may `elsewhere`, before the data is read or made."""
+    """Raise CheckpointError, before the data is read, if neither the local `source` nor perhaps `elsewhere` has a checkpoint."""
     if isinstance(source, Path) and not source.is_file() and not (elsewhere and source.is_dir()):
         names = [*names_in(source / CHECKPOINTS), *names_in(source)]
         if not any(name.endswith(".pt") for name in names):

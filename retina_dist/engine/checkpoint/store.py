@@ -72,7 +72,7 @@ class CheckpointStore:
         """Make this process the owner of the folder, and its manifest end at `resumed_at`; before anything else is written.
 
         From then on the store of any other process refuses to write here. `best` restarts from the best checkpoint of the folder
-        unless that of `best.value` is there. Raises CheckpointError when the folder takes no file.
+        unless `best.value` has one there. Raises CheckpointError when the folder takes no file.
         """
         try:
             write_bytes(self.folder / OWNER, json.dumps(self.owner).encode())
@@ -204,8 +204,8 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
 def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | None:
     """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
-    A damaged checkpoint is a warning, and the one before is tried: those of the manifest, then the files `step_N.pt`, as where the
-    manifest is damaged or missing, which is a warning too. Raises CheckpointError where all of them are damaged.
+    Tries the manifest's checkpoints, newest first, then the other files `step_N.pt`; a damaged checkpoint, and a damaged or missing
+    manifest, is a warning. Raises CheckpointError where all are damaged.
     """
     folder = parse_path(folder)
     entries: list[dict[str, Any]] = []
