@@ -31,7 +31,7 @@ def analysis_of(
 ) -> dict[str, Any]:
     """The content of analysis.json. `images` are all of them, worst first; `classes` more about each class.
 
-    The first metric is that of the classes too: its interval for a class is `resampled`'s METRIC/CLASS. Written to `folder`, if
+    The first metric is also the classes' own: METRIC/CLASS of `resampled` is a class's interval. Written to `folder`, if
     given, with images.csv, a row for each image, and resamples.npz.
     """
     main = next(iter(resampled.values))

@@ -93,7 +93,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Predictions of one class on all images, by falling score: of which image each is, and whether it is right.
+    """Predictions of one class on all images, by falling score: the image of each, and whether it is right.
 
     `scores` are [n], `images` [n] places in the list of images. `right` and `ignored` [T, n] are by T criteria; an ignored one
     counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for each.
@@ -124,8 +124,8 @@ def digest_of(images: Iterable[tuple[int, str]]) -> str:
 def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
     """[T, B] average precision, the mean over 101 recalls, for weights [N, B] of the images; NaN without objects.
 
-    With whole numbers as weights it is that of a data set with each image as often as its weight says; float64 weights give
-    every digit of pycocotools' precision, float32 ones seven.
+    A whole number as weight repeats the image so often; float64 weights give every digit of pycocotools' precision, float32 ones
+    seven.
     """
     points = (len(ranking.objects) + 1) * weights.shape[1]
     blocks = np.array_split(weights, 1 + points // BLOCK, axis=1)
@@ -186,7 +186,7 @@ def _running_sums(weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, p
 
 
 def _interval(value: float, samples: np.ndarray) -> Interval:
-    """The bias-corrected interval, Efron and Tibshirani, chapter 14: AP of few images is too high, that of resamples more so."""
+    """The bias-corrected interval, Efron and Tibshirani, chapter 14: few images overestimate AP, their resamples more so."""
     known = samples[np.isfinite(samples)]
     if not len(known) or not math.isfinite(value):
         return Interval(value, math.nan, math.nan)

@@ -69,7 +69,7 @@ def write_page(out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **c
 
 
 def format_number(value: Any) -> str:
-    """Four digits of a large number, three places of a small one, a dash for what is none.
+    """Four digits of a large number, three places of a small one, a dash for None.
 
     >>> format_number(1234.56), format_number(0.5), format_number(None)
     ('1235', '0.500', '-')

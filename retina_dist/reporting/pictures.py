@@ -1,4 +1,4 @@
-"""Images with a title, sheets of them, and those that a report shows."""
+"""Images with a title, sheets of images, and the images of a report."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write_details(
     """Write details.json, what a report shows beside analysis.json: `more`, and the images that analysis.json lists first.
 
     `read` gives an image uint8 [3, h, w] by its id, `marks` what is on it: `kind` ("object" or "prediction"), `text`, and `place`,
-    x, y, width and height in its pixels. An image that cannot be read is left out; those of earlier details are deleted.
+    x, y, width and height in its pixels. An image that cannot be read is left out; images of earlier details are deleted.
     """
     file, details, images = folder / "analysis.json", folder / "details.json", {}
     before = json.loads(details.read_text(encoding="utf-8")) if details.is_file() else {}

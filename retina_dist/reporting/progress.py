@@ -103,7 +103,7 @@ class Progress:
         return f"{text}  epoch {step / self.steps_per_epoch:>{width}.2f}"
 
     def _how(self, step: int) -> str:
-        """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without what is unknown."""
+        """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without unknown parts."""
         steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
         parts = [form.format(self._metrics[name]) for name, form in SHOWN.items() if name in self._metrics]
         if steps_per_s > 0:

@@ -314,7 +314,7 @@ def _usual(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Five digits, more than a chart can show; null for what is not finite, as JSON has it."""
+    """Five digits, more than a chart can show; null for NaN and infinity, which JSON lacks."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 

@@ -212,7 +212,7 @@ def _describe(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None
 
 @dataclass
 class Training:
-    """A run whose state is that of its checkpoint; `fit` trains it on every rank, and its main rank writes the result."""
+    """A run, its state restored; `fit` trains it on every rank, and its main rank writes the result."""
 
     config: RunConfig
     strategy: DistributedStrategy
@@ -319,7 +319,7 @@ class Training:
             self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
 
     def _write_result(self, seconds: float, error: Exception | None = None, metrics: Mapping[str, float] = {}) -> None:
-        """Write result.json; what is not finite is null."""
+        """Write result.json, with null for NaN and infinity."""
         train, best = self.trainer.train_logger, self.state.best
         speeds = train.speeds[1:] or train.speeds  # the first has the start in it
         content = {

@@ -64,7 +64,7 @@ def tracking_server(settings: LoggingConfig) -> str | None:
         reason = f'mlflow cannot be imported ({describe_error(error)}); pip install "retina-dist[mlflow]"'
         if settings.mlflow == "true":
             raise ConfigError(f"logging.mlflow=true, but {reason}.") from error
-    logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or logging.mlflow=false.")
+    logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or set logging.mlflow=false.")
     return None
 
 
@@ -73,7 +73,7 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
 
     It joins the run MLFLOW_RUN_ID, whose status it leaves, or with `resumes` continues the run before; else it makes one.
     No method raises because of the server; only `end_with` waits for it, with limits. Requests are repeated while it is away.
-    It warns of the first failure, and at the end of what is missing.
+    It warns of the first failure, and at the end of missing values.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Jobs of a sweep, which Hydra runs: what becomes of one that fails, and the table and report of them all.
+"""The jobs of a sweep, which Hydra runs: failed ones, the table and the report.
 
 Each job's result.json states how it ended, wherever its launcher ran it; rank 0 writes sweep.csv from these after each job.
 """
@@ -86,7 +86,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
 
 
 class SweepTable(Callback):
-    """Before a sweep, refuse a folder with another; after it, print the table and write the report."""
+    """Before a sweep, refuse a folder that holds one; after it, print the table and write the report."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that nothing asks to continue."""
@@ -179,7 +179,7 @@ def best_of(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str, float] | N
 
 
 def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Each job's 95 % interval of the monitored metric, and whether its difference to the best job's has one that holds 0.
+    """Each job's 95 % interval of the monitored metric, and whether the interval of its difference to the best job holds 0.
 
     "" where a job has no resamples of its best validation: it failed, was resumed after it, or monitors a loss.
     """

@@ -129,8 +129,8 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
     async def score(request: Request) -> JSONResponse:
         """The body is a JPEG, PNG or WebP image, a form with such files, or JSON {"images": [base64, ...]}.
 
-        The answer has one entry for each, in their order. Refused: 400 what cannot be read, 401 a wrong API key, 413 too much, 415
-        another content type, 429 a full queue; 503 during a shutdown.
+        The answer has one entry for each, in their order. Errors: 400 unreadable, 401 wrong API key, 413 too large, 415 another
+        content type, 429 full queue, 503 shutdown.
         """
         return await endpoint.respond(request)
 
