@@ -19,7 +19,7 @@ COMMANDS = {
     "predict": "run a checkpoint on images; write drawings, and COCO results or a CSV file",
     "export": "write a checkpoint as ONNX, torch.export or torchvision state_dict",
     "serve": "serve a checkpoint over HTTP",
-    "doctor": "check a data set; for detection, how well the anchors fit it too",
+    "doctor": "check a data set and, for detection, how well the anchors fit it",
     "convert": "convert a data set of any format to COCO json",
     "shards": "pack the images of a data set into tar shards",
     "report": "write the report of a run, or of two side by side, as one HTML file",
@@ -27,7 +27,7 @@ COMMANDS = {
     "parity": "compare every backend with one process, step by step",
     "benchmark": "measure step, data, scaling and agreement",
 }
-# What the command of a package is called, where it is not `retina_dist.COMMAND`.
+# The modules of commands that are not `retina_dist.COMMAND`.
 MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dist.report"}
 
 

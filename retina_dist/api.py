@@ -36,7 +36,7 @@ from retina_dist.strategies.settings import StrategyConfig
 
 @dataclass(kw_only=True, eq=False)
 class _Run(TrainerConfig):
-    """What a training of any task has in Python."""
+    """Base of `Trainer` and `ClassifierTrainer`."""
 
     _task: ClassVar[str]
     max_duration: str = field(kw_only=True)  # the one setting of `trainer` without a default
@@ -79,7 +79,7 @@ class _Run(TrainerConfig):
     def fit(self) -> dict[str, float]:
         """Train, and return the metrics of the last validation, such as "val/loss", equal on all ranks.
 
-        The run folder, `run_folder`, is that of the command line: checkpoints, metrics.csv, report.html and images. With
+        `run_folder` then has the files of the command line: checkpoints, metrics.csv, report.html and images. With
         `dry_run=True` the plan is logged, nothing is trained and the result is empty. Raises UserError for what you can correct,
         and Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by `resume="auto"`.
         """

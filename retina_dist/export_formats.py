@@ -1,4 +1,4 @@
-"""A model as an .onnx, .pt2 or state_dict file, compared with the original before the file is there."""
+"""A model as an .onnx, .pt2 or state_dict file, compared with the original before the file gets its name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Exporter:
     about: Mapping[str, Any]
 
     def write(self, output: Path, compare: Callable[[Runner], None]) -> None:
-        """Write `output`, in whose ending its form is, and read it back; where `compare` raises an error it stays as it was."""
+        """Write `output` in the form of its ending and read it back; if `compare` raises an error, an old file stays."""
 
         def make(temporary: Path) -> None:
             with _quiet():

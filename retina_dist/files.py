@@ -238,7 +238,7 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
 
 
 def names_in(folder: PathOrUrl) -> list[str]:
-    """Names of what is in a folder, sorted; none where it does not exist. Raises UserError when it cannot be listed."""
+    """The sorted names in a folder; [] if it does not exist. Raises UserError when it cannot be listed."""
     try:
         listed = folder.all_files() if isinstance(folder, Url) else os.listdir(folder)
         return sorted(name for name in listed if "/" not in name)
@@ -273,7 +273,7 @@ def write_json(target: PathOrUrl, content: Any, indent: int | None = 1) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """As `write_bytes`, a row per line; names of files that are no text keep their bytes."""
+    """As `write_bytes`, a row per line; file names that cannot be decoded keep their bytes."""
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(rows)
     write_text(path, table.getvalue(), errors="surrogateescape")

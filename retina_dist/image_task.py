@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 
 
 class Evaluator(ABC, Generic[Result]):
-    """Metrics of a model over the validation images `val`, which all ranks share out: call it with the model, on every rank.
+    """Metrics of a model over the validation images `val`: call it with the model, on every rank.
 
-    `batches` are those of this rank. `best_result` is that of the best validation by `best`.
+    `batches` makes this rank's share. `best_result` belongs to the best validation by `best`.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Evaluator(ABC, Generic[Result]):
 
     @abstractmethod
     def judge(self, parts: list[Any]) -> tuple[Result, dict[str, float]]:
-        """The result and the metrics by name, from this rank's `parts` and those of all others. On every rank."""
+        """The result and the metrics by name, from the `parts` of all ranks. On every rank."""
 
 
 class ImageTask(Task):
-    """A task on labelled images: `train`, and `val` unless it does not validate."""
+    """A task on the labelled images `train`, and `val` if it validates."""
 
     train: Any
     val: Any = None

@@ -19,7 +19,7 @@ Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
 
 def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None) -> Card:
-    """The sections Model, Intended use and Versions, and of a model that a run trained its settings, data and figures."""
+    """The sections Model, Intended use, Versions and, after a run, settings, data and figures of its training."""
     record, names = predictor.record, predictor.class_names
     more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
     model = {

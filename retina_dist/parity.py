@@ -196,7 +196,7 @@ def _print_table(config: ParityConfig, columns: dict[str, Differences]) -> bool:
 
 
 def cases_of(config: ParityConfig) -> list[Case]:
-    """All of them; those of norms only where the model has the setting `norm`."""
+    """All cases; those of norms only if the model has the setting `norm`."""
     return [case for case in CASES if case.norm == Case.norm or hasattr(config.model, "norm")]
 
 

@@ -49,7 +49,7 @@ Result = TypeVar("Result", default=Any)  # of `evaluate`
 
 
 class Predictor(ABC, Generic[Input, Output, Result]):
-    """A network in evaluation mode on a device, and the form in which it takes images: that of the training's validation.
+    """A network in evaluation mode on a device; images are prepared as in the training's validation.
 
     `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of `answer`.
     """
@@ -100,7 +100,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         """As `from_checkpoint`, of a checkpoint that was read already; `source` is its name in errors."""
         if (task := task_of_checkpoint(content)) != cls.task:
             raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
-        _checked(**how)  # an error of these is none of the checkpoint
+        _checked(**how)  # here, so that the error does not blame the checkpoint
         try:
             if isinstance(model, type):
                 model = make(model, content["config"]["model"])
@@ -153,7 +153,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     def evaluate(self, data: Any, *, strategy: StrategySettings | None = None) -> Result:
         """The metrics over the validation set of `data`, shared out over the processes; every rank calls it.
 
-        `strategy` is by default that of the launcher, on this model's device. Raises the errors of `val_of`.
+        `strategy` is by default the launcher's, on this model's device. Raises the errors of `val_of`.
         """
         settings = strategy or StrategyConfig(device=str(self.device))
         with strategy_of(settings) as job, configure_logging(job.rank), heartbeat():
@@ -240,8 +240,8 @@ def predict_files(
 ) -> tuple[P, dict[int, tuple[Path, Any]]]:
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
-    `draw` makes the picture of model, pixels and output, with a few words. An unreadable file is named and left out; with none
-    left, DataError. `output_dir` is by default the first free one of predictions, predictions-2, ... Nothing is overwritten.
+    `draw` makes the picture of model, pixels and output, with a few words. An unreadable file is named and left out; if
+    all are, DataError. `output_dir` is by default the first free one of predictions, predictions-2, ... Nothing is overwritten.
     """
     files = find_images(config.input)
     if config.output_dir is None:

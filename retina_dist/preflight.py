@@ -1,4 +1,4 @@
-"""`doctor cluster=true`: is every rank's machine sound, and equal to the others? A fact that is unreadable stops nothing."""
+"""`doctor cluster=true`: is every rank's machine sound, and equal to the others? An unreadable fact stops nothing."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a 
 LEAST_DISK = 2**30
 REMEDIES = {
     "versions": "Install the same versions on every host, from one image or lock file.",
-    "devices": "Take hosts of one kind, or every step waits for the slowest.",
+    "devices": "Use hosts of one kind, or every step waits for the slowest.",
     "data": "Copy the data again, or mount the same storage on every host.",
     "/dev/shm": "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), or lower data.num_workers.",
     "open files": "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536).",
@@ -158,7 +158,7 @@ REMEDIES = {
     "step": "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave it out.",
     "disk": "Make room, give another output_dir, or lower trainer.keep_last and trainer.save_top_k.",
     "network": "See in NCCL_DEBUG=INFO which network was chosen, and set NCCL's variables as in docs/clusters.md.",
-    "unknown": "Nothing was checked with it.",
+    "unknown": "It was not checked.",
 }
 Problem = tuple[Level, str, str]  # level, key of REMEDIES, what
 
@@ -196,7 +196,7 @@ def _differences(ranks: Sequence[Facts]) -> Iterator[Problem]:
 
 
 def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Problem]:
-    """Less /dev/shm or open files than so many data workers a rank usually need; a name that is not unique, or is loopback."""
+    """Too little /dev/shm or too few open files for the data workers; a host name that is not unique, or is loopback."""
     hosts = first_of_hosts(ranks)
     for host, machines in Counter(facts.host for facts in hosts).items():
         if machines > 1:

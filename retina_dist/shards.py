@@ -1,4 +1,4 @@
-"""The images of a data set into a few large tar files with an index, for training from object storage.
+"""Pack the images of a data set into a few large tar files with an index, for training from object storage.
 
     python -m retina_dist.shards data=coco data.root=/data/coco output=/data/coco-shards
     python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512

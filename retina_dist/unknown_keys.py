@@ -1,4 +1,4 @@
-"""Which setting is meant by a key that is not one: the closest spelling, or what other tools call it."""
+"""The setting meant by an unknown key: the closest spelling, or what other tools call it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def habit(end: str, known: Iterable[str], value: object = None) -> str:
 
 
 def unknown_key(command: str, key: str, schema: type, value: object = None) -> str:
-    """The sentence for an unknown key of `python -m retina_dist.COMMAND`, with the key that may be meant.
+    """Message for an unknown key of `python -m retina_dist.COMMAND`, with the closest known one.
 
     First one of its section by spelling, then what other tools call it, its name in another section, and a similar spelling.
     """
@@ -86,7 +86,7 @@ def unknown_key(command: str, key: str, schema: type, value: object = None) -> s
 
 
 def no_argument(schema: type, key: str) -> str:
-    """The sentence for an unknown argument of a class of settings, with the one that may be meant."""
+    """Message for an unknown argument of a class of settings, with the closest known one."""
     own = settings_by_key(schema)
     known = {f"{section}.{k}": k for section in ("data", "model", "trainer", "optimizer") for k in own}
     known |= {k: k for k in own}
@@ -102,7 +102,7 @@ def _spelled_like(end: str, keys: list[str]) -> list[str]:
 
 
 def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str:
-    """The sentence for `overrides[number]`, which is not KEY=VALUE, with what may be meant."""
+    """Message for `overrides[number]`, which is not KEY=VALUE, with a suggestion."""
     word, around = overrides[number], [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return f"{word} is not KEY=VALUE; leave out the spaces around = and between the items of a list."

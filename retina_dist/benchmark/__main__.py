@@ -17,7 +17,7 @@ KINDS = ("step", "data", "scaling", "agreement")
 
 
 def main() -> None:
-    """Hand over to the kind that is named first."""
+    """Run the benchmark that the first argument names."""
     kind = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if kind not in KINDS:
         asked = kind in ("-h", "--help")

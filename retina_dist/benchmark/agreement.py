@@ -56,7 +56,7 @@ class AgreementConfig(OfCheckpoint):
 def compare(detector: Detector, expected: list[Detections], others: list[Detections]) -> dict[str, float]:
     """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side.
 
-    As `differences`, it leaves out those whose score is within NEAR_SCORE of where the other side may have been cut off.
+    As `differences`, it leaves out scores within NEAR_SCORE of the other side's cut-off.
     """
     apart = torch.cat([differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)])
     near = (apart <= torch.tensor([NEAR_PX, NEAR_SCORE])).all(dim=1)
@@ -78,7 +78,7 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
 
 
 def _of_categories(detector: Detector, every: Detections) -> Detections:
-    """Without labels that are no category, which the server leaves out."""
+    """Drop labels without a category, as the server does."""
     kept = torch.tensor(detector.categories.ids)[every["labels"]] >= 0
     return Detections(boxes=every["boxes"][kept], scores=every["scores"][kept], labels=every["labels"][kept])
 

@@ -3,9 +3,8 @@
     python -m retina_dist.benchmark data                               made images of 640 x 480
     python -m retina_dist.benchmark data data.root=/data/coco          your own, with your own augmentation
 
-What a part takes is the processor's time, so that other processes disturb it little.
-Files have been read before: the system's cache and not the disk is measured. All parts take turns, `rounds` times. What is
-compared with: Pillow's decoder and a resize in float32, as torchvision's detectors do it, into the same batch. Neither normalises.
+Times are CPU time, which other processes disturb little; files come from the system's cache. All parts take turns, `rounds` times.
+The base is Pillow's decoder and a resize in float32, as in torchvision's detectors, into the same batch. Neither normalises.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class DataBenchmarkConfig(BenchmarkConfig):
 def make_images(folder: Path, count: int) -> None:
     """`count` JPEGs in folder/images, with seven boxes each in folder/images.json.
 
-    Coloured noise on grey noise whose amplitude falls as 1/f, as that of photos does (https://doi.org/10.1364/JOSAA.4.002379).
+    Coloured noise on grey noise whose amplitude falls as 1/f, as in photos (https://doi.org/10.1364/JOSAA.4.002379).
     """
     (folder / "images").mkdir()
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What all benchmarks do with their figures: say where they come from, and write them."""
+"""Write the figures of a benchmark, with machine and versions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from retina_dist.settings import setting
 
 @dataclass
 class BenchmarkConfig(DetectionRunConfig):
-    """The setting that every benchmark adds to those of a training."""
+    """The settings of a training, and where the figures go."""
 
     output: str | None = setting(None, "a JSON file", writes="file")
 
 
 def finish(config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any) -> dict[str, Any]:
-    """Write `ratios` (name -> how many times better than what it is compared with) and `facts`, with machine and versions.
+    """Write `ratios` (name -> how many times better than the base) and `facts`, with machine and versions.
 
     Returns what was written.
     """

@@ -6,7 +6,7 @@
 
 The base is torchvision's references/detection in fp32: its model over lists of images and targets, the loss
 read each step, SGD. Ours is the trainer's step, channels last. Both have the same weights and images, already of the canvas' size,
-and take turns within one process; a ratio is that of a turn to the base's turn beside it.
+and take turns within one process; a ratio compares a turn with the base's turn beside it.
 """
 
 from __future__ import annotations

@@ -101,5 +101,5 @@ def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collec
             yield "warning", split, "images that occur more than once", remedy, len(twins), twins
     both = [names for names in same.values() if "train" in names]
     if leaks := tuple(f"{name} = {names['train'][0]} of train" for names in both for name in names.get("val", ())):
-        remedy = "take them out of one split: the metric would praise memory"
+        remedy = "take them out of one split: the metric would reward memorizing them"
         yield "error", "val", "images that are in train too", remedy, len(leaks), leaks

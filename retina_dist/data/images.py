@@ -221,7 +221,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", "
 
 
 def is_image(name: str | PurePath) -> bool:
-    """Whether a file's name ends as that of an image."""
+    """Whether a file name has an image's ending."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 

@@ -1,4 +1,4 @@
-"""From images to the batches of one rank: images are read and batches made in data workers, whatever a batch is.
+"""The batches of one rank: data workers read images and make batches of any kind.
 
 Data workers are started by a fork server: unlike plain forks they are safe beside CUDA, MPI and InfiniBand, and unlike
 spawned processes they start at once. They do not import the main script, so it needs no `if __name__ == "__main__":`.
@@ -67,7 +67,7 @@ class ImageDataset(Dataset[AnyBatch]):
         return read_image(self._sources[index], annotated, self.max_pixels, content)
 
     def fetch(self, indices: Sequence[int]) -> Contents:
-        """The bytes of those of these images that lie behind a URL, fetched at once instead of one after the other."""
+        """The bytes of the images that are behind a URL, fetched together."""
         remote = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
         return dict(zip(remote, read_all([self._sources[i] for i in remote]), strict=True))
 
@@ -181,11 +181,11 @@ class TensorBatch:
 
 
 class DataModule(Generic[AnyBatch]):
-    """The batches that `train` and `val`, a dataset with its buckets, give this rank, as `settings` say.
+    """This rank's batches of `train` and `val`, each a dataset with its buckets, or None where only the other is used.
 
-    `num_workers` processes make them, or this one; what a worker logs is logged here, and its UserError raised here.
-    `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. Either split
-    may be None where only the other is used. For a GPU as `device`, batches are made in page-locked memory.
+    `settings.num_workers` processes make them, or this one; a worker's log records and UserErrors arrive here.
+    `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. For a GPU as
+    `device`, batches are made in page-locked memory.
     """
 
     def __init__(

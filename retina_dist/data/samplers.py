@@ -134,13 +134,13 @@ def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
 
 
 def images_per_epoch(repeats: FloatArray) -> int:
-    """Images of every epoch in which each comes as often as `repeats` say, on average over epochs and up to one image."""
+    """Images of an epoch: the sum of `repeats`, rounded down."""
     whole = np.floor(repeats)
     return int(whole.sum() + np.floor((repeats - whole).sum() + 1e-9))
 
 
 def draw_repeats(repeats: FloatArray, seed: int) -> IntArray:
-    """The images of an epoch, see `BatchSpec.indices`: each as often as its repeats, rounded down or up; always equally many.
+    """The images of an epoch, see `BatchSpec.indices`: each as often as its repeats, rounded down or up; as many in each epoch.
 
     Systematic sampling over the fractions in a random order, so that an image is rounded up in the right share of the epochs.
     """

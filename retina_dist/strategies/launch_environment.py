@@ -39,7 +39,7 @@ HOROVOD = Names("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_L
 # OMPI_COMM_WORLD_NODE_RANK does not number nodes, but the user's processes on a node.
 OPEN_MPI = Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 MPICH = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-# The size is that of the step: a batch script's one process and the shell of salloc see SLURM_PROCID=0 and SLURM_NTASKS=N too.
+# The size is the step's: a batch script's one process and the shell of salloc see SLURM_PROCID=0 and SLURM_NTASKS=N too.
 # https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 SLURM = Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 PLAIN = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -128,7 +128,7 @@ def _azure_master(environment: Mapping[str, str]) -> str | None:
 
 
 def first_host(node_list: str) -> str | None:
-    """The first of Slurm's list of hosts, such as gpu-007 of "gpu-[007-009,12],login"; None of none."""
+    """The first of Slurm's list of hosts, such as gpu-007 of "gpu-[007-009,12],login"; None without any."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0]) if first else None
 

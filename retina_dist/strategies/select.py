@@ -66,5 +66,5 @@ def strategy_of(
 def make_strategy(
     name: str = "auto", *, launch: Launch | None = None, deterministic: bool = False, **settings: Any
 ) -> DistributedStrategy:
-    """`strategy_of` a built-in strategy; `settings` are those of `StrategyConfig`."""
+    """`strategy_of` for a built-in strategy; `settings` are fields of `StrategyConfig`."""
     return strategy_of(StrategyConfig(name=name, **settings), launch=launch, deterministic=deterministic)

@@ -97,7 +97,7 @@ def check_training(strategy: DistributedStrategy, name: str, tolerance: float, *
 
 
 def check_resume(make: Callable[[], DistributedStrategy]) -> None:
-    """A training that stops, and continues with a new strategy, ends as one that does not stop."""
+    """A training that is stopped and resumed with a new strategy ends as an uninterrupted one."""
     with make() as strategy:
         whole = small_training(strategy)
     with make() as strategy:
