@@ -39,7 +39,7 @@ def check_ending(output: Path) -> None:
 
 @dataclass(frozen=True)
 class Exporter:
-    """What a task exports: `graph` traces the model, `with_state` makes torchvision's class of `state`, `about` is in the file."""
+    """A model to export: `graph` traces the model, `with_state` makes torchvision's class of `state`, `about` is in the file."""
 
     graph: Callable[[], ExportedProgram]
     input_name: str

@@ -167,7 +167,7 @@ class Url:
         return [self / name for name in self.all_files(pattern)]
 
     def all_files(self, pattern: str | None = None) -> dict[str, dict[str, Any]]:
-        """What the file system tells of each file in this folder and below, by its name from here; `pattern` as for `glob`."""
+        """The file system's facts on each file in this folder and below, by its name from here; `pattern` as for `glob`."""
 
         def listing(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()

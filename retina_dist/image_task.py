@@ -1,4 +1,4 @@
-"""What the tasks of the package share: the evaluator, and the part of a `Task` that does not depend on what the labels are."""
+"""The evaluator and the part of a `Task` that the tasks of the package share."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Evaluator(ABC, Generic[Result]):
         return self.last_result
 
     def collect(self, model: nn.Module) -> list[Any]:
-        """What this rank's batches give, with the model in evaluation mode; without communication."""
+        """The `parts` of this rank, with the model in evaluation mode; without communication."""
         was_training = model.training
         model.eval()
         with torch.inference_mode():
@@ -71,7 +71,7 @@ class Evaluator(ABC, Generic[Result]):
         return parts
 
     def parts(self, model: nn.Module) -> Iterator[Any]:
-        """What `take` gives for each batch."""
+        """`take` of each batch."""
         images = 0
         doing("validation, 0 images")
         for batch in self.batches():
@@ -82,7 +82,7 @@ class Evaluator(ABC, Generic[Result]):
 
     @abstractmethod
     def take(self, model: Any, batch: Any) -> Any:
-        """What `judge` needs of a batch."""
+        """A batch's part, for `judge`."""
 
     @abstractmethod
     def judge(self, parts: list[Any]) -> tuple[Result, dict[str, float]]:
@@ -173,7 +173,7 @@ class ImageTask(Task):
         return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in plain]
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
-        """metrics.json of the last validation; `write_results` of the best one, unless that of an earlier start was better."""
+        """metrics.json of the last validation; `write_results` of the best one, unless an earlier start had a better one."""
         if self.evaluator is None or self.evaluator.last_result is None:
             return
         write_json(folder / "metrics.json", self.evaluator.last_result.to_dict())

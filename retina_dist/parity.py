@@ -64,7 +64,7 @@ class ParityConfig(DetectionRunConfig):
 
 @dataclass(frozen=True)
 class Case:
-    """What is switched on; `agrees=False` for what cannot be the same on several processes."""
+    """The settings of a case; `agrees=False`: several processes cannot give the same."""
 
     name: str
     norm: str = "frozen_bn"
@@ -156,7 +156,7 @@ def compare(config: ParityConfig) -> Differences:
 
 
 def _reference(case: Case, config: ParityConfig, alone: DistributedStrategy) -> Outcome:
-    """What one process gives: computed by the first job; the jobs after it read it from a file beside its results."""
+    """The outcome of one process: the first job computes it, later jobs read it from a file beside its results."""
     file = Path(str(config.worker)).with_name(f"one process, {case.name}.pt")
     if not file.exists():
         torch.save(run_case(case, config, alone), file)

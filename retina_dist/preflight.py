@@ -44,7 +44,7 @@ DATA = "training data"  # the fact whose absence is an error
 
 @dataclass
 class Facts:
-    """Of one rank; plain values, since they travel as JSON. None where a fact does not exist or could not be read."""
+    """Facts of one rank as plain values, since they travel as JSON; None where one does not exist or could not be read."""
 
     rank: int
     host: str

@@ -40,7 +40,7 @@ class TaskConfig:
 
 
 def name_of_root(root: str | None) -> str:
-    """What a data set is called: the last part of its `root`, a folder or URL; "data" where that cannot be a name.
+    """The name of a data set: the last part of its `root`, a folder or URL; "data" where that cannot be a name.
 
     >>> name_of_root("az://container/bccd/")
     'bccd'
@@ -51,7 +51,7 @@ def name_of_root(root: str | None) -> str:
 
 @dataclass
 class DataSettings(KnownArguments):
-    """What every task's data has."""
+    """Data settings of every task."""
 
     name: str = MISSING
     batch_size: int = setting(16, "images of an optimizer step, over all processes", at_least=1, at_most=10**6)

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what is drawn, not on who draws it: on the image and epoch, or on the step and rank."""
+"""Random numbers keyed by image and epoch, or by step and rank, whichever process draws them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(*key: int | str) -> None:
-    """Seed the same generators by `key`, those of GPUs once a GPU is in use; in microseconds, as it comes at every step."""
+    """Seed the same generators by `key`, GPUs' once a GPU is in use; in microseconds, since every step does it."""
     seed = derived_seed(*key)
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -24,7 +24,7 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """What a setting may be. `words` stand beside numbers; `writes` is what a command writes: "folder", "folder or URL", "file"."""
+    """Limits of a setting. `words` are allowed beside numbers; `writes`: a command writes a "folder", "folder or URL" or "file"."""
 
     text: str = ""
     choices: tuple[Any, ...] = ()

@@ -34,7 +34,7 @@ class TaskData(Protocol):
 
 
 class Task(ABC):
-    """What a run needs of its task. The assembler calls the methods in the order below, on every rank unless stated otherwise.
+    """A task as a run needs it. The assembler calls the methods in the order below, on every rank unless stated otherwise.
 
     `settings` is a dataclass: its fields are the task's sections of the configuration, such as `data` (a subclass of
     `run_config.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
@@ -72,7 +72,7 @@ class Task(ABC):
         return f"  {'train':<9}{self.num_images} images"
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """What `load_checkpoint_state` needs on every rank; plain values. On the main rank."""
+        """The argument of `load_checkpoint_state` on every rank, plain values. On the main rank."""
         return {}
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
@@ -106,7 +106,7 @@ class Task(ABC):
         """A digest of the training data, which a resume must find again."""
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        """What a checkpoint holds beside the state, plain values: "config", "images" (`fingerprint`), what inference needs."""
+        """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and values for inference."""
         return {"config": redacted_tree(asdict(self.config)), "images": self.fingerprint()}
 
     def inspect(self, model: nn.Module, batch: Any) -> list[dict[str, Any]]:

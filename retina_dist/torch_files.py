@@ -1,4 +1,4 @@
-"""Files of `torch.save` and safetensors, read without running what is in them."""
+"""Files of `torch.save` and safetensors, read without running code in them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
 
 
 def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
-    """What reads the form that the file's ending names. Raises CheckpointError without its library."""
+    """The reader for the file's ending. Raises CheckpointError without its library."""
     if not source.name.endswith(".safetensors"):
         return lambda data: torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     try:
@@ -73,7 +73,7 @@ def _unpacked_size(data: bytes) -> int:
 
 
 def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str:
-    """What to do about a checkpoint that this version cannot use: the end of an error. Names the version that wrote it."""
+    """The remedy for a checkpoint that this version cannot use, as the end of an error; names the version that wrote it."""
     versions = content.get("versions") if isinstance(content, dict) else None
     wrote = str(versions.get("retina_dist", "")) if isinstance(versions, dict) else ""
     if wrote in ("", __version__):

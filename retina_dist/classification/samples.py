@@ -73,7 +73,7 @@ class Samples:
 def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None = None) -> Samples | None:
     """The images of "train" or "val" below `root`, in any of the forms; None for a validation split that is not there.
 
-    `classes` are those of the training data: an image of another class raises DataError, as does a split without images.
+    `classes` are the training data's: an image of another class raises DataError, as does a split without images.
     """
     for folder in (root, root / split) if isinstance(root, Path) else ():
         if (folder / "images").is_dir() and (folder / "labels").is_dir():

@@ -130,7 +130,7 @@ class ClassificationTask(ImageTask):
         }
 
     def largest_batch(self, size: int, device: torch.device) -> ImageBatch:
-        """Of the largest crops of the training."""
+        """A batch of the training's largest crops."""
         side = self.config.data.image_size
         images = torch.zeros(size, 3, side, side, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
         numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]

@@ -50,7 +50,7 @@ def _choices(folder: Path) -> str:
 
 
 def _sections(schema: type, values: Mapping[str, str], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Each section's name and the lines of its keys; first those of the schema itself."""
+    """Each section's name and the lines of its keys; first the schema's own."""
     hints = get_type_hints(schema)
     fields = dataclasses.fields(schema)
     rows = [_row(schema, f, hints[f.name], prefix, values) for f in fields if not section_of(hints[f.name])]

@@ -1,4 +1,4 @@
-"""What a doctor reads of a data set's image files: which are missing or damaged, how large they are, which are the same."""
+"""Checks of a data set's image files: missing, damaged, of another size, the same as others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FileFinding = tuple[Literal["error", "warning", "info"], str, str, str, int, tup
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """What reading one file showed."""
+    """The check of one file."""
 
     name: str
     problem: Literal["missing", "unreadable", "of another size"] | None = None

@@ -42,7 +42,7 @@ SCANS_AT_MAX_PIXELS = 16
 MARKER = re.compile(rb"\xff+[\xc0-\xcf\xd9-\xfe]")
 END_OF_IMAGE, START_OF_SCAN, APP1, COMMENT = 0xD9, 0xDA, 0xE1, 0xFE
 
-# Formats of untrusted images: those of cameras, phones and browsers, not all that Pillow can decode.
+# Formats of untrusted images, from cameras, phones and browsers; Pillow can decode more.
 FORMATS = ("JPEG", "PNG", "WEBP")
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # annotations describe the whole image

@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What a data worker needs to know to make one batch."""
+    """The specification of a batch, for a data worker."""
 
     epoch: int
     # of images; of N, image i has the index i + N where it comes again in the epoch, then i + 2N …

@@ -65,7 +65,7 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
 def judged_images(result: CocoResult, ranked: Sequence[Ranking], threshold: float | None) -> list[dict[str, Any]]:
     """Each image with its hits, false alarms and misses at IoU .50 among detections from `threshold` on, the worst first.
 
-    `score` is that of its most confident wrong detection, also below the threshold.
+    `score` is its most confident wrong detection's, also below the threshold.
     """
     number = len(result.image_ids)
     hits, false_alarms, objects = np.zeros((3, number), np.int64)

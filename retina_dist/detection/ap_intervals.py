@@ -102,7 +102,7 @@ def _outside(area: np.ndarray) -> np.ndarray:
 
 
 def _match(ious: np.ndarray, skipped: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each of D detections, best first, is matched, and whether with an object that does not count; both [A, T, D].
+    """Whether each of D detections, best first, is matched, and whether to an object that does not count; both [A, T, D].
 
     `ious` is [D, G]; `skipped` [A, G] says which objects do not count for an area. A detection takes the object of highest
     IoU that no better one took, preferring those that count; of equal ones the last.

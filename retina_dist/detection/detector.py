@@ -153,7 +153,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         return collate([Sample(*sample, 0, (height, width))], canvas)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
-        """Detections of what `prepare` made, one pass for a canvas; so the last digits may differ from those of `predict`."""
+        """Detections of what `prepare` made, one pass for a canvas; so the last digits may differ from `predict`'s."""
         together: dict[tuple[int, ...], list[int]] = {}
         for i, batch in enumerate(prepared):
             together.setdefault(tuple(batch.images.shape), []).append(i)

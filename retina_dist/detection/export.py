@@ -73,7 +73,7 @@ class ExportableRetinaNet(nn.Module):
         return boxes[kept], scores[kept], labels[kept]
 
     def _anchors(self, canvas: Tensor, features: list[Tensor]) -> list[Tensor]:
-        """Of each level [A_l, 4], as torchvision's generator makes them, for sizes that the graph learns when it runs."""
+        """The anchors [A_l, 4] of each level, as torchvision's generator makes them, for sizes known when the graph runs."""
         generator = self.model.anchor_generator
         generator.set_cell_anchors(torch.float32, canvas.device)
         sizes = [feature.shape[-2:] for feature in features]
@@ -189,7 +189,7 @@ def differences(detector: Detector, one: Detections, other: Detections, margin: 
 
 
 def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Batch:
-    """As the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
+    """The image as the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
     if size is not None:
         image = resize_image(pixels_of(image), list(size), antialias=True)
         low, high = sorted(size)

@@ -94,7 +94,7 @@ class DetectionData(ImageDataSettings):
 
 @dataclass
 class DetectorSettings(ModelSettings):
-    """What every detection model can set; one from outside the package has a subclass, with its own settings beside these."""
+    """Settings of every detection model; a class from outside the package extends them."""
 
     contract = "retina_dist.detection.model.build.DetectionModel"
 

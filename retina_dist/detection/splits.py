@@ -138,7 +138,7 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
 
 
 def implausible_boxes(part: Annotations, split: str, data: DetectionData | None = None) -> tuple[str, str] | None:
-    """What is wrong with most boxes of a split that was read as `data` says, and the remedy; None where they can be trained on.
+    """The fault of most boxes of a split that was read as `data` says, and the remedy; None where they can be trained on.
 
     Boxes read in the wrong form mostly leave their image or have no area, and fit when read in another. `data.box_format=xywh`
     overrules this judgement. Crowd regions do not count.

@@ -151,7 +151,7 @@ def write_proposals(coco: dict[str, Any], suspects: Sequence[Suspect], path: Pat
 
 
 def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path, max_pixels: int) -> None:
-    """One self-contained page with an image for each of the first suspects: the label in question, and what is proposed."""
+    """One self-contained page with an image for each of the first suspects: the label in question, and the proposal."""
     records = {record.image_id: record for record in annotations.records}
     labels = {entry["id"]: entry for entry in annotations.coco["annotations"]}
     names = {each["id"]: each["name"] for each in annotations.coco["categories"]}

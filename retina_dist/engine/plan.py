@@ -1,4 +1,4 @@
-"""What a run will do, settled before anything is built: from total batch, length and learning rate to what happens at each step.
+"""The plan of a run, made before anything is built: total batch, length, learning rate, and the actions at each step.
 
 The plan does not depend on the backend; any number of processes can share any batch.
 """

@@ -1,4 +1,4 @@
-"""What keeps the ranks' copies of a training equal, and what notices when they are not."""
+"""Keeps the ranks' copies of a training equal, and checks that they are."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _by_rank(values: Sequence[float]) -> str:
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
-    """What makes the model the function it is beside its state_dict: the public attributes of its modules, by name."""
+    """The public attributes of the model's modules, by name: they define it together with its state_dict."""
     return _public(model) | {name: _public(module) for name, module in model.named_modules() if name}
 
 
@@ -148,7 +148,7 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
 
 
 def _sides(values: list[int]) -> str:
-    """Which ranks hold something else than most do."""
+    """The ranks whose value differs from most, against the others."""
     most = max(set(values), key=lambda v: (values.count(v), v == values[0]))
     odd = [str(rank) for rank, value in enumerate(values) if value != most]
     like = [str(rank) for rank, value in enumerate(values) if value == most]

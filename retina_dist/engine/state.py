@@ -100,7 +100,7 @@ class TrainState:
         }
 
     def replicated(self) -> dict[str, Any]:
-        """What is equal on all ranks, by name: tensors, and the settings of modules and parameter groups."""
+        """The values that are equal on all ranks, by name: tensors, and the settings of modules and parameter groups."""
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
         ema = {"ema": self.ema.model.state_dict()} if self.ema else {}

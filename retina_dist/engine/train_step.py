@@ -24,7 +24,7 @@ MAX_SHAPES = 2000  # graphs, far above what the batches of a data set need; past
 
 
 class TrainBatch(Protocol):
-    """What the step needs of a micro-batch; `weight` is its share in the step's mean loss."""
+    """A micro-batch; `weight` is its share in the step's mean loss."""
 
     @property
     def weight(self) -> float: ...

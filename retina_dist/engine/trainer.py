@@ -120,7 +120,7 @@ class Trainer:
         return metrics
 
     def _agreed_action(self) -> StopAction:
-        """What the ranks agreed on, one step after any of them asked for it."""
+        """The action that the ranks agreed on, one step after any of them asked for it."""
         request = StopAction.NONE
         if self.stop_reason() is not None:
             request = StopAction.STOP

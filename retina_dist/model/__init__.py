@@ -1,1 +1,1 @@
-"""What the models of all tasks share: norms, convolutions, weights."""
+"""Norms, convolutions and weights for the models of all tasks."""

@@ -11,7 +11,7 @@ from retina_dist.settings import MISSING, KnownArguments, setting
 
 @dataclass
 class OptimizerSettings(KnownArguments):
-    """What every optimizer can set; one from outside the package has a subclass, with its own settings beside these."""
+    """Settings of every optimizer; a class from outside the package extends them."""
 
     contract = "torch.optim.Optimizer"
 
@@ -50,7 +50,7 @@ class OptimizerConfig(OptimizerSettings):
 
 @dataclass
 class ScheduleSettings(KnownArguments):
-    """What every schedule can set; one from outside the package has a subclass, with its own settings beside these."""
+    """Settings of every schedule; a class from outside the package extends them."""
 
     contract = "retina_dist.optim.learning_rate.Decay"
 

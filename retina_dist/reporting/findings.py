@@ -1,4 +1,4 @@
-"""What a doctor reports: findings with their remedies, and the facts that they come from."""
+"""A doctor's report: findings with their remedies, and facts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DoctorReport:
 
 
 def _by_level(findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines of the findings by level; those of one place with the same remedy share it."""
+    """Lines of the findings by level; findings of one place with the same remedy share it."""
     width = max((len(finding.where) for finding in findings), default=0) + 2
     for level, title in TITLES.items():
         alike: dict[tuple[str, str], list[Finding]] = defaultdict(list)

@@ -41,7 +41,7 @@ class Interval:
 
     @property
     def holds_zero(self) -> bool:
-        """Of a difference: whether the two cannot be told apart."""
+        """Whether the interval holds 0; the two of a difference cannot be told apart then."""
         return not (self.low > 0 or self.high < 0)
 
     def to_dict(self) -> dict[str, float | None]:
@@ -61,11 +61,11 @@ class Resampled:
     samples: Mapping[str, np.ndarray] = field(repr=False)
 
     def interval(self, name: str) -> Interval:
-        """Of a metric."""
+        """The interval of a metric."""
         return _interval(self.values[name], self.samples[name])
 
     def difference(self, other: Resampled, name: str) -> Interval:
-        """Of a metric, this result's minus the other's on the same images. Raises DataError where the images differ."""
+        """The interval of this result's metric minus the other's. Raises DataError where the images differ."""
         if self.images != other.images:
             raise DataError("the two results are of different images; compare results on one validation set.")
         return _interval(self.values[name] - other.values[name], self.samples[name] - other.samples[name])

@@ -37,7 +37,7 @@ class Chart:
 
 
 def missing_packages() -> str:
-    """Which packages of the extra a page needs and this environment lacks, "" if none."""
+    """The missing packages that a page needs, joined by "and"; "" if none."""
     return " and ".join(name for name in ("plotly", "jinja2") if find_spec(name) is None)
 
 

@@ -1,4 +1,4 @@
-"""What a report shows of a run folder, or of two side by side, by the files that a run or an evaluation wrote there."""
+"""The report of a run folder, or of two side by side, from the files that a run or an evaluation wrote there."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RunFiles:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Of the last start."""
+        """Commit, job and versions of the last start."""
         start = self.starts[-1] if self.starts else {}
         return {"commit": start.get("commit"), "job": start.get("job"), **start.get("versions", {})}
 
@@ -230,7 +230,7 @@ def confusion(runs: Sequence[RunFiles]) -> Iterator[Chart]:
 
 
 def errors(runs: Sequence[RunFiles]) -> Iterator[Chart]:
-    """What the correction of each type of error would add."""
+    """The AP50 that the correction of each type of error would add."""
     traces = []
     for run in runs:
         if known := run.analysis.get("errors"):

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class Job:
-    """What the attempts of an elastic job share; any other job has one attempt.
+    """The state that the attempts of an elastic job share; any other job has one attempt.
 
     `exits` ends the ownership of the folders and the MLflow run after the strategy, when no rank waits for another any more.
     """

@@ -1,7 +1,7 @@
 """Memory of a training step before it runs: whether it fits, and the fewest micro-batches with which it does.
 
 The real `TrainStep` runs on tensors without memory (`torch._subclasses.FakeTensorMode`). Its live storages are counted in step two,
-when the optimizer has its state. docs/planning.md compares predicted with measured peaks and lists what is not modelled.
+when the optimizer has its state. docs/planning.md compares predicted with measured peaks and lists the gaps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run folder says of its run: config.yaml, command.json, and in result.json how it ended."""
+"""The records of a run in its folder: config.yaml, command.json and, for its end, result.json."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
     content = {"status": "ok", "error": None, "seconds": seconds} | read_result(folder) | {"overrides": overrides}
     if failure is not None:
-        content |= {"status": "failed", "error": describe_error(failure)}  # not that of an older sweep here
+        content |= {"status": "failed", "error": describe_error(failure)}  # in place of an older sweep's
     write_json(folder / RESULT, content)
 
 

@@ -33,7 +33,7 @@ HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: 
 
 
 class Endpoint:
-    """What `POST /score` does, with its limits and metrics."""
+    """`POST /score`, with its limits and metrics."""
 
     def __init__(self, scorer: Scorer, config: ServeConfig) -> None:
         self.scorer, self.config = scorer, config

@@ -131,7 +131,7 @@ class DistributedStrategy(ABC):
         payload = self.broadcast(payload.resize_(int(size)).to(self.device), src).cpu()
         if self.rank == src:
             return obj
-        # onto the CPU, as the number of `src`'s GPU may be that of another process's GPU here
+        # onto the CPU: the number of `src`'s GPU may belong to another process's GPU here
         return torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
 
     def broadcast_state(self, state: Stateful) -> None:
@@ -193,7 +193,7 @@ def missing_ranks(rank: int, world_size: int, put: Callable[[str, str], None], h
 
 
 def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
-    """Which ranks are lost, and what the job did."""
+    """Message that names the lost ranks and the job's activity."""
     where = f"({activity()[0]}: {first_line(error)})"
     if not missing:
         return f"rank {rank} lost another process {where}."

@@ -131,6 +131,6 @@ def find_gpu(name: str) -> Memory:
 
 
 def memory_of(name: str, gib: float) -> Memory:
-    """What tensors may take of a GPU with so many GiB."""
+    """The memory that tensors may take of a GPU with so many GiB."""
     room = (gib - CONTEXT_GIB) * 2**30
     return Memory(room, f"{format_bytes(room)} that {name} has beside the CUDA context")

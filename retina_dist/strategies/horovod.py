@@ -73,7 +73,7 @@ class HorovodStrategy(DistributedStrategy):
             self.variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
-        self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and what is summed in place
+        self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and the tensor summed in place
         self._sums: dict[tuple[str, torch.dtype, torch.Size], int] = {}  # in the order in which all ranks met them
         self._sending = True
         self._waiting_since: float | None = None
@@ -266,7 +266,7 @@ class HorovodStrategy(DistributedStrategy):
         return self._wait(wait)
 
     def _wait(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function returns, which may wait for other ranks."""
+        """The result of a function that may wait for other ranks."""
         self._waiting_since = time.monotonic()
         try:
             return function(*arguments)

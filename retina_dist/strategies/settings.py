@@ -9,7 +9,7 @@ from retina_dist.settings import MISSING, KnownArguments, setting
 
 @dataclass
 class StrategySettings(KnownArguments):
-    """What every strategy can set; one from outside the package has a subclass, with its own settings beside these."""
+    """Settings of every strategy; a class from outside the package extends them."""
 
     contract = "retina_dist.strategies.base.DistributedStrategy"
 

@@ -45,7 +45,7 @@ def why_missing(launcher: str) -> str | None:
 
 @cache
 def _built(horovodrun: str) -> str:
-    """What Horovod was built with; asked once, since it imports torch several times to say so."""
+    """The output of horovodrun --check-build; asked once, since it imports torch several times."""
     return subprocess.run([horovodrun, "--check-build"], capture_output=True, text=True, env=environment(1)).stdout
 
 

@@ -206,7 +206,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> list[Any]:
-    """What compares equal for equal batches."""
+    """Plain values that are equal for equal batches."""
     return [(str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf for leaf in _leaves(value)]
 
 

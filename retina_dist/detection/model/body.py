@@ -70,7 +70,7 @@ class Body(nn.Module):
             fold_frozen_norms(self)
 
     def layers(self) -> list[nn.Module]:
-        """In the order of the pass, as fine as the strides need."""
+        """The layers in the order of the pass, as fine as the strides need."""
         layers: list[nn.Module] = []
         for name, child in self.named_children():
             layers += list(child.children()) if name in ("features", "trunk_output") else [child]

@@ -67,7 +67,7 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
 
 
 class DetectionModel(nn.Module, ABC):
-    """What an entry of the group `model` names; its `settings` are a class below `DetectorSettings`."""
+    """Base of a model that an entry of the group `model` names; its `settings` are a class below `DetectorSettings`."""
 
     settings: Any = DetectorSettings
 

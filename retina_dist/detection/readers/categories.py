@@ -33,7 +33,7 @@ class Categories:
 
     @classmethod
     def from_coco(cls, entries: list[dict[str, Any]]) -> Categories:
-        """Of the `categories` of a COCO json: labels in ascending id order without gaps. Raises DataError for too many."""
+        """Labels without gaps for the `categories` of a COCO json, in ascending id order. Raises DataError for too many."""
         names = {int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])}
         if len(names) > MAX_LABELS:
             raise DataError(f"{len(names)} categories are more than a detector's {MAX_LABELS}; leave some out.")

@@ -74,7 +74,7 @@ def load_annotations(
     reader has made of the annotations already.
 
     Image files that do not exist are an error, left out ("skip", counted in `warnings`) or not looked for ("ignore"). Where an
-    image has no size in its annotations, it is that of the file; one that cannot be read or claims more than `max_pixels` is an
+    image has no size in its annotations, the file's counts; a file that cannot be read or claims more than `max_pixels` is an
     error or left out ("skip"). `options` are those of `annotations_of`. Raises DataError, naming file and entry.
     """
     annotations, images = parse_path(annotations), parse_path(images)

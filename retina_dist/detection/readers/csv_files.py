@@ -61,7 +61,7 @@ def _rows(path: PathOrUrl, form: str, key: str) -> Iterator[tuple[int, list[str]
 def read_openimages(root: Path, split: str) -> Items | None:
     """The images of a split's boxes; None for a validation split that is not there. Boxes of groups become crowd regions.
 
-    Classes are those of the files of all splits, named by class-descriptions*.csv. Raises DataError naming file and line.
+    Classes are taken from the files of all splits and named by class-descriptions*.csv. Raises DataError naming file and line.
     """
     files = sorted(root.rglob("*annotations-bbox.csv"))
     own = [file for file in files if any(name in file.name.lower() for name in SPLITS[split])]

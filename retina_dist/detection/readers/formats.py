@@ -1,4 +1,4 @@
-"""Which format the annotations below a folder have, where a split lies in it, and the contract of a format from outside."""
+"""The format of the annotations below a folder, the place of a split, and the contract of a format from outside."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _head(path: Path) -> bytes:
 
 
 def _hint(root: PathOrUrl) -> str:
-    """What a folder without annotations holds instead, and what to do; "" where that is not known."""
+    """The content of a folder without annotations, and the remedy; "" if unknown."""
     if isinstance(root, Url):
         return ""
     if archives := sorted(file.name for file in root.glob("*.zip")):

@@ -114,7 +114,7 @@ class ItemReader:
         return {"images": images, "annotations": boxes, "categories": categories}
 
     def _target(self, number: int) -> tuple[Mapping[str, Any], tuple[int, int]]:
-        """What an item says of its boxes, and (height, width) of its image."""
+        """An item's dictionary of boxes, and (height, width) of its image."""
         annotation = getattr(self.dataset, "annotation", None)
         if not callable(annotation):
             image, target = self._item(number)

@@ -207,7 +207,7 @@ def _continued(config: Any, locked: frozenset[str], folder: Path, path: PathOrUr
 
 
 def _value(text: str | None) -> Any:
-    """What the text of a setting means: 1 of Python is 1.0 of the command line."""
+    """The value of a setting's text, in which 1 equals 1.0."""
     with contextlib.suppress(ValueError):
         return json.loads(text or "")
     return text

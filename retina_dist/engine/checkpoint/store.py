@@ -260,7 +260,7 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """What torch.save makes of a checkpoint, with the SHA-256 of all of it as the zip's comment at the end."""
+    """The file of a checkpoint by torch.save, with its own SHA-256 as the zip's comment at the end."""
     file = io.BytesIO()
     torch.save({**content, "format": FORMAT}, file)
     file.seek(-2, os.SEEK_END)
