@@ -84,7 +84,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if categories.num_classes != num_classes:
             raise ConfigError(f"{categories.num_classes} categories do not fit a model of {num_classes} classes.")
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
-            raise ConfigError(f"{min_size=} {max_size=} cannot be; give 1 <= min_size <= max_size <= {MAX_SIZE} px.")
+            raise ConfigError(f"{min_size=} {max_size=} is invalid; give 1 <= min_size <= max_size <= {MAX_SIZE} px.")
         super().__init__(model, device, precision)
         self.categories = categories
         self.min_size, self.max_size = min_size, max_size

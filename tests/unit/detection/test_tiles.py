@@ -125,7 +125,7 @@ def test_a_window_as_large_as_the_image_changes_no_bit(detector: Detector) -> No
     assert (tiled["scores"].diff() <= 0).all()
     assert tiled["boxes"][:, 2].max() <= 200
     assert torch.equal(alone["boxes"], detector.predict(image[:, :90, :90])[0]["boxes"])
-    with pytest.raises(ConfigError, match="tile=16 tile_overlap=0.2 cannot be"):
+    with pytest.raises(ConfigError, match="tile=16 tile_overlap=0.2 is invalid"):
         detector.tiled(16)
 
 
