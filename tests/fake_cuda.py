@@ -51,7 +51,7 @@ QUIET = (str(Path(torch.__file__).parent), __file__, traceback.__file__)  # file
 class FakeCudaMode(FakeTensorMode):
     """torch's, for a backward pass without a GPU.
 
-    Autograd notes the device of what it differentiates and looks for that device's stream, which there is none of. It is therefore
+    Autograd notes the device of what it differentiates and looks for that device's stream, which does not exist. It is therefore
     told "meta" for "cuda" (`device_for_c`), and operators that C++ then asks for on "meta" are made on "cuda".
     """
 

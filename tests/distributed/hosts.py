@@ -19,7 +19,7 @@ from pathlib import Path
 
 NETNS_ETC = Path("/etc/netns")
 INTERFACE = "eth0"  # of the same name on both hosts, since horovodrun looks for a common one
-DOCKER = "docker0"  # as many a machine has it: the same address on each, and no way to the other
+DOCKER = "docker0"  # as on many machines: the same address on each, and no route to the other
 DOCKER_ADDRESS = "172.17.0.1/16"
 NETWORK = "192.0.2"  # set aside for examples (RFC 5737); nothing outside the two namespaces sees it
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # where a plain user's PATH does not look

@@ -30,7 +30,7 @@ JOB = (*chaos.JOB, "data.batch_size=5", "trainer.max_duration=16steps", "trainer
 
 
 def started(line: list[str], place: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """A job that nothing of is left afterwards; its output goes to log.txt."""
+    """A job whose processes are all ended afterwards; its output goes to log.txt."""
     return chaos.running(line, place / "run", place / "log.txt", cwd=place)
 
 

@@ -37,7 +37,7 @@ def mpirun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
 
 
 def horovodrun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
-    """On the first host; --disable-cache, as what it found out about hosts would stay in the home folder."""
+    """On the first host; --disable-cache, since the cache of what it knows of hosts would stay in the home folder."""
     options = ("--gloo", "--disable-cache", "-np", "2", "-H", both(hosts), "--network-interfaces", INTERFACE)
     return {hosts.first: [str(executable("horovodrun")), *options, sys.executable, *arguments]}
 

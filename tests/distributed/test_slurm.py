@@ -77,7 +77,7 @@ def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(cluster:
     wait_for(lambda: cluster.state(job)["Restarts"] == "1", cluster, job, log)
     wait_for(lambda: cluster.state(job)["JobState"] == "PENDING", cluster, job, log)
     stopped = checkpoint(run)["step"]
-    assert 3 <= stopped < 24
+    assert 3 <= stopped < 16
     alone = tmp_path / "alone"  # while the nodes are free: Slurm waits two minutes
     line = launched("torchrun", 2, "retina_dist.train", *JOB, f"output_dir={alone}")
     run_process(line, cwd=tmp_path)

@@ -223,7 +223,7 @@ def make(uri: str, folder: Path, tags: Any = None, **settings: Any) -> MlflowRun
     return MlflowRun(uri, config, Run(folder), tags or {})
 
 
-def test_what_exceeds_a_request(uri: str, client: Any, tmp_path: Path) -> None:
+def test_long_tags_and_more_values_than_one_request_takes_arrive(uri: str, client: Any, tmp_path: Path) -> None:
     values = [math.inf, *(i / 3 for i in range(2500))]
     (tmp_path / "a" / "checkpoints").mkdir(parents=True)
     (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"weights")

@@ -37,7 +37,7 @@ def documented(imports: str, entry: str, content: str, folder: Path, monkeypatch
 
 
 def under_mpirun(*arguments: str) -> list[str]:
-    """Two processes of a module, of which one that fails ends the other."""
+    """Two processes of a module; one that fails ends the other."""
     if reason := why_missing("mpirun"):
         pytest.skip(f"mpirun: {reason}")
     # or a waiting rank takes the core of a working one

@@ -1,4 +1,4 @@
-"""Pipes, devices and names that name nothing end in one sentence, never in a hang or a traceback."""
+"""Pipes, devices and impossible names give one sentence, never a hang or a traceback."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_pipes_are_refused(kind: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_device_is_no_file(tmp_path: Path) -> None:
+def test_a_device_is_refused(tmp_path: Path) -> None:
     """One that never ends would fill the memory."""
     with pytest.raises(UserError, match="not a regular file"):
         load_checkpoint("/dev/zero")

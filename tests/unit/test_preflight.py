@@ -48,7 +48,7 @@ def findings(ranks: list[Facts], **config: Any) -> list[Finding]:
 def test_a_sound_cluster_has_no_finding() -> None:
     assert findings(cluster()) == []
     none = {"shm_bytes": None, "open_files": None, "disk_free": None, "step_ms": None}
-    assert findings([replace(f, **none) for f in cluster()]) == [], "what is not known is no fault"
+    assert findings([replace(f, **none) for f in cluster()]) == [], "unknown values are not faults"
     one_host = [replace(f, host="a", addresses=["127.0.1.1"]) for f in cluster()]
     assert findings(one_host) == [], "nobody asks for the address of a single host"
 

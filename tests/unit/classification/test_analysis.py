@@ -45,7 +45,7 @@ def test_the_worst_images_and_the_most_confident_errors(tmp_path: Path) -> None:
     assert analyse(result, [f"other/{name}" for name in names])[1].images != resampled.images
 
 
-def test_logits_that_are_not_finite_are_no_error() -> None:
+def test_logits_that_are_not_finite_raise_nothing() -> None:
     """Nor is any metric a number, which could be the best one."""
     logits = torch.tensor([[torch.nan, 0.0, 0.0], [0.0, 1.0, 0.0]])
     rows = rows_of(logits, logits[:, 0], torch.tensor([0, 1]), torch.arange(2))

@@ -56,7 +56,7 @@ def test_roc_auc_is_the_share_of_pairs_in_order() -> None:
             assert roc_auc(scores, labels) == pytest.approx(float(((above > below) + (above == below) / 2).mean()))
 
 
-def test_large_logit_differences_are_no_ties() -> None:
+def test_large_logit_differences_do_not_tie() -> None:
     """In float64, softmax gives 1.0 for 40 and for 50."""
     logits, labels = torch.tensor([[0.0, 40.0], [0.0, 50.0]]), torch.tensor([0, 1])
     found = evaluate_rows(rows_of(logits, torch.zeros(2), labels, torch.arange(2)).numpy(), ("a", "b"))
@@ -80,7 +80,7 @@ def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
 
 
 def test_many_classes_by_hand() -> None:
-    """Seven classes, of which one has no image; places 0, 4, 5 and 6 among the logits."""
+    """Seven classes, one without an image; places 0, 4, 5 and 6 among the logits."""
     found = evaluate_rows(rows((0, 0, 0, 1, 0), (0, 1, 4, 2, 0), (1, 0, 5, 3, 0), (2, 3, 6, 4, 0)), tuple("abcdefg"))
     assert (found.metrics["val/top1"], found.metrics["val/top5"], found.metrics["val/loss"]) == (0.25, 0.5, 2.5)
     assert found.metrics["val/balanced_accuracy"] == pytest.approx(0.5 / 3)

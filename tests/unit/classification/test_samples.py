@@ -34,7 +34,7 @@ def test_folders_name_the_classes(drawn: Path) -> None:
     assert set(train.subsample(7).labels.tolist()) == set(range(6))
 
 
-def test_hidden_files_and_folders_are_no_images(drawn: Path, tmp_path: Path) -> None:
+def test_hidden_files_and_folders_are_passed_over(drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn / "train", tmp_path / "train")
     image = next((drawn / "train" / "ring").iterdir()).read_bytes()
     for name in (".top.png", ".trash/a.png", "ring/._000002.png", "ring/.ipynb_checkpoints/a.png"):
@@ -88,7 +88,7 @@ def test_rows_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
 def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="val has classes that train has not: triangle"):
         read(drawn, "val", classes=CLASSES[:-1])
-    for file in ("train2017/1.jpg", "annotations/instances_train2017.json"):  # COCO's folders are no classes
+    for file in ("train2017/1.jpg", "annotations/instances_train2017.json"):  # COCO's folders are not classes
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
     with pytest.raises(DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"):
@@ -117,7 +117,7 @@ def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_of_two_csv_files_the_same_is_read_on_every_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_val_csv_comes_before_valid_csv_on_every_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, split in (("a", "train"), ("b", "val"), ("c", "valid")):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
         (tmp_path / f"{split}.csv").write_text(f"{name}.png,x\n")

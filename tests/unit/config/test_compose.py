@@ -178,7 +178,7 @@ def test_settings_that_exclude_each_other() -> None:
         ("train", ["task=classification", "model.num_classes=3"], "is not a setting; the data decides; leave it out."),
     ],
 )
-def test_what_is_wrong_with_several_words(name: str, overrides: list[str], message: str) -> None:
+def test_wrong_lists_of_overrides_are_named(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(name, overrides)
     assert message in str(caught.value)

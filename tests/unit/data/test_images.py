@@ -143,7 +143,7 @@ def test_a_bomb_is_refused_by_what_it_claims(tmp_path: Path, sides: tuple[int, i
         tracemalloc.stop()
 
 
-def test_a_program_is_no_image(tmp_path: Path):
+def test_a_program_is_refused(tmp_path: Path):
     """Pillow would have Ghostscript run it."""
     Image.new("RGB", (3, 2)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.jpg")

@@ -28,7 +28,7 @@ def test_unknown_categories_and_labels():
     for category_id in (0, 2, -1, 17):
         with pytest.raises(KeyError):
             categories.labels_of(np.array([category_id]))
-    with pytest.raises(KeyError):  # -1 marks a label without a category, and is none itself
+    with pytest.raises(KeyError):  # -1 marks a label without a category; it is not a category
         categories.padded(3).labels_of(np.array([-1]))
     assert categories.labels_of(np.zeros(0, dtype=np.int64)).dtype == np.int64
 

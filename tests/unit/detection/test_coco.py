@@ -140,7 +140,7 @@ def test_missing_images(tmp_path: Path):
     found = load(tmp_path, COCO, missing_images="skip")
     assert [r.image_id for r in found.records] == [3]
     assert found.boxes[0].tolist() == [[1, 2, 11, 22]]
-    assert [image["id"] for image in found.coco["images"]] == [3]  # a missing image is no miss in the metric
+    assert [image["id"] for image in found.coco["images"]] == [3]  # a missing image does not count as missed objects
     assert [entry["image_id"] for entry in found.coco["annotations"]] == [3]
     assert "1 of 2 images are not in" in found.warnings[0]
     rows = np.array([[3, 1, 2, 10, 20, 0.9, 18]], dtype=np.float64)
@@ -188,7 +188,7 @@ def test_errors_name_file_and_entry(tmp_path: Path, coco: Any, message: str):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"])
-def test_files_that_are_no_json(tmp_path: Path, content: bytes):
+def test_files_that_are_not_json(tmp_path: Path, content: bytes):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError, match="a.json cannot be read as JSON"):
         load_annotations(tmp_path / "a.json", tmp_path)
@@ -229,7 +229,7 @@ AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
         (CORNERS, None, f"4 of 5 {AS_CORNERS}"),
         (OBJECTS, "xyxy", f"4 of 5 {AS_SIDES}"),
         ([[x / 100 for x in box] for box in OBJECTS], None, "no box is larger than one pixel; multiply shares"),
-        ([[5, 5, 10, 10], [50, 40, 90, 75]] * 6, None, f"6 of 12 {AS_CORNERS}"),  # half of which happen to stay inside
+        ([[5, 5, 10, 10], [50, 40, 90, 75]] * 6, None, f"6 of 12 {AS_CORNERS}"),  # half of them happen to stay inside
         ([], None, r"no box is left \(none is annotated\); correct the boxes, or give the right annotations"),
         (
             [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],

@@ -87,7 +87,7 @@ PIXELS = torch.zeros(3, 8, 8)
         (".", r"\. is not a local file; give .* or a list of paths"),
     ],
 )
-def test_what_is_no_image_is_an_error(images: Any, message: str) -> None:
+def test_anything_but_an_image_is_an_error(images: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Detector.from_content(content(), "a checkpoint").predict(images)
 

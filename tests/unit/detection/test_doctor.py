@@ -166,7 +166,7 @@ def test_a_checkpoint_leaves_nothing_else_to_examine(left_out: str) -> None:
     assert load_config("doctor", ["checkpoint=run", "root=/data"]).root == "/data"
 
 
-def test_what_the_settings_leave_out_is_no_error(tmp_path: Path) -> None:
+def test_images_that_the_settings_leave_out_cause_no_error(tmp_path: Path) -> None:
     defective(tmp_path)
     report = examine(settings(tmp_path, "data.missing_images=skip", "data.bad_images=skip"))
     assert [f.what for f in report.findings if f.level == "error"] == ["images that are in train too"]
@@ -201,7 +201,7 @@ def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
     assert sum(map(len, trained.boxes)) == report.details["anchor_coverage"]["boxes"]
 
 
-def test_a_split_of_which_no_image_is_left_is_an_error(tmp_path: Path) -> None:
+def test_a_split_without_a_usable_image_is_an_error(tmp_path: Path) -> None:
     defective(tmp_path)
     shutil.rmtree(tmp_path / "val")
     (tmp_path / "val").mkdir()

@@ -1,4 +1,4 @@
-"""Where a split lies and which format it has; the same boxes in every format; what is damaged or cannot be said is named."""
+"""Where a split lies and which format it has; the same boxes in every format; damaged files are named."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_another_format_is_named(tmp_path: Path):
         ("train/cat/a.jpg", "it holds class folders; give experiment=finetune_classifier, or "),
     ],
 )
-def test_what_is_no_format_is_named(tmp_path: Path, file: str, message: str):
+def test_an_unknown_folder_is_named(tmp_path: Path, file: str, message: str):
     write(tmp_path / file, "")
     with pytest.raises(DataError, match=f"has no annotations of boxes: .*{message}"):
         recognise(tmp_path)
 
 
-def test_keypoints_and_captions_are_no_boxes(tmp_path: Path):
+def test_files_of_keypoints_and_captions_are_passed_over(tmp_path: Path):
     """What lies beside the instances in COCO's own annotation folder."""
     (tmp_path / "annotations").mkdir()
     for kind in ("captions", "person_keypoints"):

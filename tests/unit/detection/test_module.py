@@ -150,7 +150,7 @@ def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations
     assert set(multiprocessing.active_children()) == before
 
     # or a script without `if __name__ == "__main__":` would run again in each
-    prepared.pop("ignore", None)  # the fork server's, of which it takes the path only
+    prepared.pop("ignore", None)  # the fork server's, which takes only the path from it
     assert [key for each in prepared.values() for key in each if key.startswith("init_main")] == []
     assert len(prepared) == 2
     assert (main.__spec__, getattr(main, "__file__", None)) == as_they_were

@@ -107,7 +107,7 @@ def test_merging_by_hand() -> None:
 
 
 def test_a_sure_box_at_the_edge_of_a_window_outlives_an_unsure_larger_one() -> None:
-    """An object that ends where its window ends is no worse for a false detection around it."""
+    """An object that ends where its window ends is not lost to a false detection around it."""
     left = found(([80, 40, 100, 60], 0.9, 0))
     right = found(([0, 30, 60, 70], 0.06, 0))
     result = merge(found(), [left, right], torch.tensor([[0, 0, 100, 100], [80, 0, 180, 100]]), 0.5)

@@ -52,7 +52,7 @@ def test_own_classes_have_the_same_ids_in_every_split(tmp_path: Path):
         assert read_voc(root, split).ids == {"car": 1, "zebra": 2}
 
 
-def test_sizes_that_are_none_are_left_to_the_image(tmp_path: Path):
+def test_impossible_sizes_are_read_from_the_image_instead(tmp_path: Path):
     for width in ("0", "-5", "", "x", "1.5", "9" * 5000):
         content = f"<size><width>{width}</width><height>7</height></size>"
         assert read_voc(make(tmp_path, {"train": {"a": content}}), "train").items[0].size is None

@@ -146,7 +146,7 @@ COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
 def test_every_rank_has_the_epsilon_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no tensor, and only the main rank has weights: torchvision's, a checkpoint of ours, or that of a resumed run."""
+    """It is not a tensor, and only the main rank has weights: torchvision's, a checkpoint of ours, or that of a resumed run."""
     published = small(norm="frozen_bn").state_dict()
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
     shapes = ["data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64"]

@@ -35,7 +35,7 @@ def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
 
 
 @pytest.mark.parametrize("text", ["12", "epochs", "-3steps", "1e3steps", "١steps", "9" * 400 + "steps"])
-def test_what_is_no_duration_is_named(text: str) -> None:
+def test_a_wrong_duration_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.max_duration=.*12epochs"):
         to_steps(text, key="trainer.max_duration", num_images=100, batch_size=16)
 

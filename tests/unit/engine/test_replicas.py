@@ -39,7 +39,7 @@ def test_any_one_flipped_bit_changes_it(dtype: torch.dtype) -> None:
 
 
 def compare(*parts: dict[str, Any], step: int = 7) -> list[Any]:
-    """What each rank ends with whose parts are these."""
+    """What the comparison gives or raises on each rank; `parts` has one entry for each rank."""
     return on_ranks(len(parts), lambda strategy: check_replicas(parts[strategy.rank], strategy, step))
 
 
@@ -103,7 +103,7 @@ def normed(mean: float, variance: float) -> nn.Sequential:
 
 
 def averaged(*models: nn.Module) -> list[list[str]]:
-    """The collectives of each rank, whose model is one of these."""
+    """The collectives that each rank calls; `models` has one model for each rank."""
 
     def one(strategy: ThreadRank) -> list[str]:
         average_statistics(models[strategy.rank], strategy)

@@ -131,7 +131,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 @example(images=2, batch_size=2, ranks=3, accumulate=1)
 @example(images=5, batch_size=4, ranks=3, accumulate=2)
 def test_any_number_of_ranks_is_one_process(images: int, batch_size: int, ranks: int, accumulate: int) -> None:
-    """Gradients and running statistics of an epoch's steps, at the same `accumulate`, where nothing divides anything."""
+    """Gradients and running statistics of an epoch's steps, at the same `accumulate`, whether or not one number divides another."""
     data, target = drawn(images, 2, 3, 4), drawn(images, CHANNELS, 2, 3, seed=1)
     sampler = {"buckets": make_buckets([(10, 10)] * images, min_sizes=[10], max_size=10), "batch_size": batch_size}
     sampler |= {"accumulate": accumulate}

@@ -143,7 +143,7 @@ def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
 
 
 def test_a_page_of_odd_names_and_without_a_matrix(tmp_path: Path) -> None:
-    """A file's name may hold bytes that are no text, and a matrix of very many classes is not written."""
+    """A file's name may hold bytes that are not text, and a matrix of very many classes is not written."""
     folder = write_run(tmp_path / "run")
     path = folder / "analysis.json"
     analysis = json.loads(path.read_text())

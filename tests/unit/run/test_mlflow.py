@@ -1,4 +1,4 @@
-"""When there is an MLflow run, and what is said when there is none."""
+"""When a training has an MLflow run, and what it says when it has none."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def is_whole(root: Path) -> bool:
     return all((root / name).read_bytes() == content for name, content in files.items())
 
 
-def test_all_of_it_and_then_nothing_and_what_is_missing(
+def test_a_second_start_downloads_only_what_is_missing(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root, here = tmp_path / "coco", ("--site", f"file://{site}")

@@ -40,7 +40,7 @@ def test_a_gradient_out_of_fp16s_range_is_seen_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
-def test_one_value_that_is_no_number_is_found_wherever_it_is(bad: float) -> None:
+def test_a_value_that_is_not_finite_is_seen_wherever_it_is(bad: float) -> None:
     gradients = [torch.zeros(2, 3), torch.zeros(()), torch.full((5,), 65504.0, dtype=torch.float16), torch.zeros(0)]
     assert all_finite(gradients)
     assert all_finite([])

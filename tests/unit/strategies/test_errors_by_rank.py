@@ -56,7 +56,7 @@ def test_who_lost_another_process_exits_with_1(end: End) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_no_users_error_shows_its_traceback_with_the_rank(end: End, rank: int) -> None:
+def test_an_unexpected_error_shows_its_traceback_with_the_rank(end: End, rank: int) -> None:
     code, text = end(ZeroDivisionError("half\nway"), rank, 2)
     lines = text.splitlines()
     assert code == 1
@@ -72,7 +72,7 @@ def test_a_lost_connection_is_one_line_for_any_strategy(end: End) -> None:
     assert (code, text) == (1, f"[rank 1] error: rank 1 {lost}; see the last output of that one.\n")
 
 
-def test_alone_what_is_no_users_error_shows_its_traceback_without_secrets(end: End) -> None:
+def test_an_unexpected_error_of_one_process_shows_its_traceback_without_secrets(end: End) -> None:
     for size in (None, 1):
         code, text = end(RuntimeError("no https://me:secret@host/x"), rank=0, size=size)
         assert code == 1

@@ -118,7 +118,7 @@ def test_what_each_launcher_sets_is_understood(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "environ", os.environ.copy())
     os.environ.clear()
     given, expected, words = EXAMPLES[name]
-    os.environ.update(variables(given))  # the real one, which is no dict: it refuses what is not text
+    os.environ.update(variables(given))  # the real os.environ refuses values other than text, which a dict would take
     launch = detect_launch(os.environ)
     assert (launch, str(launch)) == (expected, words)
 
@@ -155,7 +155,7 @@ def test_of_several_launchers_variables_the_innermost_count_alone(environment: d
     assert (found.launcher, found.rank, found.world_size) == (launcher, 2, 3)
 
 
-def test_a_rank_without_a_size_is_no_launcher() -> None:
+def test_a_rank_without_a_size_means_no_launcher() -> None:
     """Slurm and users set such variables for themselves."""
     assert detect_launch({"RANK": "1"}) == Launch()
     assert detect_launch({"WORLD_SIZE": "4"}) == Launch()
@@ -177,7 +177,7 @@ def test_slurms_tasks_of_a_node() -> None:
     assert detect_launch(uneven).local_world_size == 3
 
 
-def test_values_that_are_no_numbers_are_named_with_their_variables() -> None:
+def test_values_other_than_numbers_are_named_with_their_variables() -> None:
     with pytest.raises(ConfigError) as caught:
         detect_launch({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""})
     assert str(caught.value) == (

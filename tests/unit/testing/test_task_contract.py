@@ -145,7 +145,7 @@ count = itertools.count()
 RIGHT = {
     "as it is": DiscTask,
     "reduced metrics": of_evaluator(reduced),
-    "a batch that is no dataclass": of_data(lambda data, step, batches: [PlainBatch(b) for b in batches]),  # type: ignore[misc]
+    "a batch other than a dataclass": of_data(lambda data, step, batches: [PlainBatch(b) for b in batches]),  # type: ignore[misc]
     "a bias before a group norm, and dropout": changed_task(build_model=biased),
 }
 MUTANTS = {
@@ -187,7 +187,7 @@ MUTANTS = {
     ),
     "metrics depend on the training mode": (of_evaluator(as_it_comes), "a model in evaluation mode"),
     "a metric by another name": (changed_task(metric_names=("val/mse",), default_monitor="val/mse"), "lack some of"),
-    "a monitor that is no metric": (changed_task(default_monitor="val/mse"), "is not in metric_names"),
+    "a monitor other than a metric": (changed_task(default_monitor="val/mse"), "is not in metric_names"),
     "a loss of each example": (
         changed_model(lambda net, batch, losses: {"centre": losses["centre"].expand(3)}),
         "not a finite scalar",
@@ -198,7 +198,7 @@ MUTANTS = {
         changed_task(metadata=lambda task, model: {"model": model}),
         "Weights only load failed",
     ),
-    "a lock that is no setting": (changed_task(locked_settings=frozenset(("data.classes",))), "which is not a setting"),
+    "a lock other than a setting": (changed_task(locked_settings=frozenset(("data.classes",))), "which is not a setting"),
 }
 
 

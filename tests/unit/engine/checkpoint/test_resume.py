@@ -43,7 +43,7 @@ def test_fresh_runs_are_numbered() -> None:
     Path("runs/shapes").mkdir(parents=True)
     Path("runs/shapes-7").mkdir()
     Path("runs/shapes-old").mkdir()
-    Path("runs/shapes-9").touch()  # a file is no run
+    Path("runs/shapes-9").touch()  # a file is not a run
     assert open_run(settings()).folder == Path("runs/shapes-8")
     assert open_run(settings("data.name=other")).folder == Path("runs/other")
     assert sorted(p.name for p in Path("runs").iterdir()) == ["shapes", "shapes-7", "shapes-9", "shapes-old"]
