@@ -56,7 +56,9 @@ def test_an_early_stopped_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.C
     assert run(tmp_path / "run", *frozen, "trainer.patience=3", "resume=auto")["step"] == 4
 
 
-def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_without_all_of_its_state_or_images_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "run", "trainer.stop_after=1steps")
     closing = "".join(capsys.readouterr()).strip().splitlines()[-1]
     assert closing.startswith(
@@ -70,6 +72,8 @@ def test_a_checkpoint_that_lacks_something_is_one_sentence(tmp_path: Path, capsy
         (tmp_path / "less.pt").write_bytes(sealed(content if value is None else content | {key: value}))
         with pytest.raises(CheckpointError, match=r"less\.pt"):
             run(tmp_path / f"again_{key}", f"resume={tmp_path / 'less.pt'}")
+    with pytest.raises(CheckpointError, match="trained on other images"):
+        run(tmp_path / "run", "resume=auto", f"data.root={tmp_path / 'other'}", "data.shapes.num_train=20")
 
 
 def test_what_can_be_known_is_refused_before_images_are_drawn(tmp_path: Path) -> None:
@@ -80,12 +84,6 @@ def test_what_can_be_known_is_refused_before_images_are_drawn(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="already holds a run"):
         run(tmp_path / "run")
     assert not (tmp_path / "data").exists()
-
-
-def test_other_images_are_refused(tmp_path: Path) -> None:
-    run(tmp_path / "run", "trainer.stop_after=1steps")
-    with pytest.raises(CheckpointError, match="trained on other images"):
-        run(tmp_path / "run", "resume=auto", f"data.root={tmp_path / 'other'}", "data.shapes.num_train=20")
 
 
 def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import yaml
 from retina_dist.__main__ import COMMANDS
 from retina_dist.benchmark.__main__ import KINDS
 from retina_dist.config.compose import config_dir, load_config
+from scripts.settings_reference import key_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -100,6 +101,11 @@ def test_a_command_composes(name: str, words: list[str]) -> None:
     assert name in COMMANDS or name in {f"benchmark_{kind}" for kind in KINDS}
     for overrides in overrides_of(words):
         load_config(name, list(overrides))
+
+
+def test_the_reference_of_settings_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "settings.md").read_text()
+    assert written == key_reference(), "run python scripts/settings_reference.py > docs/settings.md"
 
 
 def links_of(page: Path) -> Iterator[tuple[Path, str]]:

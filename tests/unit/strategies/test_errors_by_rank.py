@@ -1,13 +1,15 @@
-"""How an error ends a process of a job: which rank speaks, in which words, with which exit code."""
+"""Which rank of a job speaks, and how an error ends a process: in which words, with which exit code."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
 
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.errors import ConfigError, DataError, PeerLost
+from retina_dist.reporting.console import configure_logging
 from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
 
 End = Callable[..., tuple[int | str | None, str]]
@@ -78,3 +80,15 @@ def test_an_unexpected_error_of_one_process_shows_its_traceback_without_secrets(
         assert code == 1
         assert text.splitlines()[0] == "Traceback (most recent call last):"
         assert text.splitlines()[-1] == "RuntimeError: no https://host/x"
+
+
+def test_information_is_printed_by_rank_0_and_warnings_by_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("retina_dist.somewhere")
+    for rank in range(3):
+        with configure_logging(rank):
+            logger.debug("nobody reads this")
+            logger.info("hello")
+            logger.warning("bad image")
+            logger.warning("NaN", extra={"rank_zero_only": True})
+    shown = ["hello", "warning: bad image", "warning: NaN", *(f"[rank {rank}] warning: bad image" for rank in (1, 2))]
+    assert capsys.readouterr() == ("\n".join(shown) + "\n", "")
