@@ -9,6 +9,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,12 +32,24 @@ def run_process(line: Sequence[str], *, cwd: Path, timeout: float = 300) -> str:
     return done.stdout + done.stderr
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Until it is true; raises AssertionError when that takes longer."""
+def wait_for(condition: Callable[[], object], seconds: float = 60, said: Callable[[], str] = str) -> None:
+    """Until it is true; raises AssertionError with the text of `said` when that takes longer."""
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+        assert time.monotonic() < until, said()
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 _server = multiprocessing.get_context("forkserver")

@@ -10,15 +10,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+
+from tests.commands import free_port, listens, wait_for
 
 AZURITE = "azurite@3.35.0"  # newer ones want Node 22
 ACCOUNT = "devstoreaccount1"
@@ -63,20 +63,15 @@ def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """The emulator; az:// means it as long as the session lasts. Azure itself needs account name and identity instead."""
     pytest.importorskip("adlfs", reason="az:// needs adlfs: pip install 'retina-dist[azure]'")
     folder = tmp_path_factory.mktemp("azurite")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # azure-storage-blob speaks versions of the protocol that this Azurite does not know the names of
     line = ["node", str(tools / "node_modules/.bin/azurite-blob"), "--skipApiVersionCheck", "--disableTelemetry"]
     line += ["--silent", "--location", str(folder / "data"), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     with (folder / "log.txt").open("w") as log, pytest.MonkeyPatch.context() as patch:
         server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
         try:
-            until = time.monotonic() + START_S
-            while not _listens(port):
-                assert server.poll() is None, (folder / "log.txt").read_text()
-                assert time.monotonic() < until, "Azurite does not listen"
-                time.sleep(0.1)
+            wait_for(lambda: listens(port) or server.poll() is not None, START_S)
+            assert server.poll() is None, (folder / "log.txt").read_text()
             endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
             account = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
             patch.setenv("AZURE_STORAGE_CONNECTION_STRING", account + endpoint)
@@ -85,8 +80,3 @@ def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         finally:
             server.kill()
             server.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

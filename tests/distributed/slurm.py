@@ -11,7 +11,6 @@ import random
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from retina_dist.strategies.launch_environment import slurm_port
 from retina_dist.strategies.start_processes import environment
+from tests.commands import wait_for
 from tests.distributed.hosts import CannotRun, find, run, with_sbin
 
 NODES = ("127.0.0.1", "127.0.0.2")
@@ -146,12 +146,8 @@ def daemon(cluster: Cluster, name: str, command: Sequence[str]) -> None:
 
 def until(condition: Callable[[], bool], cluster: Cluster, seconds: float = START_S) -> None:
     """Wait for it; raises AssertionError with the daemons' words when that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "\n".join(
-            f"{log.name}:\n{log.read_text(errors='replace')}" for log in cluster.folder.glob("*.log")
-        )
-        time.sleep(0.1)
+    logs = lambda: (f"{log.name}:\n{log.read_text(errors='replace')}" for log in cluster.folder.glob("*.log"))  # noqa: E731
+    wait_for(condition, seconds, lambda: "\n".join(logs()))
 
 
 def stop(cluster: Cluster) -> None:

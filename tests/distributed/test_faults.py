@@ -6,10 +6,8 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -17,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from retina_dist.strategies.start_processes import executable
-from tests import chaos
+from tests import chaos, commands
 from tests.chaos import differences, rank_processes, steps_done
-from tests.commands import run_command
+from tests.commands import free_port, listens, run_command
 from tests.distributed.ranks import launched, variables
 from tests.distributed.test_training import MODULE, checkpoint, same_training, same_weights
 
@@ -39,19 +37,11 @@ def log_of(place: Path) -> str:
 
 
 def wait_for(condition: Callable[[], bool], place: Path) -> None:
-    until = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < until, log_of(place)
-        time.sleep(0.05)
+    commands.wait_for(condition, END_S, lambda: log_of(place))
 
 
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +76,7 @@ def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str,
 
 @pytest.mark.long
 def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     meeting = "join_timeout=60,last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=10"
     options = f"--nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint localhost:{port} "
     options += f"--rdzv-id job --rdzv-conf {meeting} -m {MODULE} output_dir=run resume=auto"

@@ -28,7 +28,7 @@ from retina_dist.run import mlflow_run
 from retina_dist.run.assemble import train
 from retina_dist.run.mlflow_run import MlflowRun
 from retina_dist.settings import flattened
-from tests.commands import wait_for
+from tests.commands import free_port, wait_for
 from tests.e2e.conftest import SMALL
 
 NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
@@ -49,9 +49,7 @@ OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_S
 def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`mlflow server` with SQLite in a folder of its own."""
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     stores = [
         "--backend-store-uri",

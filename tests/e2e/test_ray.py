@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.strategies.start_processes import command, environment
 from tests.chaos import equal
-from tests.commands import run_process
+from tests.commands import run_process, wait_for
 from tests.e2e.conftest import ROOT, SMALL
 
 pytestmark = pytest.mark.skipif(
@@ -76,10 +75,7 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
 
 def wait_for_checkpoint(folder: Path, job: subprocess.Popen[bytes]) -> int:
     """A worker's process, once there is a checkpoint to resume from."""
-    until = time.monotonic() + 300
-    while not (folder / "checkpoints" / "last.pt").exists():
-        assert job.poll() is None, (folder.parent / "words").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: (folder / "checkpoints" / "last.pt").exists() or job.poll() is not None, 300)
+    assert job.poll() is None, (folder.parent / "words").read_text()
     lines = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
     return next(int(process) for process, line in lines.items() if re.match(rb"ray::_?RayTrainWorker", line))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.select import make_strategy
+from tests.commands import free_port
 
 PYTHON = Launch()
 TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun", "horovodrun", "mpirun"))  # type: ignore[arg-type]
@@ -58,10 +58,7 @@ def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
 
 def test_ranks_that_never_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ddp, "_shared_store", None)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launch = Launch("variables", 0, 3, 0, 3, master_address="127.0.0.1", master_port=port)
+    launch = Launch("variables", 0, 3, 0, 3, master_address="127.0.0.1", master_port=free_port())
     strategy = make_strategy("ddp", launch=launch, device="cpu", timeout_s=1.0)
     with pytest.raises(ConfigError, match=r"rank 0 of 3 could not join .* \(Timed out waiting 1 s for ranks 1, 2\)"):
         strategy.__enter__()
