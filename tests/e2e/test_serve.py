@@ -75,10 +75,16 @@ def serving(checkpoint: Path, *settings: str) -> Iterator[Server]:
             process.wait()
 
 
-def test_it_answers_and_ends_in_order(trained: Path) -> None:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("load") / "best.pt"
+    path.write_bytes(sealed({"step": 1, **content()}))
+    return path
+
+
+def test_it_answers_and_ends_in_order(checkpoint: Path) -> None:
     """After SIGTERM what was accepted is answered; no request, however wrong, leaves a traceback in the log."""
-    checkpoint = trained / "runs" / "shapes" / "checkpoints" / "best.pt"
-    image = next((trained / "datasets/shapes/val").glob("*.jpg")).read_bytes()
+    image = make_image(form="JPEG")
     with serving(checkpoint) as server, ThreadPoolExecutor(1) as pool:
         status, answer = server.ask("image/jpeg", image)
         assert (status, len(answer["images"])) == (200, 1)
@@ -100,13 +106,6 @@ def test_it_answers_and_ends_in_order(trained: Path) -> None:
 
 
 # under load
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("load") / "best.pt"
-    path.write_bytes(sealed({"step": 1, **content()}))
-    return path
 
 
 @pytest.mark.long
