@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 
 from retina_dist.config import plugins
 from retina_dist.config.compose import load_config
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ConfigError
 from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.start_processes import command, why_missing
@@ -46,14 +46,6 @@ def under_mpirun(*arguments: str) -> list[str]:
 
 def test_the_mpi_strategy_keeps_the_contract(tmp_path: Path) -> None:
     assert run_process(under_mpirun("tests.plugins.contract"), cwd=tmp_path).count("contract kept") == 2
-
-
-def test_the_settings_of_a_class_from_outside_are_typed() -> None:
-    config = load_config("train", [FOUND, "strategy=mpi4py", "strategy.chunk_mb=2", "strategy.timeout_s=9"])
-    assert isinstance(config, DetectionRunConfig)
-    assert isinstance(config.strategy, MPISettings)
-    assert (config.strategy.chunk_mb, config.strategy.timeout_s, config.strategy.name) == (2.0, 9.0, "mpi4py")
-    assert config.strategy.implementation is MPIStrategy  # type: ignore[attr-defined]
 
 
 def test_wrong_settings_of_a_class_from_outside_are_named() -> None:
@@ -92,7 +84,9 @@ def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         plugins.load_plugins.cache_clear()
         ConfigStore.instance().repo.get("strategy", {}).pop("installed.yaml", None)
+    assert isinstance(config.strategy, MPISettings)
     assert (config.strategy.name, config.strategy.chunk_mb) == ("installed", 3.0)
+    assert config.strategy.implementation is MPIStrategy  # type: ignore[attr-defined]
 
 
 def test_a_checkpoint_names_no_class() -> None:
