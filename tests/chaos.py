@@ -43,15 +43,9 @@ STEPS, CHECKPOINT_EVERY = 24, 3
 TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
 END_S = 90  # a job that has not ended by then after its fault hangs
 JOB = (
-    *SMALL,
-    f"trainer.max_duration={STEPS}steps",
-    "trainer.validate_every=8steps",
-    f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
-    "trainer.keep_last=3",
-    "trainer.ema_decay=0.9",
-    f"strategy.timeout_s={TIMEOUT_S}",
-    "logging.plots=false",
-    "logging.tensorboard=false",
+    *(*SMALL, f"trainer.max_duration={STEPS}steps", "trainer.validate_every=8steps", "trainer.ema_decay=0.9"),
+    *(f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps", "trainer.keep_last=3", f"strategy.timeout_s={TIMEOUT_S}"),
+    *("logging.plots=false", "logging.tensorboard=false"),
 )
 # the command of a rank, not of its launcher
 TRAINS = re.compile(r"[^\0]*python[\d.]*\0(-u\0)?-m\0(retina_dist\.train|tests\.distributed\.float64)\0")

@@ -70,22 +70,10 @@ def test_an_epoch_from_storage_is_that_of_the_folder(coco: Path, uploaded: str) 
 
 
 JOB = (
-    "model=retinanet_tiny",
-    "data.min_sizes=[48]",
-    "data.max_size=64",
-    "data.num_buckets=1",
-    "data.batch_size=2",
-    "data.photometric=0.5",
-    "trainer.max_duration=12steps",
-    "trainer.validate_every=1000steps",
-    "trainer.checkpoint_every=4steps",
-    "optimizer=sgd",
-    "optimizer.lr=0.005",
-    "trainer.log_every=1",
-    "trainer.num_threads=1",
-    "schedule.warmup=2steps",
-    "logging=quiet",
-    "strategy.timeout_s=60",
+    *("data.min_sizes=[48]", "data.max_size=64", "data.num_buckets=1", "data.batch_size=2", "data.photometric=0.5"),
+    *("trainer.max_duration=12steps", "trainer.validate_every=1000steps", "trainer.checkpoint_every=4steps"),
+    *("model=retinanet_tiny", "optimizer=sgd", "optimizer.lr=0.005", "schedule.warmup=2steps", "logging=quiet"),
+    *("trainer.log_every=1", "trainer.num_threads=1", "strategy.timeout_s=60"),
 )
 
 

@@ -12,18 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Small enough for seconds, complete in every other way; a checkpoint is a sixth of ResNet-18's.
 SMALL = (
-    "model.backbone=mobilenet_v3_small",
-    "data.shapes.num_train=24",
-    "data.shapes.num_val=10",
-    "data.shapes.image_size=64",
-    "data.batch_size=4",
-    "data.val_batch_size=4",
-    "data.min_sizes=[64]",
-    "data.max_size=96",
-    "data.num_workers=0",
-    "schedule.warmup=2steps",
-    "trainer.num_threads=1",
-    "trainer.log_every=1",
+    *("data.shapes.num_train=24", "data.shapes.num_val=10", "data.shapes.image_size=64", "data.num_workers=0"),
+    *("data.batch_size=4", "data.val_batch_size=4", "data.min_sizes=[64]", "data.max_size=96"),
+    *("model.backbone=mobilenet_v3_small", "schedule.warmup=2steps", "trainer.num_threads=1", "trainer.log_every=1"),
 )
 
 

@@ -13,30 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-GROUND = {
-    "errors",
-    "redaction",
-    "seeding",
-    "files",
-    "settings",
-    "torch_files",
-    "text",
-    "unknown_keys",
-    "run_config",
-    "task",
-    "__init__",
-    "__version__",
-}
+GROUND = {"errors", "files", "redaction", "run_config", "seeding", "settings", "task", "text", "torch_files"}
+GROUND |= {"unknown_keys", "__init__", "__version__"}
 COMMANDS = {"doctor", "evaluate", "export", "predict", "shards"}  # their settings, as types
 OF_TASKS = COMMANDS | {"export_formats", "image_task", "model_card", "predictor"}
 OF_TASKS |= {"config", "data", "engine", "model", "reporting", "serving", "strategies"}
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {
-    "data": set(),
-    "model": set(),
-    "optim": set(),
-    "reporting": set(),
-    "strategies": set(),
+    **{room: set() for room in ("data", "model", "optim", "reporting", "strategies")},
     "engine": {"optim", "strategies"},
     "detection": OF_TASKS,
     "serving": {"data.images", "model_card", "predictor", "reporting.console", "strategies.single_device"},

@@ -25,16 +25,9 @@ from retina_dist.testing.task_contract import task_contract
 from tests.chaos import equal
 
 SMALL = [
-    "task=classification",
-    "data.drawn={num_train:14,num_val:7,image_size:16,seed:0}",
-    "data.image_size=16",
-    "data.val_resize=16",
-    "model.architecture=shufflenet_v2_x0_5",
-    "data.num_workers=0",
-    "data.batch_size=4",
-    "schedule.warmup=0steps",
-    "trainer.num_threads=1",
-    "logging=quiet",
+    *("task=classification", "data.drawn={num_train:14,num_val:7,image_size:16,seed:0}", "data.image_size=16"),
+    *("data.val_resize=16", "data.num_workers=0", "data.batch_size=4", "model.architecture=shufflenet_v2_x0_5"),
+    *("schedule.warmup=0steps", "trainer.num_threads=1", "logging=quiet"),
 ]
 
 

@@ -92,16 +92,7 @@ def test_zero_is_refused_where_it_means_nothing(config: DetectionRunConfig) -> N
 
 
 FREE = ("name", "root", "annotations", "images", "classes", "weights", "topo_file", "ifname", "_dir", "_uri")
-FREE += (
-    "_parent",
-    "experiment",
-    "_events",
-    "resume",
-    "launcher",
-    "backbone",
-    "device",
-    "gpu",
-)  # tried when they are opened
+FREE += ("_parent", "experiment", "_events", "resume", "launcher", "backbone", "device", "gpu")  # tried when used
 
 
 def test_a_text_without_meaning_is_refused_before_the_first_step(config: DetectionRunConfig) -> None:

@@ -26,22 +26,11 @@ from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 EPOCHS, PATIENCE = 20, 1
 IMAGES, BATCH_SIZE = 7, 4  # two steps an epoch; two and four ranks cannot share the three images of the second equally
 SETTINGS = [
-    "task=classification",
-    f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}",
-    "data.image_size=16",
-    "data.val_resize=16",
-    "data.mixup=0.2",
-    "model.architecture=shufflenet_v2_x0_5",
-    "optimizer.lr=0.02",
-    f"data.batch_size={BATCH_SIZE}",
-    "data.val_batch_size=2",
-    "data.num_workers=0",
-    "model.norm=frozen_bn",
-    "schedule=constant",
-    f"trainer.max_duration={EPOCHS}epochs",
-    "trainer.monitor=val/loss",
-    f"trainer.patience={PATIENCE}",
-    "trainer.check_replicas_every=0steps",
+    *("task=classification", f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}"),
+    *("data.image_size=16", "data.val_resize=16", "data.mixup=0.2", "data.num_workers=0"),
+    *(f"data.batch_size={BATCH_SIZE}", "data.val_batch_size=2", f"trainer.max_duration={EPOCHS}epochs"),
+    *("model.architecture=shufflenet_v2_x0_5", "model.norm=frozen_bn", "optimizer.lr=0.02", "schedule=constant"),
+    *("trainer.monitor=val/loss", f"trainer.patience={PATIENCE}", "trainer.check_replicas_every=0steps"),
 ]
 
 

@@ -134,17 +134,10 @@ def test_on_a_gpu_autocast_keeps_group_norms_in_float32() -> None:
 
 
 SMALL = [
-    "task=classification",
-    "data=synthetic",
-    "data.synthetic={num_classes: 4, num_images: 16}",
-    "data.image_size=64",
-    "data.batch_size=8",
+    *("task=classification", "data=synthetic", "data.synthetic={num_classes: 4, num_images: 16}"),
+    *("data.image_size=64", "data.batch_size=8", "model.norm=frozen_bn"),
     "model.architecture=shufflenet_v2_x0_5",  # few weights, so that the images decide
-    "model.norm=frozen_bn",
-    "trainer.max_duration=3steps",
-    "trainer.log_every=1",
-    "schedule=constant",
-    "schedule.warmup=0steps",
+    *("trainer.max_duration=3steps", "trainer.log_every=1", "schedule=constant", "schedule.warmup=0steps"),
     "logging=quiet",
 ]
 X = "that X has beside the CUDA context"
