@@ -10,12 +10,7 @@ from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 
 
 def plan_of(
-    *,
-    num_images: int,
-    batch_size: int,
-    world_size: int = 1,
-    schedule: str = "constant",
-    **settings: Any,
+    *, num_images: int, batch_size: int, world_size: int = 1, schedule: str = "constant", **settings: Any
 ) -> Plan:
     """`resolve_plan` with each setting by its own name; checkpoints and checks of the replicas only where they are asked for."""
     settings = {"checkpoint_every": "0steps", "check_replicas_every": "0steps", **settings}

@@ -16,7 +16,9 @@ RUN = Path("runs") / "shapes"
 
 
 def test_a_run_folder_has_everything(trained: Path) -> None:
-    expected = "analysis.json checkpoints command.json config.yaml details.json first_batch.jpg images images.csv metrics.csv"
+    expected = (
+        "analysis.json checkpoints command.json config.yaml details.json first_batch.jpg images images.csv metrics.csv"
+    )
     expected += " metrics.json report.html resamples.npz result.json timings.json tensorboard"
     assert {p.name for p in (trained / RUN).iterdir()} == set(expected.split())
     assert {p.name for p in (trained / RUN / "checkpoints").glob("*.pt")} >= {"best.pt", "last.pt"}

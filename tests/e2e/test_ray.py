@@ -49,15 +49,7 @@ def test_a_killed_worker_and_still_the_weights_of_torchrun(cluster: dict[str, st
     under_torchrun = command("torchrun", 2, "retina_dist.train", [*settings, "output_dir=torchrun"])
     run_process(under_torchrun, cwd=tmp_path)
 
-    under_ray = [
-        sys.executable,
-        str(SCRIPT),
-        "--workers",
-        "2",
-        "--",
-        *settings,
-        "output_dir=ray",
-    ]
+    under_ray = [sys.executable, str(SCRIPT), "--workers", "2", "--", *settings, "output_dir=ray"]
     with open(tmp_path / "words", "w") as words:
         job = subprocess.Popen(under_ray, cwd=tmp_path, env=cluster, stdout=words, stderr=subprocess.STDOUT)
     try:

@@ -91,12 +91,7 @@ def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:
     arguments = [*SMALL, "data.num_workers=2", "trainer.max_duration=1000epochs", "output_dir=run", "logging=quiet"]
     command = [sys.executable, "-m", "retina_dist.train", *arguments]
     with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as run:
         for line in run.stdout:  # until it trains
             if b"loss" in line:

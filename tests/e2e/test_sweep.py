@@ -13,13 +13,7 @@ from retina_dist.strategies.start_processes import command
 from tests.commands import run_process
 from tests.e2e.conftest import SMALL
 
-TINY = (
-    *SMALL,
-    "schedule.warmup=0steps",
-    "trainer.max_duration=2steps",
-    "logging=quiet",
-    "output_dir=sweep",
-)
+TINY = (*SMALL, "schedule.warmup=0steps", "trainer.max_duration=2steps", "logging=quiet", "output_dir=sweep")
 SGD = ("optimizer=sgd", "trainer.gradient_clip=null")
 
 

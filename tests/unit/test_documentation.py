@@ -81,7 +81,8 @@ def cases() -> list[Any]:
     found = {
         (name, tuple(words)): page.name
         for page in PAGES
-        if page.name not in ("CHANGELOG.md", "settings.md")  # headings of the generated reference are not whole commands
+        if page.name
+        not in ("CHANGELOG.md", "settings.md")  # headings of the generated reference are not whole commands
         for name, words in commands_of(page.read_text())
     }
     return [

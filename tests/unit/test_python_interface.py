@@ -159,11 +159,7 @@ PLUGINS = f"hydra.searchpath=[file://{ROOT}/tests/plugins/conf]"
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        [],
-        ["experiment=bccd", "data.root=/data/bccd", "seed=4", "trainer.patience=2"],
-        [PLUGINS, "optimizer=lion"],
-    ],
+    [[], ["experiment=bccd", "data.root=/data/bccd", "seed=4", "trainer.patience=2"], [PLUGINS, "optimizer=lion"]],
 )
 def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
     config = rd.load_config("train", overrides)

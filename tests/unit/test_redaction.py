@@ -123,16 +123,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
         max_size=64,
         num_workers=0,
     )
-    trainer = TrainerConfig(
-        max_duration="2steps",
-        validate_every="2steps",
-        checkpoint_dir=f"{box}/checkpoints",
-    )
+    trainer = TrainerConfig(max_duration="2steps", validate_every="2steps", checkpoint_dir=f"{box}/checkpoints")
     logging = LoggingConfig(
-        mlflow="false",
-        mlflow_uri=f"https://me:SECRET@host {next(texts)}",
-        experiment=KINDS[-1],
-        run_name=KINDS[12],
+        mlflow="false", mlflow_uri=f"https://me:SECRET@host {next(texts)}", experiment=KINDS[-1], run_name=KINDS[12]
     )
     model = ModelConfig(backbone="resnet18", fpn_channels=16, norm="frozen_bn")
     schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
@@ -176,11 +169,10 @@ def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.Capt
     assert "absent.json?sig=***" in str(caught.value)
     screen = [("stdout", out.encode()), ("stderr", err.encode()), ("error", str(caught.value).encode())]
     found = dict(written(checkpoints))
-    assert {
-        "run/config.yaml",
-        "run/result.json",
-        "step_00000003.pt, step_00000003/data.pkl",
-    } <= {*found, *(name.replace("archive", "step_00000003") for name in found)}
+    assert {"run/config.yaml", "run/result.json", "step_00000003.pt, step_00000003/data.pkl"} <= {
+        *found,
+        *(name.replace("archive", "step_00000003") for name in found),
+    }
     assert leaks(iter([*found.items(), *screen])) == []
     assert b"mine.blob.core.windows.net" in found["run/config.yaml"]
 

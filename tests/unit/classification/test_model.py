@@ -76,11 +76,7 @@ def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [
-        ("efficientnet_b0", "classifier.1"),
-        ("squeezenet1_1", "classifier.1"),
-        ("mobilenet_v3_small", "classifier.3"),
-    ],
+    [("efficientnet_b0", "classifier.1"), ("squeezenet1_1", "classifier.1"), ("mobilenet_v3_small", "classifier.3")],
 )
 def test_other_families(name: str, head: str) -> None:
     """Shapes, and the layer whose weights would name other classes; SqueezeNet's is a convolution."""

@@ -48,13 +48,7 @@ RIGHT, WRONG = [10.0, 10.0, 50.0, 50.0], [120.0, 120.0, 40.0, 40.0]
 
 
 def box(image: int, category: int, bbox: Sequence[float], crowd: int = 0) -> dict[str, Any]:
-    return {
-        "image_id": image,
-        "category_id": category,
-        "bbox": list(bbox),
-        "area": bbox[2] * bbox[3],
-        "iscrowd": crowd,
-    }
+    return {"image_id": image, "category_id": category, "bbox": list(bbox), "area": bbox[2] * bbox[3], "iscrowd": crowd}
 
 
 def truth_of(image_ids: Sequence[int], *boxes: dict[str, Any]) -> dict[str, Any]:

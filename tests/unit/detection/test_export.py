@@ -149,7 +149,9 @@ def test_what_differs_is_not_written(
     assert (tmp_path / "state_dict.pt").read_text() == "the old one"
 
 
-def test_a_detector_without_detections_is_not_exported(tmp_path: Path, detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detector_without_detections_is_not_exported(
+    tmp_path: Path, detector: Detector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Said before the graph is traced, which takes minutes."""
     monkeypatch.setattr(detector.model, "score_thresh", 1.0)
     monkeypatch.setattr(detector, "record", {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}})

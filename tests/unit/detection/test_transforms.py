@@ -33,8 +33,7 @@ def found_block(image: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("height", "width"),
-    [(480, 640), (640, 480), (427, 640), (333, 500), (51, 640), (640, 59), (37, 37), (799, 1203)],
+    ("height", "width"), [(480, 640), (640, 480), (427, 640), (333, 500), (51, 640), (640, 59), (37, 37), (799, 1203)]
 )
 @pytest.mark.parametrize(("min_size", "max_size"), [(800, 1333), (64, 100), (333, 400)])
 def test_resized_size_is_torchvisions(height, width, min_size, max_size):

@@ -58,13 +58,7 @@ def test_csv_resume_drops_later_rows_and_keeps_columns(path):
     first.log({"train/loss": 1.0, "val/loss": 7.0}, 30)
     resumed = CsvLogger(path, resume_step=20)
     resumed.log({"coco/AP": 0.2, "train/loss": 1.1}, 30)
-    assert lines(path) == [
-        "step,train/loss,coco/AP,val/loss",
-        "10,3.0,,",
-        "20,2.0,,",
-        "20,,0.1,",
-        "30,1.1,0.2,",
-    ]
+    assert lines(path) == ["step,train/loss,coco/AP,val/loss", "10,3.0,,", "20,2.0,,", "20,,0.1,", "30,1.1,0.2,"]
 
 
 @pytest.mark.parametrize("tail", ["20", "20,1.5,0.0"])

@@ -91,11 +91,7 @@ def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
 def test_bar_on_a_terminal_with_lines_above_it():
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
     reader, writer = pty.openpty()
-    fcntl.ioctl(
-        writer,
-        termios.TIOCSWINSZ,
-        struct.pack("HHHH", 40, 120, 0, 0),
-    )
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     with os.fdopen(writer, "w", encoding="utf-8") as file:
         progress = Progress(20, step=lambda: 5, steps_per_epoch=10, file=file)
         progress.beat("", 0.0, silent=False)

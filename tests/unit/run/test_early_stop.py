@@ -119,12 +119,7 @@ def test_ranks_whose_metrics_differ_stop_together() -> None:
 
     def train(strategy: ThreadRank) -> Any:
         scores = iter(([0.5, 0.4, 0.3], [0.5, 0.6, 0.3])[strategy.rank])
-        one = trainer(
-            validate=lambda model: {"score": next(scores)},
-            monitor="score",
-            patience=2,
-            strategy=strategy,
-        )
+        one = trainer(validate=lambda model: {"score": next(scores)}, monitor="score", patience=2, strategy=strategy)
         return one.fit(), one.state.step, one.state.best.value
 
     assert on_ranks(2, train) == [({"score": 0.3}, 9, 0.5)] * 2, "the main rank's, after 9 of 12 steps"

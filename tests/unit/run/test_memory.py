@@ -85,8 +85,7 @@ def measured_peak(config: RunConfig, task: Task, images: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("model", "images"),
-    [("retinanet_tiny", 4), ("retinanet_r50", 2), ("classifier_tiny", 2), ("classifier_tiny", 8)],
+    ("model", "images"), [("retinanet_tiny", 4), ("retinanet_r50", 2), ("classifier_tiny", 2), ("classifier_tiny", 8)]
 )
 def test_the_peak_is_what_the_allocator_measures(model: str, images: int) -> None:
     predicted, measured = step_memory(*MODELS[model])(images), measured_peak(*made(MODELS[model]), images)

@@ -69,11 +69,7 @@ EXAMPLES: dict[str, tuple[str, Launch, str]] = {
         Launch("mpirun", **ONE_OF_TWO),
         "mpirun with 2 processes",
     ),
-    "srun": (
-        f"{SLURM_STEP} SLURM_STEP_ID=0",
-        Launch("srun", **ON_NODE_1, master_port=12685),
-        "srun with 2 processes",
-    ),
+    "srun": (f"{SLURM_STEP} SLURM_STEP_ID=0", Launch("srun", **ON_NODE_1, master_port=12685), "srun with 2 processes"),
     "srun --mpi=pmi2": (
         f"{SLURM_STEP} SLURM_STEP_ID=1 PMI_RANK=1 PMI_SIZE=2 PMI_JOBID=42685.1",
         Launch("srun", **ON_NODE_1, master_port=13694),

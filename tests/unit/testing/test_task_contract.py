@@ -145,7 +145,7 @@ count = itertools.count()
 RIGHT = {
     "as it is": DiscTask,
     "reduced metrics": of_evaluator(reduced),
-    "a batch other than a dataclass": of_data(lambda data, step, batches: [PlainBatch(b) for b in batches]),  # type: ignore[misc]
+    "a batch without fields": of_data(lambda data, step, batches: [PlainBatch(b) for b in batches]),  # type: ignore[misc]
     "a bias before a group norm, and dropout": changed_task(build_model=biased),
 }
 MUTANTS = {
@@ -187,7 +187,7 @@ MUTANTS = {
     ),
     "metrics depend on the training mode": (of_evaluator(as_it_comes), "a model in evaluation mode"),
     "a metric by another name": (changed_task(metric_names=("val/mse",), default_monitor="val/mse"), "lack some of"),
-    "a monitor other than a metric": (changed_task(default_monitor="val/mse"), "is not in metric_names"),
+    "an unknown monitor": (changed_task(default_monitor="val/mse"), "is not in metric_names"),
     "a loss of each example": (
         changed_model(lambda net, batch, losses: {"centre": losses["centre"].expand(3)}),
         "not a finite scalar",
@@ -198,24 +198,29 @@ MUTANTS = {
         changed_task(metadata=lambda task, model: {"model": model}),
         "Weights only load failed",
     ),
-    "a lock other than a setting": (changed_task(locked_settings=frozenset(("data.classes",))), "which is not a setting"),
+    "an unknown lock": (changed_task(locked_settings=frozenset(("data.classes",))), "which is not a setting"),
 }
 
 
+@pytest.fixture(scope="module")
+def config() -> Any:
+    return load_config("train", SETTINGS)
+
+
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_tasks_keep_the_contract(name: str) -> None:
-    task_contract(RIGHT[name], load_config("train", SETTINGS))
+def test_right_tasks_keep_the_contract(name: str, config: Any) -> None:
+    task_contract(RIGHT[name], config)
 
 
-def test_a_constant_fingerprint_is_caught_by_other_data() -> None:
+def test_a_constant_fingerprint_is_caught_by_other_data(config: Any) -> None:
     other = load_config("train", [*SETTINGS, "data.num_train=65"])
-    task_contract(DiscTask, load_config("train", SETTINGS), other)
+    task_contract(DiscTask, config, other)
     with pytest.raises(AssertionError, match="fingerprint is the same for other data"):
-        task_contract(changed_task(fingerprint=lambda task: "discs"), load_config("train", SETTINGS), other)
+        task_contract(changed_task(fingerprint=lambda task: "discs"), config, other)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_each_bug_is_caught(name: str) -> None:
+def test_each_bug_is_caught(name: str, config: Any) -> None:
     mutant, message = MUTANTS[name]
     with pytest.raises(Exception, match=message.replace("(", r"\(").replace(")", r"\)")):
-        task_contract(mutant, load_config("train", SETTINGS))
+        task_contract(mutant, config)
