@@ -115,8 +115,8 @@ def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
     """Raise ConfigError where the model cannot take crops of these sizes in px, tried on the meta device."""
     try:
         with torch.device("meta"):
-            model = build_classifier(architecture, 2, image_size=val_size)
-            for side in (image_size, val_size):
+            model = build_classifier(architecture, 2, image_size=val_size, norm="frozen_bn")  # the fastest
+            for side in {image_size, val_size}:
                 model.logits(torch.empty(2, 3, side, side, dtype=torch.uint8))
     except NotImplementedError:  # RegNets compute their widths with tensors' values; they take any size
         return

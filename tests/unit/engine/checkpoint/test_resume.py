@@ -30,12 +30,14 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def save(folder: str, *steps: int, overrides: tuple[str, ...] = (), place: str | None = None) -> CheckpointStore:
+DEFAULTS = asdict(settings())
+
+
+def save(folder: str, *steps: int, place: str | None = None) -> None:
     store = CheckpointStore(place or Path(folder) / "checkpoints", keep_last=5)
     for step in steps:
-        store.save({"config": asdict(settings(*overrides)), "w": torch.full((9,), float(step))}, step)
+        store.save({"config": DEFAULTS, "w": torch.full((9,), float(step))}, step)
     store.wait()
-    return store
 
 
 def test_fresh_runs_are_numbered() -> None:
