@@ -31,10 +31,7 @@ def test_the_contract_is_kept_and_gradients_in_16_bits_are_those_of_one_process(
             assert all(case["errors"]["plain"] > 1e-5 for case in cases.values()), "something was compressed"
 
 
-OVER_MPI = pytest.param("mpi", marks=pytest.mark.long)
-
-
-@pytest.mark.parametrize("kind", ["ddp", "horovod", OVER_MPI])
+@pytest.mark.parametrize("kind", ["ddp", "horovod", pytest.param("mpi", marks=pytest.mark.long)])
 def test_a_crash_on_one_rank_ends_the_job_with_its_traceback(kind: str) -> None:
     job = run_ranks(kind, 2, "crash", check=False)
     assert job.exit_code != 0
@@ -49,7 +46,8 @@ def test_horovod_refuses_a_sum_of_unequal_shapes() -> None:
     assert "One rank sent a tensor of shape [2], but another rank sent a tensor of shape [3]" in job.output
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "horovod", OVER_MPI])
+@pytest.mark.long  # the contract raises on every rank; tests/unit/strategies/test_errors_by_rank.py has the sentence
+@pytest.mark.parametrize("kind", ["ddp", "horovod", "mpi"])
 def test_wrong_data_on_one_rank_ends_the_job_with_one_sentence(kind: str) -> None:
     job = run_ranks(kind, 2, "bad_input", check=False)
     assert job.exit_code != 0
