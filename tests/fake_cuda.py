@@ -35,14 +35,8 @@ from torch.utils._pytree import tree_leaves
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
 DEVICE = torch.ops.prim.device.default  # the operator by which C++ asks a fake tensor for its device
 aten = torch.ops.aten
-INDEXING = {
-    aten.index,
-    aten.index_put,
-    aten.index_put_,
-    aten._index_put_impl_,
-    aten._unsafe_index,
-    aten._unsafe_index_put,
-}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+INDEXING |= {aten._unsafe_index, aten._unsafe_index_put}
 COPIES = {aten._to_copy, aten.copy_, aten._foreach_copy_, torch.ops.prims.device_put}
 PER_TENSOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 QUIET = (str(Path(torch.__file__).parent), __file__, traceback.__file__)  # files that no stall is blamed on

@@ -74,15 +74,8 @@ def defective(root: Path) -> None:
     names = ["a.png", "b.png", "twin.png", "cut.png", "wrong.png", "gone.png", "empty.png", "upright.jpg", "stored.jpg"]
     train = [{"id": i, "file_name": n, "width": 60, "height": 40} for i, n in enumerate(names, start=1)]
     boxes = [(i, 1, [5, 5, 20, 20], 0) for i in range(1, 10) if i != 7]
-    boxes += [
-        (1, 2, [30, 5, 20, 20], 0),
-        (2, 1, [5, 5, 0, 10], 0),
-        (2, 1, [5, 5, 10, -1], 0),
-        (2, 1, [100, 100, 5, 5], 0),
-        (2, 1, [1, math.nan, 5, 5], 0),
-        (2, 1, [50.5, 30, 30, 30], 0),
-        (2, 1, [0, 0, 99, 30], 1),
-    ]
+    wrong = ([5, 5, 0, 10], [5, 5, 10, -1], [100, 100, 5, 5], [1, math.nan, 5, 5], [50.5, 30, 30, 30])
+    boxes += [(1, 2, [30, 5, 20, 20], 0), *((2, 1, box, 0) for box in wrong), (2, 1, [0, 0, 99, 30], 1)]
     write_coco(root / "annotations/instances_train.json", train, boxes, NAMES)
     val = [{"id": i, "file_name": f"{n}.png", "width": 60, "height": 40} for i, n in enumerate(["v", "leak"], start=1)]
     write_coco(root / "annotations/instances_val.json", val, [(1, 1, [5, 5, 20, 20], 0)], NAMES)

@@ -24,16 +24,8 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.errors import ImageError
 from tests.coco_files import SIZES, noise_images, write_coco
 
-SETTINGS = {
-    "batch_size": 4,
-    "val_batch_size": 4,
-    "min_sizes": [32, 48],
-    "max_size": 96,
-    "hflip": 0.5,
-    "photometric": 0.5,
-    "scale_jitter": [0.5, 1.5],
-    "num_workers": 0,
-}
+SETTINGS = {"batch_size": 4, "val_batch_size": 4, "min_sizes": [32, 48], "max_size": 96, "num_workers": 0}
+SETTINGS |= {"hflip": 0.5, "photometric": 0.5, "scale_jitter": [0.5, 1.5]}
 
 
 @pytest.fixture

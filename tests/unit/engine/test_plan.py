@@ -100,20 +100,10 @@ def test_a_run_asked_to_end_logs_what_one_that_is_not_does() -> None:
 
 
 def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
-    plans = {
-        w: plan(
-            world_size=w,
-            schedule="multistep",
-            milestones=["2epochs", "320images"],
-            warmup="3steps",
-            lr_rule="linear",
-            lr_reference_batch=4,
-            validate_every="0.5epochs",
-            check_replicas_every="1epoch",
-            stop_after="25steps",
-        )
-        for w in (1, 2, 4, 7, 8, 20)
-    }
+    settings = {"schedule": "multistep", "milestones": ["2epochs", "320images"], "warmup": "3steps"}
+    settings |= {"lr_rule": "linear", "lr_reference_batch": 4, "stop_after": "25steps"}
+    settings |= {"validate_every": "0.5epochs", "check_replicas_every": "1epoch"}
+    plans = {w: plan(world_size=w, **settings) for w in (1, 2, 4, 7, 8, 20)}
     assert [p.micro_batches for p in plans.values()] == [(16,), (8,), (4,), (2, 3), (2,), (0, 1)]
     for world_size, p in plans.items():
         assert (p.steps_per_epoch, p.total_steps, p.stop_step) == (7, 28, 25)

@@ -120,17 +120,14 @@ def test_what_each_launcher_sets_is_understood(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("environment", "launcher", "meeting"),
+    ("environment", "launcher"),
     [
-        (HOROVODRUN, "horovodrun", (None, None)),
-        (OPEN_MPI, "mpirun", (None, None)),
-        (MPICH, "mpirun", (None, None)),
-        (TORCHRUN, "torchrun", (None, None)),
-        (PLAIN, "variables", (None, None)),
-        (SRUN, "srun", SLURM_MEETING),
+        *((HOROVODRUN, "horovodrun"), (OPEN_MPI, "mpirun"), (MPICH, "mpirun")),
+        *((TORCHRUN, "torchrun"), (PLAIN, "variables"), (SRUN, "srun")),
     ],
 )
-def test_a_second_host(environment: dict[str, str], launcher: str, meeting: tuple[str | None, int | None]) -> None:
+def test_a_second_host(environment: dict[str, str], launcher: str) -> None:
+    meeting = SLURM_MEETING if launcher == "srun" else ()
     assert detect_launch(environment) == Launch(launcher, 5, 8, 1, 4, 1, *meeting)  # type: ignore[arg-type]
 
 
