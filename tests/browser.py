@@ -10,10 +10,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from tests.commands import wait_for
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATH = next(filter(None, map(shutil.which, NAMES)), None)
@@ -75,10 +76,7 @@ class Page:
 
     def wait(self, until: str, timeout_s: float = 60) -> None:
         """Wait until the expression is true."""
-        deadline = time.monotonic() + timeout_s
-        while not self.run(until):
-            assert time.monotonic() < deadline, f"{until} did not become true: {self.errors}"
-            time.sleep(0.05)
+        wait_for(lambda: self.run(until), timeout_s, lambda: f"{until} did not become true: {self.errors}")
 
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression."""
