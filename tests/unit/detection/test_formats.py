@@ -66,9 +66,6 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
             read(tmp_path / "absent", format=format)
     with pytest.raises(DataError, match="data.format=xml is unknown; use coco, "):
         load_annotations(tmp_path, tmp_path, format="xml")
-
-
-def test_another_format_is_named(tmp_path: Path):
     (tmp_path / "train.csv").touch()
     assert recognise(tmp_path) == "csv"
     with pytest.raises(DataError, match="has no val annotations in COCO json: .*; give data=auto for another"):
@@ -425,17 +422,13 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
     ]
 
 
-def test_keypoints_of_yolo_follow_their_box(tmp_path: Path) -> None:
-    ultralytics(tmp_path)
-    write(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.2 0.4 0.1 0.9 2 0.2\n")
-    write(tmp_path / "data.yaml", (tmp_path / "data.yaml").read_text() + "kpt_shape: [2, 2]\n")
-    assert np.allclose(split_of(tmp_path).boxes[0], [[16, 6, 24, 14]])
-
-
-def test_rounded_shares_clip_nothing(tmp_path: Path) -> None:
+def test_rounded_shares_clip_nothing_and_keypoints_follow_their_box(tmp_path: Path) -> None:
     ultralytics(tmp_path)
     write(tmp_path / "labels/train/a.txt", "1 0.0833335 0.5 0.166668 1.000001\n")
     assert split_of(tmp_path).clipped == 0
+    write(tmp_path / "labels/train/a.txt", "1 0.5 0.5 0.2 0.4 0.1 0.9 2 0.2\n")
+    write(tmp_path / "data.yaml", (tmp_path / "data.yaml").read_text() + "kpt_shape: [2, 2]\n")
+    assert np.allclose(split_of(tmp_path).boxes[0], [[16, 6, 24, 14]])
 
 
 def test_images_that_yolo_lists_elsewhere_keep_their_names_when_all_is_moved(tmp_path: Path) -> None:

@@ -170,27 +170,27 @@ def test_slurms_tasks_of_a_node() -> None:
     assert detect_launch(uneven).local_world_size == 3
 
 
-def test_values_other_than_numbers_are_named_with_their_variables() -> None:
-    with pytest.raises(ConfigError) as caught:
-        detect_launch({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""})
-    assert str(caught.value) == (
-        "something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or restart."
-    )
+NOT_NUMBERS = (
+    "something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or restart.$"
+)
+OUTSIDE = "^HOROVOD_RANK={} is outside HOROVOD_SIZE=2; unset them, or start by"
 
 
-@pytest.mark.parametrize("tasks", ["4(x1)", "four"])
-def test_slurms_tasks_must_cover_the_node(tasks: str) -> None:
-    with pytest.raises(ConfigError, match=r"srun set .*SLURM_STEP_TASKS_PER_NODE="):
-        detect_launch({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})
-
-
-@pytest.mark.parametrize("rank", ["2", "-1"])
-def test_a_rank_outside_the_job_is_refused(rank: str) -> None:
-    with pytest.raises(ConfigError, match=f"^HOROVOD_RANK={rank} is outside HOROVOD_SIZE=2; unset them, or start by"):
-        detect_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"})
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_a_port_must_be_one(port: str) -> None:
-    with pytest.raises(ConfigError, match=f"MASTER_PORT={port} is not a port; give a number from 1 to 65535"):
-        detect_launch({**SRUN, "MASTER_PORT": port})
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""}, f"^{NOT_NUMBERS}"),
+        *(
+            ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": n}, "srun set .*SLURM_STEP_TASKS_PER_NODE=")
+            for n in ("4(x1)", "four")
+        ),
+        *(({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"}, OUTSIDE.format(rank)) for rank in ("2", "-1")),
+        *(
+            ({**SRUN, "MASTER_PORT": port}, f"MASTER_PORT={port} is not a port; give")
+            for port in ("0", "65536", "http")
+        ),
+    ],
+)
+def test_impossible_variables_are_named(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        detect_launch(environment)
