@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -109,8 +109,8 @@ def evaluate_rows(
         evaluation.accumulate()
         evaluation.summarize()
     precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MOST_DETECTIONS]  # [T, R, K]
-    names, ids = _distinct_names(coco["categories"]), evaluation.params.catIds
-    defined = {names[c]: precision[:, :, k][precision[:, :, k] > -1] for k, c in enumerate(ids)}
+    names = Categories.from_coco(coco["categories"]).distinct_names  # by id, as the evaluators take them
+    defined = {name: precision[:, :, k][precision[:, :, k] > -1] for k, name in enumerate(names)}
     return CocoResult(
         stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
         per_class={name: float(values.mean()) if len(values) else None for name, values in defined.items()},
@@ -240,9 +240,3 @@ class CocoEvaluator(Evaluator[CocoResult]):
 def installed_evaluators() -> list[str]:
     """Those that can be used here, the fastest first."""
     return [name for name, (module, _) in EVALUATORS.items() if find_spec(module.split(".")[0])]
-
-
-def _distinct_names(entries: list[dict[str, Any]]) -> dict[int, str]:
-    """Category id -> name, with the id added where two categories share a name."""
-    times = Counter(entry["name"] for entry in entries)
-    return {e["id"]: e["name"] if times[e["name"]] == 1 else f"{e['name']} ({e['id']})" for e in entries}

@@ -69,7 +69,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
         remedy = "training has no metrics and no best checkpoint: data.val_fraction=0.1, or data.val_annotations"
         findings.append(Finding("warning", "val", "no validation split", remedy))
 
-    objects = {split: objects_table(part) for split, part in splits.items()}
+    objects = {split: objects_table(part, train.categories.distinct_names) for split, part in splits.items()}
     images = {split: len(part.records) for split, part in splits.items()}
     facts = _format_objects(objects, images, config.output)
     facts[:0] = [f"{train.format} in {config.data.root}"] if train.format else []
@@ -271,10 +271,9 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
 
 def category_findings(train: Annotations, val: Annotations | None) -> list[Finding]:
     """Categories without boxes, and rare ones."""
-    names = train.categories.names
-    known = {label for label, name in enumerate(names) if name}
+    names = train.categories.distinct_names
     learnt, judged = (_images_by_label(part) if part else Counter() for part in (train, val))
-    absent = [names[label] for label in sorted(known - learnt.keys() if learnt else ())]
+    absent = [name for label, name in enumerate(names) if learnt and label not in learnt]
     findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
     most = max(learnt.values(), default=0)
     few = [(names[label], count) for label, count in learnt.items() if count <= RARE and 10 * count <= most]
@@ -282,7 +281,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     remedy = f"draw their images more often with data.repeat_threshold={min(0.1, 100 / len(train.records)):.2g}"
     findings += _finding("info", "train", "rare classes", rare, remedy)
     if judged:
-        absent = [names[label] for label in sorted((known & learnt.keys()) - judged.keys())]
+        absent = [names[label] for label in sorted(learnt.keys() - judged.keys())]
         remedy = "learnt, but not in the metric, which is the mean of the others"
         findings += _finding("warning", "val", "categories of train without a box", absent, remedy)
     return findings
@@ -292,15 +291,15 @@ def _images_by_label(data: Annotations) -> Counter[int]:
     return Counter(label for labels in data.labels for label in set(labels.tolist()))
 
 
-def objects_table(data: Annotations) -> dict[str, dict[str, int]]:
-    """Boxes to train on of each class, by COCO's sizes (area of the box in pixels of the stored image)."""
+def objects_table(data: Annotations, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Boxes to train on of each label, which `names` name, by COCO's sizes (area of the box in pixels of the stored image)."""
     boxes = np.concatenate([np.zeros((0, 4)), *data.boxes])
     labels = np.concatenate([np.zeros(0, np.int64), *data.labels])
     size = np.searchsorted((SMALL, MEDIUM), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), side="right")
     counts = np.zeros((data.categories.num_classes, len(SIZES)), dtype=np.int64)
     np.add.at(counts, (labels, size), 1)
-    rows = zip(data.categories.names, counts.tolist(), strict=True)
-    return {name: dict(zip(SIZES, row, strict=True)) | {"all": sum(row)} for name, row in rows if name}
+    rows = zip(names, counts.tolist(), strict=True)
+    return {name: dict(zip(SIZES, row, strict=True)) | {"all": sum(row)} for name, row in rows}
 
 
 def _finding(level: Level, split: str, what: str, examples: Sequence[str], remedy: str) -> list[Finding]:

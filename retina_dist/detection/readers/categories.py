@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,12 @@ class Categories:
     def num_classes(self) -> int:
         """K, the number of labels."""
         return len(self.ids)
+
+    @property
+    def distinct_names(self) -> list[str]:
+        """The names, with the id where several categories have one."""
+        times = Counter(self.names)
+        return [f"{name} ({i})" if times[name] > 1 else name for name, i in zip(self.names, self.ids, strict=True)]
 
     def padded(self, num_classes: int) -> Categories:
         """The same with labels up to `num_classes` that have no category, for a model that has more."""
