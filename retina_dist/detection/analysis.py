@@ -25,6 +25,7 @@ ERRORS = {
     "FN": "false_negatives",
 }
 THRESHOLD = ("threshold", "f1", "precision", "recall")
+BOX = ("image_id", "category_id", "bbox", "area", "iscrowd")
 IMAGE = ("file_name", "image_id", "hits", "false_alarms", "misses", "score")
 
 
@@ -93,9 +94,11 @@ def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
     import hotcoco
 
     known = set(result.image_ids)
-    images = [image for image in result.coco["images"] if image["id"] in known]
-    boxes = [e | {"id": i} for i, e in enumerate(result.coco["annotations"], start=1) if e["image_id"] in known]
-    truth = hotcoco.COCO({"images": images, "annotations": boxes, "categories": result.coco["categories"]})
+    entries = [entry for entry in result.coco["annotations"] if entry["image_id"] in known]
+    # only what decides: hotcoco refuses a flat polygon, or a width of null
+    boxes = [{key: entry[key] for key in BOX if key in entry} | {"id": i} for i, entry in enumerate(entries, start=1)]
+    categories = [{"id": entry["id"], "name": entry["name"]} for entry in result.coco["categories"]]
+    truth = hotcoco.COCO({"images": [{"id": i} for i in known], "annotations": boxes, "categories": categories})
     rows = result.rows[np.isin(result.rows[:, 0], result.image_ids)]
     evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
     evaluation.evaluate()

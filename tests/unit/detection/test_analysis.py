@@ -26,7 +26,7 @@ AWAY = (120.0, 120.0, 40.0, 40.0)
 def truth_of(*boxes: tuple[int, tuple[float, ...], int], crowd: int = 0) -> dict[str, Any]:
     """(image, box, category) on three images of two categories."""
     truth = test_coco_metrics.truth_of([1, 2, 3], *(box(image, k, place, crowd) for image, place, k in boxes))
-    return truth | {"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]}
+    return truth | {"categories": [{"id": 1, "name": "cat", "supercategory": 5}, {"id": 2, "name": "dog"}]}
 
 
 def moved(pixels: float) -> tuple[float, ...]:
