@@ -18,7 +18,7 @@ from retina_dist.detection.data.dataset import buckets_of
 from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations, box_faults, clean
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import implausible_boxes, read_split
+from retina_dist.detection.splits import implausible_boxes, read_split, with_format
 from retina_dist.errors import ImageError
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.text import escape, pluralize
@@ -55,7 +55,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
         files = [(r.file_name, r.path, r.size) for r in part.records]
         checked[split] = check_images(files, split, config.images, config.data.max_pixels)
         splits[split] = part = with_file_sizes(part, checked[split])
-        if problem := implausible_boxes(part, split, config.data):
+        if problem := implausible_boxes(part, split, with_format(config.data)):
             findings.append(Finding("error", split, *problem))
         findings += box_findings(part, split)
         if config.images != "decode":

@@ -48,7 +48,7 @@ def read_split(
         part = data.read(split, categories=categories)
     else:
         draw_data(data)
-        given, data = data, _with_format(data)
+        given, data = data, with_format(data)
         if (place := _locate(data, split)) is None:
             return None
         content, source, images = place
@@ -70,7 +70,7 @@ def _has_val(data: DetectionData) -> bool:
     """Whether data with a `val_fraction` has a validation split by itself. Raises DataError if that split is damaged."""
     if isinstance(data, TorchDatasetConfig):
         return "val" in data.datasets
-    return data.shapes is not None or _locate(_with_format(data), "val") is not None
+    return data.shapes is not None or _locate(with_format(data), "val") is not None
 
 
 def _part_of_train(data: DetectionData, split: str, categories: Categories | None, check: bool) -> Annotations:
@@ -83,7 +83,7 @@ def _part_of_train(data: DetectionData, split: str, categories: Categories | Non
     return part if data.keep_empty_images or split == "val" else without_empty(part)
 
 
-def _with_format(data: DetectionData) -> DetectionData:
+def with_format(data: DetectionData) -> DetectionData:
     """The settings with the format of the files instead of "auto". Raises DataError for a folder of no format."""
     place = data.train_annotations or data.val_annotations or data.root
     if hasattr(data, "implementation") or place is None:
@@ -180,8 +180,9 @@ def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
-    """The first `count` images that have boxes, as a data set with their ground truth."""
-    return _with_ground_truth(annotations, [i for i, boxes in enumerate(annotations.boxes) if len(boxes)][:count])
+    """The first `count` images that have boxes, or of all where none has, as a data set with their ground truth."""
+    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)] or range(len(annotations.records))
+    return _with_ground_truth(annotations, rows[:count])
 
 
 def _with_ground_truth(annotations: Annotations, rows: Sequence[int]) -> Annotations:
