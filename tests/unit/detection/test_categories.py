@@ -63,6 +63,7 @@ def test_names_that_do_not_agree_are_listed():
 
 def test_a_name_twice_is_taken_where_the_ids_agree():
     twice = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 4, "name": "cell"}, {"id": 5, "name": "dog"}])
+    assert twice.distinct_names == ["cell (0)", "cell (4)", "dog"]
     same = [{"id": 4, "name": "cell"}, {"id": 0, "name": "cell"}, {"id": 9, "name": "dog"}]
     assert twice.matched(same, "val.json").ids == (0, 4, 9)
     for other in ([{"id": 1, "name": "cell"}], [{"id": 0, "name": "cell"}, {"id": 5, "name": "cell"}], same[:1]):
