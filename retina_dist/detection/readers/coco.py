@@ -42,11 +42,6 @@ class Annotations:
     format: str = ""  # where it was recognised
     held_out: float | None = None  # the share of the training images that these are
 
-    def subset(self, rows: Sequence[int]) -> Annotations:
-        """The images of these rows; the ground truth stays."""
-        boxes, labels = ([column[i] for i in rows] for column in (self.boxes, self.labels))
-        return replace(self, records=tuple(self.records[i] for i in rows), boxes=boxes, labels=labels)
-
 
 def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:
     """The part of a COCO dictionary that is about these images."""
@@ -194,9 +189,6 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         if crowd not in (0, 1):
             raise DataError(f"{source}: annotation {entry['id']} has iscrowd {escape(crowd, 80)}, not 0 or 1.")
         entry["iscrowd"] = int(crowd)  # 0.0 and false are the same, but not to the evaluators
-    for entry in entries:
-        if entry["id"] == 0:  # evaluators take 0 for "no match": its box would always be missed
-            entry["id"] = 1 + max(other["id"] for other in entries)
     areas = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
     return [f"{source}: {areas}; width x height is taken instead"] if invented else []
 
@@ -269,9 +261,10 @@ def clean(coco: dict[str, Any], records: Sequence[ImageRecord], categories: Cate
 
 
 def without_empty(full: Annotations) -> Annotations:
-    """Leave out the images without boxes, with a warning that counts them."""
+    """Leave out the images without boxes, with a warning that counts them; the ground truth stays."""
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
     if empty:
         full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
-    return full.subset(rows)
+    boxes, labels = ([column[i] for i in rows] for column in (full.boxes, full.labels))
+    return replace(full, records=tuple(full.records[i] for i in rows), boxes=boxes, labels=labels)
