@@ -22,7 +22,7 @@ def read_csv(annotations: PathOrUrl, classes: PathOrUrl, images: PathOrUrl) -> I
     """The files as items: ids are the indices of the class file. Raises DataError naming file and line."""
     ids = _read_classes(classes)
     boxes_of: dict[str, list[Box]] = {}
-    for line, (name, *texts, label) in _rows(annotations, "path,x1,y1,x2,y2,class", "train_annotations"):
+    for line, (name, *texts, label) in _rows(annotations, "path,x1,y1,x2,y2,class", "*_annotations"):
         where = f"{annotations}:{line}"
         if not name:
             raise DataError(f"{where} names no image; write path,x1,y1,x2,y2,class.")
@@ -79,8 +79,9 @@ def read_openimages(root: Path, split: str) -> Items | None:
             if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
                 raise DataError(f"{file}: line 1 lacks the column {missing[0]}; give OpenImages' own file.")
             for row in reader:
-                name = names.get(row["LabelName"], row["LabelName"])
-                classes.add(name)
+                if not (label := row["LabelName"]):
+                    raise DataError(f"{file}:{reader.line_num} has no LabelName; restore the file.")
+                classes.add(name := names.get(label, label))
                 if file in own:
                     where = f"{file}:{reader.line_num}"
                     corners = [number_in(row[column], where, column) for column in COLUMNS[2:]]

@@ -97,9 +97,9 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
             f"file with data.{split}_annotations=FILE (evaluate: annotations=FILE){part}."
         )
     names, annotations = SPLITS[split], files[0]
-    stem = annotations.stem.removeprefix("instances_")
-    folders = [annotations.parent] if annotations.parent.name in names else []  # Roboflow's images lie beside them
-    folders += [root / stem, root / "images" / stem, *(root / name for name in names)]
+    own, stem = [root / name for name in names], annotations.stem.removeprefix("instances_")
+    folders = [annotations.parent] if annotations.parent in own else []  # Roboflow's images lie beside them
+    folders += [root / stem, root / "images" / stem, *own]
     folders += [*(root / "images" / name for name in names), root / "images"]
     return annotations, next((folder for folder in folders if folder.is_dir()), root)
 

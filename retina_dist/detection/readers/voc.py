@@ -70,7 +70,7 @@ def read_cvat(root: Path, split: str) -> Items:
             folder = next((folder for folder in folders if (folder / file).is_file()), root)
             if split_of(place) == split:
                 points += len(things) - len(sized)
-                items.append(Item((folder / file).relative_to(root).as_posix(), boxes, (width, height)))
+                items.append(Item(str(folder / file).removeprefix(f"{root}/"), boxes, (width, height)))
     warnings = [f"{root}: {pluralize(points, 'point')} of CVAT left out, which have no box"] if points else []
     return Items(items, numbered(names), root, warnings=warnings)
 
@@ -108,8 +108,8 @@ def _read_list(root: Path, split: str) -> list[str]:
         raise DataError(f"{folder} has {truncate(others)}, not {split}; write train.txt and val.txt.")
     path = folder / f"{own}.txt"
     with reading(path, "a list of images", "give a folder like VOC2007, with ImageSets/Main"):
-        lines = read_bytes(path).decode("utf-8-sig").splitlines()
-    names = [line.split()[0] for line in lines if line.strip()]
+        lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines() if line.strip()]
+        names = [line if (root / "Annotations" / f"{line}.xml").is_file() else line.split()[0] for line in lines]
     for name in names:
         if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")

@@ -43,11 +43,13 @@ def write(path: Path, text: str) -> None:
         ("annotations/instances_val2017.json", "images/val2017"),
         ("annotations/val.json", "images/val"),
         ("val.json", "."),
+        ("val.json", "val"),
         ("valid/_annotations.coco.json", "valid"),
         ("val/_annotations.coco.json", "val"),
     ],
 )
 def test_layouts(tmp_path: Path, annotations: str, images: str):
+    tmp_path /= "val"  # a folder of everything may have the name of a split
     (tmp_path / images).mkdir(parents=True, exist_ok=True)
     (tmp_path / "train").mkdir()
     (tmp_path / annotations).parent.mkdir(exist_ok=True)
@@ -299,27 +301,21 @@ def test_a_damaged_data_yaml_is_named(text: str, message: str, tmp_path: Path) -
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
 
 
+CUT = "ImageID,LabelName,XMin,YMin,XMax,YMax\nc"
+AWAY = '<annotations><meta><label><name>x</name></label></meta><image name="/a" width="9" height="9"/></annotations>'
 SKELETON = '<annotations><image name="a" width="9" height="9"><skeleton label="x"/></image></annotations>'
 
 
 @pytest.mark.parametrize(
     ("make", "file", "text", "message"),
     [
-        (
-            labelme,
-            "train/a.json",
-            '{"shapes": [{}], "imagePath": "a.jpg"}',
-            "a.json cannot be read as LabelMe's json .Key",
-        ),
+        (labelme, "train/a.json", '{"shapes": [{}], "imagePath": "a.jpg"}', "cannot be read as LabelMe's json .Key"),
         (cvat, "annotations.xml", "<annotations><track/></annotations>", "has tracks of a video; export it"),
+        (cvat, "annotations.xml", AWAY, "image 1 has file_name '/a', which is outside"),
         (cvat, "annotations.xml", SKELETON, "'a' has a skeleton without a box or points x,y;x,y; remove it"),
         (openimages, "train-annotations-bbox.csv", "ImageID\n", "line 1 lacks the column LabelName"),
-        (
-            openimages,
-            "class-descriptions.csv",
-            "a" * 2**18,
-            "class-descriptions.csv cannot be read as CSV .field larger",
-        ),
+        (openimages, "test-annotations-bbox.csv", CUT, "test-annotations-bbox.csv:2 has no LabelName; restore"),
+        (openimages, "class-descriptions.csv", "a" * 2**18, "descriptions.csv cannot be read as CSV .field larger"),
     ],
 )
 def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def test_errors_of_the_file(tmp_path: Path):
     annotations, classes, _ = write(tmp_path, "path,x1,y1,x2,y2,class\na.jpg,1,2,3,4,cow\n")
     with pytest.raises(DataError, match="annotations.csv:1 has the coordinate in pixels 'x1', not a number"):
         read_csv(annotations, classes, tmp_path)
+    with pytest.raises(DataError, match=r"absent does not exist; write .* or name it with data\.\*_annotations=FILE"):
+        read_csv(tmp_path / "absent", classes, tmp_path)
     annotations.write_bytes(b"a.jpg,\xff\xfe\n")
     with pytest.raises(DataError, match="annotations.csv cannot be read as CSV"):
         read_csv(annotations, classes, tmp_path)

@@ -30,9 +30,9 @@ def make(root: Path, splits: dict[str, dict[str, str]]) -> Path:
 def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
     """The box 1, 1, 100, 80 is the whole image of 100 x 80 pixels; 5, 6, 5, 6 is one pixel."""
     content = SIZE + thing("dog", (1, 1, 100, 80)) + thing("person", (5, 6, 5, 6), difficult=1)
-    coco = read_voc(make(tmp_path, {"train": {"b": content, "a": SIZE}}), "train").as_coco()
+    coco = read_voc(make(tmp_path, {"train": {"b 1": content, "a": SIZE}}), "train").as_coco()
     assert coco["images"] == [
-        {"id": 1, "file_name": "b.jpg", "width": 100, "height": 80},
+        {"id": 1, "file_name": "b 1.jpg", "width": 100, "height": 80},
         {"id": 2, "file_name": "a.jpg", "width": 100, "height": 80},
     ]
     assert coco["annotations"] == [
