@@ -14,6 +14,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from retina_dist.detection.detector import Detection
+from retina_dist.text import escape
 
 
 class Predicted(NamedTuple):
@@ -51,7 +52,8 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
             result.append({**names, **size, "value": value, "score": o["score"]})
         best = max((o["score"] for o in image.objects), default=0.0)
         prediction = {"model_version": "retina_dist", "score": best, "result": result}
-        tasks.append({"data": {"image": f"/data/local-files/?d={quote(image.name)}"}, "predictions": [prediction]})
+        file = quote(image.name, errors="surrogateescape")
+        tasks.append({"data": {"image": f"/data/local-files/?d={file}"}, "predictions": [prediction]})
     return json.dumps(tasks, indent=1) + "\n"
 
 
@@ -60,7 +62,7 @@ def cvat(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
     for number, image in enumerate(images):
-        about = {"id": str(number), "name": image.name, "width": str(image.width), "height": str(image.height)}
+        about = {"id": str(number), "name": escape(image.name), "width": str(image.width), "height": str(image.height)}
         node = ElementTree.SubElement(root, "image", about)
         for o in image.objects:
             x, y, width, height = o["bbox"]
