@@ -40,6 +40,8 @@ def read_labelme(root: Path, split: str) -> Items:
 
 
 def _corners(shape: dict[str, Any]) -> list[float] | None:
+    if shape["label"] is None:
+        raise ValueError("a shape has no label")
     points = [(float(x), float(y)) for x, y in shape["points"]]
     if not all(map(math.isfinite, sum(points, ()))):
         raise ValueError(f"a shape of {shape['label']} has points that are not finite")
