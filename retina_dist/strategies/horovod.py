@@ -214,7 +214,7 @@ class HorovodStrategy(DistributedStrategy):
             for handle, _ in sent.values():
                 self._synchronize(handle)
             if self.compression == "fp16":
-                pairs = [(in_memory_order(gradients[name]), wire) for name, (_, wire) in sent.items()]
+                pairs = [(in_memory_order(gradient), sent[name][1]) for name, gradient in gradients.items()]
                 self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
