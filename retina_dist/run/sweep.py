@@ -48,7 +48,8 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
     """
     launch = detect_launch()
     started, failure, skipped = time.perf_counter(), None, False
-    copy = folder.parent / "multirun.yaml"  # Hydra's, with passwords of URLs
+    sweep = Path(HydraConfig.get().sweep.dir)
+    copy = sweep / "multirun.yaml"  # Hydra's, with passwords of URLs
     if launch.rank == 0 and copy.is_file():
         copy.write_text(redacted(copy.read_text(encoding="utf-8")), encoding="utf-8")
     with reported_errors():
@@ -63,12 +64,12 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
                 raise
             if not isinstance(error, UserError):
                 print_redacted(traceback.format_exc(), sys.stderr)
-            if launch.rank == 0:
+            if launch.rank == getattr(error, "reporter", 0):
                 print_redacted(f"the job failed: {describe_error(error)}", sys.stderr)
         finally:
             if launch.rank == 0 and not skipped:
                 _record(folder, failure, time.perf_counter() - started)
-                write_csv(folder.parent / TABLE, _cells(rows_of(folder.parent)))
+                write_csv(sweep / TABLE, _cells(rows_of(sweep)))
             gc.collect()  # the next job needs this one's memory
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
@@ -77,11 +78,12 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
 
 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
-    """Add to the job's result.json what the sweep knows of it."""
+    """Add to the job's result.json, which may be of an older sweep, what this one knows of it."""
     overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
     content = {"status": "ok", "error": None, "seconds": seconds} | read_result(folder) | {"overrides": overrides}
     if failure is not None:
-        content |= {"status": "failed", "error": describe_error(failure)}  # in place of an older sweep's
+        status = "preempted" if isinstance(failure, Preempted) else "failed"
+        content |= {"status": status, "error": describe_error(failure)}
     write_json(folder / RESULT, content)
 
 
@@ -96,7 +98,7 @@ class SweepTable(Callback):
             return
         folder = Path(str(config.hydra.sweep.dir))
         with reported_errors():
-            if config.resume != "auto" and not config.dry_run and any(folder.glob(f"*/{CHECKPOINTS}")):
+            if config.resume != "auto" and not config.dry_run and any(folder.rglob(CHECKPOINTS)):
                 raise ConfigError(f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir.")
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
@@ -121,13 +123,16 @@ class SweepTable(Callback):
 
 def _check_settings(config: DictConfig) -> None:
     """Raise what a job would for its keys and types; up to 50 values of a setting are tried beside the first of the others."""
-    hydra: Any = OmegaConf.to_container(config.hydra)  # with ${hydra:...}, which only a job knows
+    content: Any = OmegaConf.to_container(config)  # with ${hydra:...}, which only a job knows
+    hydra, place = content["hydra"], content["trainer"].get("checkpoint_dir")
     given = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     values: dict[str, list[str]] = {}
     for override in parser.parse_overrides([*given, *hydra["overrides"]["task"]]):
+        swept = override.is_sweep_override()
+        if swept and place and "${" not in place:
+            raise ConfigError(f"trainer.checkpoint_dir={place} is that of all jobs; append '/${{hydra:job.num}}'.")
         if not override.is_interval_sweep():
-            swept = override.is_sweep_override()
             each = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
             values[override.get_key_element()] = list(islice(each, 50))
     first, name = {key: each[0] for key, each in values.items()}, config.hydra.job.config_name
@@ -156,7 +161,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Each job's result.json with its `folder`, and `swept`: the settings in which the jobs differ, as text `settings`."""
-    jobs = sorted(folder.glob(f"*/{RESULT}"), key=lambda path: (len(path.parent.name), path.parent.name))
+    jobs = sorted(folder.rglob(RESULT), key=lambda path: (len(path.parent.name), path.parent.name))
     rows = [read_result(path.parent) | {"folder": str(path.parent)} for path in jobs]
     given = [dict(o.lstrip("+").split("=", 1) for o in row.get("overrides", ()) if "=" in o) for row in rows]
     keys = dict.fromkeys(key for settings in given for key in settings)
@@ -189,7 +194,7 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     known = []
     for row in rows:
         each = Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None
-        known.append(each if each and each.values.get(name, math.nan) == row["best"] else None)
+        known.append(each if each and each.values.get(name, math.nan) == row.get("best") else None)
     top = known[rows.index(best[0])] if best else None
     cells = []
     for each in known:

@@ -49,11 +49,7 @@ REAL = {  # the sizes of trainings
     "`retinanet_tiny`, 192 x 192": [*PLAIN, "model=retinanet_tiny", "data.synthetic.canvas=[192,192]"],
     "`retinanet_r50`, 608 x 800": [*PLAIN, "model=retinanet_r50", "optimizer=sgd", "data.synthetic.canvas=[608,800]"],
     "`classifier` (ResNet-50), 224 x 224": [
-        "task=classification",
-        *PLAIN,
-        "model=classifier",
-        "data.image_size=224",
-        "optimizer=sgd",
+        *("task=classification", *PLAIN, "model=classifier", "data.image_size=224", "optimizer=sgd"),
     ],
 }
 

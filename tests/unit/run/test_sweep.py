@@ -13,7 +13,7 @@ import pytest
 
 import retina_dist.train
 from retina_dist.engine.nonfinite import Divergence
-from retina_dist.errors import DataError
+from retina_dist.errors import DataError, Preempted
 from retina_dist.files import write_json
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.run.records import LOSS, RESULT
@@ -23,7 +23,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 Sweep = Callable[..., int]
 
 
-def trained(config: Any) -> dict[str, float]:
+def trained(config: Any) -> None:
     """A training that is over at once: AP is ten times the learning rate."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,6 @@ def trained(config: Any) -> dict[str, float]:
     result = {"status": "ok", "error": None, LOSS: 1.0, "images_per_s": 40.123456789, "best": value}
     write_json(folder / RESULT, {**result, "monitor": "coco/AP", "monitor_mode": mode})
     (folder / "checkpoints").mkdir(exist_ok=True)
-    return {"coco/AP": config.optimizer.lr * 10}
 
 
 def table(folder: str | Path) -> list[dict[str, str]]:
@@ -96,9 +95,10 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
 
 
 def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep("seed=range(1,3)", "hydra.sweep.dir=there", "hydra.sweep.subdir=s${seed}") == 0
-    assert [row["folder"] for row in table("there")] == ["there/s1", "there/s2"]
-    assert sweep("seed=1,2", "logging.run_name=a${hydra:job.num}", "output_dir=named") == 0
+    assert sweep("seed=range(1,3)", "hydra.sweep.dir=there", "hydra.sweep.subdir=in/s${seed}") == 0
+    assert [row["folder"] for row in table("there")] == ["there/in/s1", "there/in/s2"]
+    each = ("logging.run_name=a${hydra:job.num}", "trainer.checkpoint_dir=ck/${hydra:job.num}")
+    assert sweep("seed=1,2", *each, "output_dir=named") == sweep("trainer.checkpoint_dir=a,b", "output_dir=b") == 0
     assert [row["status"] for row in table("named")] == ["ok", "ok"]
     assert sweep("model=glob(retinanet_r*)", "output_dir=models") == 0
     assert [row["model"] for row in table("models")] == ["retinanet_r18", "retinanet_r50", "retinanet_r50_v2"]
@@ -111,10 +111,10 @@ def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[
 def test_in_one_process_any_failure_is_a_row(sweep: Sweep) -> None:
     errors = [DataError("a.json is wrong."), RuntimeError("out of memory\nmore")]
 
-    def train(config: Any) -> dict[str, float]:
+    def train(config: Any) -> None:
         if config.seed:
             raise errors[config.seed - 1]
-        return trained(config)
+        trained(config)
 
     assert sweep("seed=1,0,2", "output_dir=s", train=train) == 0
     assert [row["status"] for row in table("s")] == ["failed", "ok", "failed"]
@@ -133,6 +133,7 @@ def test_a_combination_that_cannot_be_is_a_failed_job(sweep: Sweep, capsys: pyte
     [
         (["optimizer.lrr=1,2"], "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
         (["optimizer.lr=1", "seedd=1", "data.batch_size=4,8"], "seedd is not a setting; did you mean seed?"),
+        (["seed=0,1", "trainer.checkpoint_dir=x"], "trainer.checkpoint_dir=x is that of all jobs; append '"),
         (["seed=0,1", "optimizer.lr=1e-3,fast"], "optimizer.lr=fast is not a number; write one"),
     ],
 )
@@ -147,15 +148,15 @@ def test_what_is_wrong_in_a_job_is_refused_before_the_first(
 def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     begun: list[tuple[int, str | None]] = []
 
-    def train(config: Any) -> dict[str, float]:
+    def train(config: Any) -> None:
         begun.append((config.seed, config.resume))
         if config.seed == 1 and len(begun) == 2:
             (Path(config.output_dir) / "checkpoints").mkdir(parents=True)
-            raise KeyboardInterrupt
-        return trained(config)
+            raise Preempted("asked to.")
+        trained(config)
 
-    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 130
-    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("failed", "KeyboardInterrupt")]
+    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 75
+    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("preempted", "asked to.")]
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
     assert "error: s holds a sweep; give resume=auto to continue it" in capsys.readouterr().err
     assert sweep("seed=0,1,2", "output_dir=s", "resume=auto", train=train) == 0
@@ -178,17 +179,16 @@ def test_among_processes_only_a_common_error_lets_the_sweep_go_on(
     errors[0] = RuntimeError("a bug")
     assert sweep("seed=0,1", "output_dir=t", train=train) == 1
     monkeypatch.setenv("RANK", "1")
-    errors[0] = errors[1] = Divergence("on all.")
+    errors[0], errors[1] = Divergence("on all."), Divergence("found by rank 1.", reporter=1)
     capsys.readouterr()
     assert sweep("seed=0,1", "output_dir=u", train=train) == 0, "rank 0 gives the verdict"
     assert not Path("u/sweep.csv").exists()
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "the job failed: found by rank 1.\n")
 
 
 def test_without_validation_the_lowest_loss_is_named(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    def train(config: Any) -> dict[str, float]:
+    def train(config: Any) -> None:
         write_json(Path(config.output_dir) / RESULT, {"status": "ok", LOSS: 3.0 - config.seed, "best": None})
-        return {}
 
     sweep("seed=0,1", "output_dir=s", train=train)
     assert capsys.readouterr().out.splitlines()[-1] == "lowest train/loss 2.000: seed=1, s/1"
