@@ -18,6 +18,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
 from retina_dist.errors import CheckpointError, ConfigError, UserError, describe_error
 from retina_dist.files import PathOrUrl, Url, names_in, parse_path
+from retina_dist.redaction import redacted
 from retina_dist.settings import flattened
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.torch_files import remedy_of
@@ -93,10 +94,10 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
     3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
 
-    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there; any other run must find
-    it without checkpoints. With an `owner` the folders are locked before they are looked into, and a new one is made; without,
-    nothing is written. A checkpoint must agree with `config` in RESUME_LOCKED and in `locked`, the task's settings. Raises
-    ConfigError, also when another process holds a folder, CheckpointError, or UserError for a place that cannot be reached.
+    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there first, and only at the
+    runs/NAME that use it; any other run must find it without checkpoints. With an `owner` the folders are locked before they are
+    looked into, and a new one is made; without, nothing is written. A checkpoint must agree with `config` in RESUME_LOCKED and in
+    `locked`. Raises ConfigError, also for a folder in use, CheckpointError, or UserError for a place that cannot be reached.
     """
     given = Path(config.output_dir) if config.output_dir else None
     name = "debug" if config.trainer.fast_dev_run else config.data.name
@@ -115,10 +116,13 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
         _refuse_checkpoints(given, elsewhere)  # locked, so that no other run can leave some now
         return run
     if config.resume == "auto":
-        folder = given or max(_numbered(name).items(), default=(0, None))[1]
+        line = f"checkpoint_dir: {redacted(config.trainer.checkpoint_dir)}\n" if elsewhere else ""
+        files = [run / "config.yaml" for _, run in sorted(_numbered(name).items())]
+        runs = [file.parent for file in files if not line or (file.is_file() and line in file.read_text("utf-8"))]
+        folder = given or (runs[-1] if runs else None)
         _lock(owner, config, folder)
-        where = elsewhere or (folder / CHECKPOINTS if folder else None)
-        newest = load_latest(where) if where else None
+        places = (elsewhere, folder and folder / CHECKPOINTS)
+        newest = next((found for place in places if place and (found := load_latest(place))), None)
         if newest is None:
             logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
             return fresh(given if elsewhere else folder)
@@ -163,10 +167,9 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
 
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     """Raise CheckpointError, before the data is read, if neither the local `source` nor perhaps `elsewhere` has a checkpoint."""
-    if isinstance(source, Path) and not source.is_file() and not (elsewhere and source.is_dir()):
-        names = [*names_in(source / CHECKPOINTS), *names_in(source)]
-        if not any(name.endswith(".pt") for name in names):
-            raise CheckpointError(NO_CHECKPOINT.format(source))
+    may_hold = isinstance(source, Url) or source.is_file() or (elsewhere and source.is_dir())
+    if not may_hold and not any(name.endswith(".pt") for name in [*names_in(source / CHECKPOINTS), *names_in(source)]):
+        raise CheckpointError(NO_CHECKPOINT.format(source))
 
 
 def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, dict[str, Any]]:

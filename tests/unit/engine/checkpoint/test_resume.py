@@ -160,6 +160,8 @@ def test_the_run_s_settings_are_the_base_of_a_resume(task: str) -> None:
 def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
     there = "trainer.checkpoint_dir=memory://bucket/elsewhere"
     assert open_run(settings(there, "output_dir=mine")).resume_step is None
+    for used, folder in ((there, "runs/shapes"), ("seed=1", "runs/shapes-2")):  # a later run keeps its own
+        write_start(settings(used), SingleDeviceStrategy("cpu"), Path(folder), "")
     assert open_run(settings(there, "output_dir=mine", "resume=auto")).resume_step is None
     assert said == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
     save("", 1, 2, place="memory://bucket/elsewhere")
@@ -177,6 +179,8 @@ def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
         with pytest.raises(ConfigError, match="is not inside a run folder"):
             open_run(settings(resume))
     save("mine", 7)
+    new = "trainer.checkpoint_dir=memory://bucket/new"
+    assert open_run(settings("output_dir=mine", "resume=auto", new)).resume_step == 7
     with pytest.raises(ConfigError, match="already holds checkpoints"):  # of another run
         open_run(settings("resume=mine", there))
     save("", 5, place=f"file://{tmp_path}/local")
