@@ -320,7 +320,7 @@ def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> list[str]:
     rows = [("host", "ranks", "device", "/dev/shm", "disk free", "files", "step")]
     for facts in hosts:
         mine = [other for other in ranks if other.machine == facts.machine]
-        numbers = f"{mine[0].rank} to {mine[-1].rank}" if len(mine) > 1 else str(facts.rank)
+        numbers = format_ranks(other.rank for other in mine).partition(" ")[2]
         device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
         steps = [other.step_ms for other in mine if other.step_ms]
         shm, disk = ("?" if size is None else format_bytes(size) for size in (facts.shm_bytes, facts.disk_free))

@@ -27,7 +27,7 @@ class TrainerConfig(KnownArguments):
 
     max_duration: str = setting(MISSING, "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps")
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
-    validate_every: str = setting("1epoch", "0steps: never")
+    validate_every: str = setting("1epoch", "0steps: only at the end")
     checkpoint_every: str = setting("1epoch", "0steps: only at the end")
     checkpoint_minutes: float | None = setting(None, "also after so many minutes", above=0, at_most=10**6)
     log_every: int = setting(10, "steps", at_least=1)
@@ -151,7 +151,7 @@ class Plan:
             + ("; data.batch_size is larger than the data" if self.num_images < self.batch_size else ""),
             "length": f"{pluralize(self.total_steps, 'step')} = {pluralize(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": f"every {pluralize(self.validate_every, 'step')}" if self.validate_every else "never",
+            "validate": f"every {pluralize(self.validate_every, 'step')}" if self.validate_every else "at the end",
         }
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"

@@ -5,19 +5,15 @@ from __future__ import annotations
 import bisect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 
 AUTO_WARMUP_STEPS = 50
-
-
-class ToSteps(Protocol):
-    """Optimizer steps in a duration such as 16epochs, which the setting `key` has. Raises ConfigError."""
-
-    def __call__(self, key: str, duration: str) -> int: ...
+ToSteps = Callable[[str, str], int]  # (key, duration), such as 16epochs, to optimizer steps; raises ConfigError
 
 
 class Decay(ABC):
@@ -53,19 +49,18 @@ class MultiStep(Decay):
 
     def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
         super().__init__(settings, total, warmup, to_steps)
-        self.gamma = settings.gamma
         self.milestones = tuple(to_steps("schedule.milestones", milestone) for milestone in settings.milestones)
         given = f"schedule.milestones={list(settings.milestones)}"
         if not all(0 < step < total for step in self.milestones):
-            raise ConfigError(f"{given} has one past the end at step {total}; raise trainer.max_duration.")
+            raise ConfigError(f"{given} must be between 0 and the end at step {total}; raise trainer.max_duration.")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(f"{given} do not rise; list them in order, each once.")
 
     def __call__(self, step: int) -> float:
-        return float(self.gamma ** bisect.bisect_right(self.milestones, step))
+        return float(self.settings.gamma ** bisect.bisect_right(self.milestones, step))
 
     def describe(self, lr: float) -> str:
-        return f"multistep, x{self.gamma:g} at steps {', '.join(map(str, self.milestones))}"
+        return f"multistep, x{self.settings.gamma:g} at steps {', '.join(map(str, self.milestones))}"
 
 
 class Cosine(Decay):

@@ -69,7 +69,7 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
         check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:
         raise ConfigError(
-            f"trainer.patience={trainer.patience} counts validations, but the run has none; give it some, or leave patience out."
+            f"trainer.patience={trainer.patience} counts validations, but the run has none before its end; leave it out."
         )
     return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)
 

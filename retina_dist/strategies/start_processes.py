@@ -32,8 +32,8 @@ def executable(name: str) -> str | None:
 
 def why_missing(launcher: str) -> str | None:
     """Why a launcher cannot be used here, or None if it can."""
-    if launcher in ("python", "torchrun"):
-        return None
+    if launcher not in ("horovodrun", "mpirun"):
+        return None if launcher in ("python", "torchrun") else "it is none of torchrun, horovodrun and mpirun"
     program = executable("horovodrun")
     if program is None:
         return "Horovod is not installed"
