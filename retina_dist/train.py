@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.run.assemble import train
-from retina_dist.run.build import monitor_of
 from retina_dist.run.sweep import run_job
 from retina_dist.run_config import RunConfig
 
 
 @entry_point("train", RunConfig, attempt=run_job)
-def main(config: RunConfig) -> float | None:
-    """Train; a sweeper that optimizes gets the monitored metric."""
-    return train(config).get(monitor_of(config))
+def main(config: RunConfig) -> None:
+    """Train."""
+    train(config)
 
 
 if __name__ == "__main__":

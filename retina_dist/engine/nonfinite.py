@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Inspect = Callable[[nn.Module, Any], list[dict[str, Any]]]
-
 
 class Divergence(CollectiveError):
     """The loss or the gradients stay infinite or NaN, on all ranks."""
@@ -56,7 +54,7 @@ class NonFiniteGuard:
         *,
         limit: int = 5,
         folder: Path | None = None,
-        inspect: Inspect | None = None,
+        inspect: Callable[[nn.Module, Any], list[dict[str, Any]]] | None = None,
     ) -> None:
         self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
         self.folder, self.inspect = folder, inspect

@@ -33,9 +33,9 @@ def autocast(device: torch.device, precision: str) -> Autocast:
     return context
 
 
-def make_scaler(device: torch.device, precision: str, init_scale: float = 2.0**16) -> torch.amp.GradScaler:
+def make_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
     """The loss scale of fp16; with any other precision it does nothing."""
-    return torch.amp.GradScaler(device.type, init_scale=init_scale, enabled=precision == "fp16")
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
 def describe_precision(device: torch.device, precision: str) -> str:
