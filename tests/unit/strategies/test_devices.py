@@ -67,7 +67,7 @@ def test_more_processes_than_gpus_are_refused_before_they_share_one(
     assert host.current is None
 
 
-@pytest.mark.parametrize("name", ["auto", "cuda"])
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:99"])
 @pytest.mark.parametrize(("cuda", "built"), [("13.2", "CUDA 13.2"), (None, "CUDA (none)")])
 def test_gpus_that_torch_cannot_use_are_not_replaced_by_the_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, cuda: str | None, built: str
