@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,8 +85,9 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
 
     def val_of(self, data: ClassificationData) -> Samples:
         root = root_of(data.root, data.name)
-        val = read_samples(root, "val", classes=self.classes)
-        if val is None and data.val_fraction and (train := read_samples(root, "train", classes=self.classes)):
+        read = partial(read_samples, root, classes=self.classes, bad_images=data.bad_images)
+        val = read("val")
+        if val is None and data.val_fraction and (train := read("train")):
             return train.split(data.val_fraction)[1]
         if val is None:
             raise ConfigError(absent("root", root, "val"))

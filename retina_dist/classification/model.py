@@ -111,15 +111,18 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
     return {}
 
 
-def check_sizes(architecture: str, image_size: int, val_size: int) -> None:
-    """Raise ConfigError where the model cannot take crops of these sizes in px, tried on the meta device."""
+def check_sizes(architecture: str, zero_gamma: bool, image_size: int, val_size: int) -> None:
+    """Raise ConfigError for settings that build no model, or one that cannot take crops of these sizes in px (on the meta device)."""
     try:
         with torch.device("meta"):
-            model = build_classifier(architecture, 2, image_size=val_size, norm="frozen_bn")  # the fastest
+            options = {"zero_gamma": zero_gamma, "norm": "frozen_bn"}  # the fastest norm
+            model = build_classifier(architecture, 2, image_size=val_size, **options)
             for side in {image_size, val_size}:
                 model.logits(torch.empty(2, 3, side, side, dtype=torch.uint8))
     except NotImplementedError:  # RegNets compute their widths with tensors' values; they take any size
         return
+    except ConfigError:  # of the settings themselves
+        raise
     except (RuntimeError, ValueError, AssertionError) as error:
         sizes = f"data.image_size={image_size} and data.val_image_size={val_size} ({describe_error(error)})"
         raise ConfigError(f"model.architecture={architecture} does not take images of {sizes}; try 224.") from error

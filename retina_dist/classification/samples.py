@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,15 +71,18 @@ class Samples:
         return hashlib.sha256("\n".join(rows).encode(errors="surrogateescape")).hexdigest()
 
 
-def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None = None) -> Samples | None:
+def read_samples(
+    root: PathOrUrl, split: str, *, classes: Sequence[str] | None = None, bad_images: str = "error"
+) -> Samples | None:
     """The images of "train" or "val" below `root`, in any of the forms; None for a validation split that is not there.
 
-    `classes` are the training data's: an image of another class raises DataError, as does a split without images.
+    `classes` are the training data's: an image of another class raises DataError, as do a split without images and, unless
+    `bad_images="skip"`, a cut shard.
     """
     for folder in (root, root / split) if isinstance(root, Path) else ():
         if (folder / "images").is_dir() and (folder / "labels").is_dir():
             raise DataError(f"{root} holds YOLO's images and labels; give task=detection data=auto data.root={root}.")
-    form, read = _reader(root)
+    form, read = _reader(root, complete=bad_images != "skip")
     rows = read(root, split)
     if rows is None:
         if split == "train":
@@ -101,10 +105,10 @@ def read_samples(root: PathOrUrl, split: str, *, classes: Sequence[str] | None =
     return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, warnings, form)
 
 
-def _reader(root: PathOrUrl) -> tuple[str, Callable[[PathOrUrl, str], list[Row] | None]]:
+def _reader(root: PathOrUrl, complete: bool) -> tuple[str, Callable[[PathOrUrl, str], list[Row] | None]]:
     """The form of the data below `root`, and the function that reads it."""
     if any(has_shards(root, split) for split in ("train", "val")):
-        return "shards", _from_shards
+        return "shards", partial(_from_shards, complete)
     names = SPLITS["train"] + SPLITS["val"]
     if any(file.stem in names for file in root.glob("*.csv")):
         return "CSV files of labels", _from_csv
@@ -189,10 +193,10 @@ def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
     return list(rows.values())
 
 
-def _from_shards(root: PathOrUrl, split: str) -> list[Row] | None:
+def _from_shards(complete: bool, root: PathOrUrl, split: str) -> list[Row] | None:
     if not has_shards(root, split):
         return None
-    path, members = root / annotations_of(split), read_index(root, split)
+    path, members = root / annotations_of(split), read_index(root, split, complete=complete)
     try:
         images = json.loads(read_bytes(path))["images"]
         return [(str(image["file_name"]), members[image["id"]], str(image["label"])) for image in images]

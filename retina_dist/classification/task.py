@@ -175,9 +175,9 @@ def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
     """The training and validation images that data settings name; None for a validation set that is not there."""
     draw_data(data)
     root = root_of(data.root, data.name)
-    train = read_samples(root, "train")
+    train = read_samples(root, "train", bad_images=data.bad_images)
     assert train is not None, "a missing train split is an error"
-    val = read_samples(root, "val", classes=train.classes)
+    val = read_samples(root, "val", classes=train.classes, bad_images=data.bad_images)
     return train.split(data.val_fraction) if val is None and data.val_fraction else (train, val)
 
 
@@ -185,4 +185,4 @@ def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Sa
     """Raise ConfigError where settings and data do not go together."""
     if len(train.classes) < 2:
         raise ConfigError(f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two.")
-    check_sizes(model.architecture, data.image_size, data.val_size)
+    check_sizes(model.architecture, model.zero_gamma, data.image_size, data.val_size)

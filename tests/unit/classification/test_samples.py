@@ -112,9 +112,11 @@ def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     assert (found.names, found.fingerprint()) == (train.names, train.fingerprint())
     assert all(isinstance(source, ArchiveMember) for source in found.sources)
     assert read(tmp_path, "val", classes=CLASSES).counts().tolist() == [2, 1, 1, 1, 1, 1]
+    (tmp_path / "train-00000.tar").write_bytes(b"cut")
+    assert read(tmp_path, bad_images="skip").names == train.names
     (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps({"images": [{"id": 0}]}))
     with pytest.raises(DataError, match="has no label for each image"):
-        read(tmp_path)
+        read(tmp_path, bad_images="skip")
 
 
 def test_val_csv_comes_before_valid_csv_on_every_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
