@@ -41,6 +41,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     key = f"{config.split}_annotations"
     files: dict[str, Any] = {key: config.annotations, f"{config.split}_images": config.images}
     data = DetectionData(name="convert", format=config.format, root=config.root, classes=config.classes, **files)
+    data.check()
     if config.root:
         check_folder(config.root)
     elif not config.annotations:

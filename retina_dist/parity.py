@@ -41,7 +41,7 @@ from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.strategies.start_processes import run_job, usable
+from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
 
 TOLERANCE = 1e-10
 LOSS_SCALE = 1024.0
@@ -55,8 +55,8 @@ Differences = dict[str, float]  # by case
 class ParityConfig(DetectionRunConfig):
     """`python -m retina_dist.parity`: takes the settings of a training."""
 
-    processes: list[int] = setting([2])
-    launchers: list[str] = setting(["torchrun", "horovodrun", "mpirun"], "those that are installed")
+    processes: list[int] = setting([2], at_least=1)
+    launchers: list[str] = setting([*LAUNCHERS], "those that are installed", choices=LAUNCHERS)
     steps: int = setting(2, "a whole one and a short one; the third begins the second epoch", at_least=1)
     output: str | None = setting(None, "a JSON file", writes="file")
     worker: str | None = setting(None, "set in the processes that it starts")

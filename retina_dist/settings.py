@@ -24,7 +24,7 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a setting. `words` are allowed beside numbers; `writes`: a command writes a "folder", "folder or URL" or "file"."""
+    """Limits of a setting, or of a list's items. `words` are allowed beside numbers; `writes`: a "folder", "folder or URL" or "file"."""
 
     text: str = ""
     choices: tuple[Any, ...] = ()
@@ -202,10 +202,13 @@ def validate(config: Any, prefix: str = "") -> None:
         if is_dataclass(value):
             validate(value, f"{key}.")
             continue
-        for _, item in leaves(value, key):
+        limits, items = limits_of(config, field.name), [item for _, item in leaves(value, key)]
+        if not items and limits != Limits(limits.text):
+            raise ConfigError(f"{key}=[] is empty; give at least one value.")
+        for item in items:
             check_value(key, item)
-        if problem := limits_of(config, field.name).problem(key, value):
-            raise ConfigError(problem)
+            if problem := limits.problem(key, item):
+                raise ConfigError(problem)
     if hasattr(config, "check"):
         config.check()
 

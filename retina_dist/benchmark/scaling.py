@@ -34,7 +34,7 @@ from retina_dist.run.records import describe_job
 from retina_dist.run_config import task_class
 from retina_dist.seeding import seed_everything
 from retina_dist.settings import setting
-from retina_dist.strategies.start_processes import run_job, usable
+from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
 
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
 IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as fast as on one, 670 s an epoch"
@@ -44,8 +44,8 @@ IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as 
 class ScalingConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark scaling`: data.batch_size counts for one process."""
 
-    processes: list[int] = setting([2], "compared with one plain process")
-    launchers: list[str] = setting(["torchrun", "horovodrun", "mpirun"], "those that are installed are used")
+    processes: list[int] = setting([2], "compared with one plain process", at_least=1)
+    launchers: list[str] = setting([*LAUNCHERS], "those that are installed are used", choices=LAUNCHERS)
     steps: int = setting(8, at_least=1)
     warmup: int = setting(3, "steps not timed; memory settles in the first two", at_least=0)
     rounds: int = setting(3, at_least=1)

@@ -48,9 +48,9 @@ PATHS = (BASE, f"{BASE}-tf32", f"{BASE}-fp16", "fp32", "tf32", "bf16", "fp16", "
 class StepConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
 
-    paths: list[str] = setting([BASE, "fp32", "bf16"], f"of {', '.join(PATHS)}; the first is the base")
-    batch_sizes: list[int] = setting([16])
-    canvases: list[list[int]] = setting([[128, 128]], "height and width, multiples of 32")
+    paths: list[str] = setting([BASE, "fp32", "bf16"], "the first is the base", choices=PATHS)
+    batch_sizes: list[int] = setting([16], at_least=1)
+    canvases: list[list[int]] = setting([[128, 128]], "height and width, multiples of 32", at_least=32)
     num_classes: int = setting(91, at_least=1)
     boxes: int = setting(7, "boxes in each image", at_least=0)
     steps: int = setting(4, at_least=1)
@@ -168,8 +168,6 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
 
 def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
-    if not config.paths or set(config.paths) - set(PATHS):
-        raise ConfigError(f"paths={config.paths} is not a list of {', '.join(PATHS)}.")
     configure_torch(config.trainer)
     titles = f"{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
     print(f"{'path':<18}{'canvas':>11}{'batch':>6}{titles}")

@@ -14,8 +14,8 @@ FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local fol
 FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")
 IMAGES = ("train_images", "val_images")
 # what has no effect on a format
-IGNORED: dict[str, Sequence[str]] = {"csv": ["box_format"], "shards": IMAGES}
-IGNORED |= dict.fromkeys(FOLDER_FORMATS, ("box_format", "train_annotations", "val_annotations", *IMAGES))
+IGNORED: dict[str, Sequence[str]] = {"coco": ["classes"], "csv": ["box_format"], "shards": ("classes", *IMAGES)}
+IGNORED |= dict.fromkeys(FOLDER_FORMATS, ("classes", "box_format", "train_annotations", "val_annotations", *IMAGES))
 
 
 @dataclass
@@ -64,7 +64,7 @@ class DetectionData(ImageDataSettings):
     repeat_threshold: float | None = setting(
         None, "repeat images of classes rarer than this share (LVIS: 0.001)", above=0, at_most=1
     )
-    min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step")
+    min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step", at_least=32)
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
     max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)
     num_buckets: int = setting(6, "static canvases for each of min_sizes", at_least=1, at_most=10**4)
@@ -79,8 +79,6 @@ class DetectionData(ImageDataSettings):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
-        if not self.min_sizes or min(self.min_sizes) < 32:
-            raise ConfigError(f"data.min_sizes={self.min_sizes} needs sizes of at least 32 px, such as [800].")
         for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
             if size is not None and size > self.max_size:
                 raise ConfigError(f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; raise it.")
@@ -114,9 +112,9 @@ class ModelConfig(DetectorSettings):
     norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
     norm_eps: float | None = setting(None, "null: the weights' (COCO_V1: 0), else 1e-5", at_least=0, at_most=1)
     anchor_sizes: list[list[int]] = setting(
-        [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]]
+        [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]], at_least=1, at_most=10**5
     )
-    aspect_ratios: list[float] = setting([0.5, 1.0, 2.0])
+    aspect_ratios: list[float] = setting([0.5, 1.0, 2.0], "height by width", at_least=0.001, at_most=1000)
     score_threshold: float = setting(0.05, at_least=0, below=1)
     nms_threshold: float = setting(0.5, fraction=True)
     detections_per_image: int = setting(300, at_least=1, at_most=10**5)
@@ -134,11 +132,8 @@ class ModelConfig(DetectorSettings):
         """Raise ConfigError where settings exclude each other."""
         if self.background_iou > self.foreground_iou:
             raise ConfigError(f"model.background_iou={self.background_iou} is above model.foreground_iou; swap them.")
-        sizes, ratios, counts = self.anchor_sizes, self.aspect_ratios, set(map(len, self.anchor_sizes))
-        if len(counts) != 1 or 0 in counts or not all(1 <= size <= 10**5 for level in sizes for size in level):
-            raise ConfigError(f"model.anchor_sizes={sizes} needs equally many sizes, 1 to {10**5} px, on each level.")
-        if not ratios or min(ratios) < 0.001 or max(ratios) > 1000:
-            raise ConfigError(f"model.aspect_ratios={ratios} needs ratios of height to width, such as [1.0].")
+        if len(set(map(len, self.anchor_sizes))) != 1:
+            raise ConfigError(f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level.")
 
 
 @dataclass
@@ -150,8 +145,5 @@ class DetectionSettings:
 
 
 @dataclass
-class DetectionRunConfig(RunConfig):
+class DetectionRunConfig(DetectionSettings, RunConfig):  # type: ignore[misc]
     """The settings of a detector's training."""
-
-    data: DetectionData = field(default_factory=DetectionData)
-    model: ModelConfig = field(default_factory=ModelConfig)

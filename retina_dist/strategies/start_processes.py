@@ -18,6 +18,7 @@ from typing import Any
 from retina_dist.errors import ConfigError, UserError
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
 
+LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
 # Several processes on few cores, in a container that runs as root: Open MPI 4 and 5 need these variables. Others ignore them.
 AS_ROOT = [f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")]
 OVERSUBSCRIBE = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
