@@ -43,8 +43,10 @@ class DoctorConfig(DetectionRunConfig):
     sheets: str | None = setting(None, "detection: a folder for train.jpg and val.jpg with boxes", writes="folder")
 
     def check(self) -> None:
-        """Raise ConfigError for settings that `checkpoint` would ignore."""
+        """Raise ConfigError for settings that would be ignored, with `checkpoint` or without."""
         super().check()
+        if self.root and not self.checkpoint:
+            raise ConfigError(f"root={self.root} is read with checkpoint only; write data.root={self.root}.")
         if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
             raise ConfigError(f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out.")
         root = getattr(self.data, "root", None)

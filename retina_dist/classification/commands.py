@@ -190,6 +190,8 @@ FEWEST = 10  # images of a class
 
 def examine(config: Any) -> DoctorReport:
     """Read the data that the settings name, and look at every image. Raises UserError where it cannot be read at all."""
+    if config.sheets:
+        raise ConfigError(f"sheets={config.sheets} is for detection; leave it out.")
     data: ClassificationData = config.data
     train, val = read_splits(data)
     parts = {"train": train} | ({"val": val} if val else {})

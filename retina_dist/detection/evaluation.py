@@ -41,8 +41,8 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
         raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
     if config.images and not config.annotations:
         raise ConfigError(f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER.")
-    if config.images and config.root:
-        raise ConfigError(f"root={config.root} has no effect with annotations and images; leave it out.")
+    if config.root and (config.images or config.results):
+        raise ConfigError(f"root={config.root} has no effect with images or results; leave it out.")
     folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
     if config.results:
         max_pixels, (result, annotations) = MAX_PIXELS, _of_results(config)

@@ -156,7 +156,8 @@ def test_a_checkpoint_leaves_nothing_else_to_examine(left_out: str) -> None:
         load_config("doctor", ["checkpoint=run", left_out])
     with pytest.raises(ConfigError, match="data.root=/data is not read with checkpoint=run.*; write root=/data."):
         load_config("doctor", ["checkpoint=run", "data.root=/data"])
-    assert load_config("doctor", ["checkpoint=run", "root=/data"]).root == "/data"
+    with pytest.raises(ConfigError, match="root=/data is read with checkpoint only; write data.root=/data."):
+        load_config("doctor", ["root=/data"])
 
 
 def test_images_that_the_settings_leave_out_cause_no_error(tmp_path: Path) -> None:
