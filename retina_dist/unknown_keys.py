@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -62,7 +63,7 @@ def habit(end: str, known: Iterable[str], value: object = None) -> str:
     """
     names = _HABITS.get(end.lower().replace("-", "_"), ())
     meant = next((name for name in names if " " in name or name.partition("=")[0] in known), "")
-    return re.sub(r"(?<![a-z])\d+k?", str(value), meant) if re.fullmatch(r"\d{1,9}", str(value)) else meant
+    return re.sub(r"(?<![a-z\d])\d+k?", str(value), meant) if re.fullmatch(r"\d{1,9}", str(value)) else meant
 
 
 def unknown_key(command: str, key: str, schema: type, value: object = None) -> str:
@@ -110,6 +111,7 @@ def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str
     if word in known or "input" in given:
         value = f"{word}=VALUE" if word in known else '"input=photos/*.jpg"'
         return f"{word} is not KEY=VALUE; write {value}."
-    keys = ("checkpoint", "resume") if word.endswith(".pt") else ("data.root", "input", "root")
+    is_run = word.endswith(".pt") or os.path.isdir(f"{word}/checkpoints")
+    keys = ("checkpoint", "resume", "run") if is_run else ("data.root", "input", "root", "run")
     key = next((k for k in keys if k in known and k not in given), "KEY")
     return f"{word} is not KEY=VALUE; write {key}={word}."

@@ -20,6 +20,7 @@ from typing import Any, get_args
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -126,9 +127,12 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
     register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
-def described(name: str, overrides: Sequence[str]) -> tuple[type, dict[str, str]]:
-    """The class of a command's settings with these overrides, and the redacted values by key."""
-    config = typed(_composed(name, overrides), name, overrides)
+def described(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[type, dict[str, str]]:
+    """The class of a command's settings with these overrides, but for swept ones, and the redacted values by key; `also` as above."""
+    with translate_hydra_errors(command_of(name)):
+        parsed = OverridesParser.create().parse_overrides([*overrides, *data_entry(name, overrides)])
+    overrides = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
+    config = typed(_composed(name, [*overrides, *also]), name, overrides)
     flat = {key: text for key, text in flattened(asdict(config)).items() if text != MISSING}
     shown = {key: redacted(f'{key}="{text}"').partition("=")[2][1:-1] for key, text in flat.items() if text != "null"}
     return type(config), flat | shown
@@ -228,7 +232,8 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
             group, _, part = section.partition(".")
             entries = sorted((Path(config_dir()) / group).glob("*.yaml"))
             having = [f"{group}={e.stem}" for e in entries if re.search(rf"^{part}:", e.read_text(), re.MULTILINE)]
-            raise ConfigError(f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out.")
+            if not {*overrides, f"{group}={content[group].get('name')}"} & set(having):
+                raise ConfigError(f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out.")
 
 
 def _of_another_task(key: str, content: Mapping[str, Any]) -> str:

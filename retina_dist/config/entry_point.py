@@ -82,7 +82,7 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
                     from retina_dist.config.help import help_page
 
                     document = sys.modules[function.__module__].__doc__ or ""
-                    schema, composed = compose.described(name, values)
+                    schema, composed = compose.described(name, values, options.also)
                     page = help_page(name, schema, document, Path(compose.config_dir()), composed)
                     print(page, end="", flush=True)
                     return
@@ -104,20 +104,21 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
 
 
 def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
-    """The overrides of a command line, and Hydra's options. Raises ConfigError for an option that Hydra lacks."""
+    """The overrides of a command line, and Hydra's options; `also` is --config-dir as an override. Raises ConfigError."""
     options, values = OPTIONS.parse_known_args(arguments)
+    options.also = [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"] if options.config_dir else []
     for number, value in enumerate(values):
         if value.startswith("-") and value != "-":
-            raise ConfigError(_no_option(name, value, "".join(values[number + 1 : number + 2])))
+            schema, _ = compose.described(name, [v for v in values if "=" in v and v[0] != "-"], options.also)
+            raise ConfigError(_no_option(name, schema, value, "".join(values[number + 1 : number + 2])))
     return values, options
 
 
-def _no_option(name: str, argument: str, following: str) -> str:
+def _no_option(name: str, schema: type, argument: str, following: str) -> str:
     flag, _, value = argument.partition("=")
     key = flag.lstrip("-").replace("-", "_")
     value = value or ("" if following.startswith("-") or "=" in following else following)
-    known = settings_by_key(compose.SCHEMAS[name])
-    unknown = f"see the keys with {compose.command_of(name)} --help"
+    known, unknown = settings_by_key(schema), f"see the keys with {compose.command_of(name)} --help"
     meant = habit(key, known, value) or (key if key in known else unknown)
     if " " in meant:
         return f"{flag} is not an option; {meant}."
@@ -131,13 +132,12 @@ def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
         if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(f"{flag} {folder} is not a folder.")
     if path := options.config_path:  # Hydra takes it relative to this module
-        sys.argv = [a.removesuffix(path) + os.path.abspath(path) if a.endswith(path) else a for a in sys.argv]
+        flags = ("", "--config-path=", "-cp=")  # of an argument that is, or ends with, the path
+        sys.argv = [f + os.path.abspath(path) if (f := a.removesuffix(path)) in flags else a for a in sys.argv]
     if options.multirun and any(v.startswith("output_dir=") and "," in v for v in values):
         raise ConfigError("output_dir cannot be swept; give one folder, and each job gets its own in it.")
     if options.cfg is not None and not options.config_path and not options.config_name:
-        folder = options.config_dir
-        also = [f"hydra.searchpath=[file://{os.path.abspath(folder)}]"] if folder else []
-        compose.register_defaults(name, values, also)
+        compose.register_defaults(name, values, options.also)
     else:
         compose.register(name, values)
 

@@ -135,13 +135,13 @@ def _check_settings(config: DictConfig) -> None:
         if not override.is_interval_sweep():
             each = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
             values[override.get_key_element()] = list(islice(each, 50))
-    first, name = {key: each[0] for key, each in values.items()}, config.hydra.job.config_name
+    first = {key: each[0] for key, each in values.items()}
     for job in [first, *(first | {key: value} for key, each in values.items() for value in each[1:])]:
         overrides = [f"{key}={value}" for key, value in job.items()]
-        with translate_hydra_errors(command_of(name)):
-            composed = compose(name, overrides)
+        with translate_hydra_errors(command_of("train")):
+            composed = compose(config.hydra.job.config_name, overrides)
         if "${hydra:" not in OmegaConf.to_yaml(composed):
-            typed(composed, name, overrides)
+            typed(composed, "train", overrides)
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
