@@ -96,7 +96,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         specs: list[BatchSpec] = []  # as many of the training's first batches as hold so many images
         while sum(len(spec.indices) for spec in specs) < config.num_images:
             specs += module.train_sampler.step(len(specs))[:1]
-        records = [task.train.records[i] for spec in specs for i in spec.indices]
+        records = [task.train.records[i % len(task.train.records)] for spec in specs for i in spec.indices]
         size_kb = statistics.mean(len(read(record.path)) for record in records) / 1000
         whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
         what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
