@@ -89,8 +89,5 @@ class ClassificationSettings:
 
 
 @dataclass
-class ClassificationRunConfig(RunConfig):
+class ClassificationRunConfig(ClassificationSettings, RunConfig):  # type: ignore[misc]
     """The settings of a classifier's training."""
-
-    data: ClassificationData = field(default_factory=ClassificationData)
-    model: ClassifierConfig = field(default_factory=ClassifierConfig)

@@ -84,17 +84,12 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
-def image_size(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> tuple[int, int]:
-    """(width, height) in the orientation a viewer shows, from the header alone. Raises ImageError."""
-    return image_sizes(path, max_pixels, content)[0]
-
-
-def image_sizes(path: Source, max_pixels: int, content: bytes | None = None) -> tuple[tuple[int, int], tuple[int, int]]:
-    """`image_size`, and (width, height) of the pixels as stored, before EXIF orientation. Raises ImageError."""
+def image_sizes(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> list[tuple[int, int]]:
+    """(width, height) as a viewer shows them, and as stored, before EXIF orientation; from the header alone. Raises ImageError."""
     with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = image.size
         shown = (height, width) if _orientation(image) in SWAPPING else (width, height)
-        return shown, (width, height)
+        return [shown, (width, height)]
 
 
 def _rgb(image: Image.Image) -> Tensor:

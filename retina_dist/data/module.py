@@ -32,7 +32,6 @@ from retina_dist.data.sources import Source, is_remote, read_all
 from retina_dist.errors import ImageError, UserError
 
 LOGGER = logging.getLogger("retina_dist")
-START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 AnyBatch = TypeVar("AnyBatch")
 Contents = Mapping[int, bytes | ImageError]  # of images, by their number
@@ -132,17 +131,16 @@ def start_fork_server(preload: str) -> None:
 
     It blocks the signals that Slurm sends to every process of a step, since no worker outlives it.
     """
-    if START_METHOD == "forkserver":
-        from multiprocessing import forkserver, resource_tracker
+    from multiprocessing import forkserver, resource_tracker
 
-        forkserver.set_forkserver_preload([preload])
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # blocked signals are inherited
-        try:
-            resource_tracker.ensure_running()  # blocks SIGTERM by itself; starting it unblocks that here
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    forkserver.set_forkserver_preload([preload])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # blocked signals are inherited
+    try:
+        resource_tracker.ensure_running()  # blocks SIGTERM by itself; starting it unblocks that here
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class TensorBatch:
@@ -215,13 +213,12 @@ class DataModule(Generic[AnyBatch]):
                 shuffle=settings.shuffle,
                 repeats=repeats,
             )
-            self.steps_per_epoch, self.position = self.train_sampler.steps_per_epoch, self.train_sampler.position
+            self.position = self.train_sampler.position
         if val is not None:
             sampler = EvalSampler(buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size)
             self._val = val[0], sampler
-        if settings.num_workers:
-            for dataset in {type(pair[0]) for pair in (train, val) if pair}:
-                start_fork_server(dataset.__module__)
+        if settings.num_workers and (split := train or val):
+            start_fork_server(type(split[0]).__module__)
 
     def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
         """The micro-batches of each step from `start` up to `stop`, by one set of workers, which closing the iterator stops."""
@@ -245,7 +242,7 @@ class DataModule(Generic[AnyBatch]):
             batch_size=None,  # an item is a batch already
             sampler=specs,
             num_workers=self._num_workers,
-            multiprocessing_context=START_METHOD if self._num_workers else None,
+            multiprocessing_context="forkserver" if self._num_workers else None,
             pin_memory=self._pin_memory and torch.cuda.is_available(),
             worker_init_fn=_end_with_main_process if self._num_workers else None,
             generator=torch.Generator(),  # or else every start would draw from the global one

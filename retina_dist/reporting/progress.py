@@ -34,7 +34,7 @@ class Progress:
         initial: int = 0,
         step: Callable[[], int] | None = None,
         *,
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: int,
         headline: Sequence[str] = (),
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,8 +97,6 @@ class Progress:
     def _where(self, step: int) -> str:
         """`step  50/1000  epoch 0.50`, of constant width, so that lines align."""
         text = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
-        if not self.steps_per_epoch:
-            return text
         width = len(f"{self.total_steps / self.steps_per_epoch:.2f}")
         return f"{text}  epoch {step / self.steps_per_epoch:>{width}.2f}"
 

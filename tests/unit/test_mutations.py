@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retina_dist.data.file_checks import check_image
-from retina_dist.data.images import image_size, read_image
+from retina_dist.data.images import image_sizes, read_image
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.doctor import box_findings, category_findings
 from retina_dist.detection.readers.coco import Annotations, load_annotations
@@ -136,7 +136,7 @@ def image_case(folder: Path, _: Path, draw: random.Random) -> None:
     path.write_bytes(content)
     checked = check_image((name, path, None), decode=True, max_pixels=MAX_PIXELS)
     assert checked.problem in (None, "unreadable")
-    size = image_size(path, MAX_PIXELS)
+    size, _ = image_sizes(path, MAX_PIXELS)
     annotated = draw.choice((None, size, size[::-1], (24, 16)))
     pixels = read_image(path, annotated, MAX_PIXELS)
     assert pixels.shape[0] == 3

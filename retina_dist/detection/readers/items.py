@@ -13,7 +13,7 @@ from xml.etree.ElementTree import ParseError
 
 import yaml
 
-from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_size
+from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_sizes
 from retina_dist.data.settings import SPLITS
 from retina_dist.errors import DataError, ImageError, UserError, first_line
 from retina_dist.files import PathOrUrl, read_bytes
@@ -59,7 +59,7 @@ class Items:
             size = item.size
             if self.shares:
                 try:
-                    size = image_size(self.images / item.file, max_pixels)  # type: ignore[arg-type]
+                    size = image_sizes(self.images / item.file, max_pixels)[0]  # type: ignore[arg-type]
                 except ImageError:
                     lost += len(item.boxes)
                     size, item = None, item._replace(boxes=())  # an error later, unless images may be missing

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from retina_dist.data.images import image_size
+from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
 from retina_dist.errors import DataError, ImageError
 from retina_dist.files import PathOrUrl, Url
@@ -123,7 +123,7 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
             try:
                 if isinstance(content, ImageError):
                     raise content
-                width, height = image_size(record.path, max_pixels, content)
+                width, height = image_sizes(record.path, max_pixels, content)[0]
             except ImageError as error:
                 if policy == "error":
                     raise DataError(f"image {record.image_id} has no size in its annotations, and {error}") from error

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from retina_dist.data.file_checks import check_image
-from retina_dist.data.images import MAX_PIXELS, decode_image, has_more_scans, image_size, read_image
+from retina_dist.data.images import MAX_PIXELS, decode_image, has_more_scans, image_sizes, read_image
 from retina_dist.errors import DataError, ImageError
 from retina_dist.predictor import predict_files
 
@@ -39,7 +39,7 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
     with Image.open(path) as stored:  # Pillow turns a TIFF when it is opened
         as_stored = np.asarray(stored.convert("RGB"))
     size = (7, 5) if orientation < 5 else (5, 7)
-    assert image_size(path) == size
+    assert image_sizes(path, MAX_PIXELS)[0] == size
     for annotated in (None, size):
         assert np.array_equal(read_image(path, annotated).permute(1, 2, 0), upright)
     if orientation >= 5 and kind != "tiff":
@@ -71,7 +71,7 @@ def test_modes(tmp_path: Path, name: str, image: Image.Image, expected: list[int
 def test_damaged_exif_does_not_cost_the_image(tmp_path: Path):
     Image.new("L", (3, 2)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff")
     assert read_image(tmp_path / "a.jpg").shape == (3, 2, 3)
-    assert image_size(tmp_path / "a.jpg") == (3, 2)
+    assert image_sizes(tmp_path / "a.jpg", MAX_PIXELS)[0] == (3, 2)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
@@ -96,12 +96,12 @@ def test_missing_and_foreign_files(tmp_path: Path):
     with pytest.raises(ImageError, match="absent.jpg does not exist.*data.missing_images=skip"):
         read_image(tmp_path / "absent.jpg")
     (tmp_path / "page.jpg").write_text("<html>404</html>")
-    for function in (read_image, image_size):
+    for function in (read_image, image_sizes):
         with pytest.raises(ImageError, match="page.jpg is not a readable image"):
             function(tmp_path / "page.jpg")
     (tmp_path / "empty.jpg").touch()
     for path in (tmp_path, tmp_path / "empty.jpg", tmp_path / ("a" * 5000), tmp_path / "\0"):
-        for function in (read_image, image_size):
+        for function in (read_image, image_sizes):
             with pytest.raises(ImageError, match="is not a readable image"):
                 function(path)
 
@@ -110,7 +110,7 @@ def test_limit_on_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "a.png"
     Image.new("L", (3, 2)).save(path)
     assert read_image(path, max_pixels=6).shape == (3, 2, 3)
-    for function in (read_image, image_size):
+    for function in (read_image, image_sizes):
         with pytest.raises(ImageError, match=r"a.png has 3 x 2 pixels, more than max_pixels=5; raise it, .*skip"):
             function(path, max_pixels=5)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)  # Pillow refuses from twice this
@@ -135,7 +135,7 @@ def claiming(path: Path, width: int, height: int) -> Path:
 )
 def test_a_bomb_is_refused_by_what_it_claims(tmp_path: Path, sides: tuple[int, int], size: str):
     path = claiming(tmp_path / "a.png", *sides)
-    for function in (read_image, image_size):
+    for function in (read_image, image_sizes):
         tracemalloc.start()
         with pytest.raises(ImageError, match=f"a.png has ({size}).* pixels, more than max_pixels=178956970; raise"):
             function(path)
@@ -159,7 +159,7 @@ def test_odd_images_agree_with_pillow(real_data: Path):
     assert len(paths) == 24
     for path in sound:
         found = read_image(path).permute(1, 2, 0).numpy()
-        assert image_size(path) == (found.shape[1], found.shape[0]), path.name
+        assert image_sizes(path, MAX_PIXELS)[0] == (found.shape[1], found.shape[0]), path.name
         with Image.open(path) as image:
             expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
         assert np.array_equal(found, expected), path.name

@@ -44,12 +44,12 @@ def test_plain_line_per_log_with_time_left(file, clock):
 
 def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
     done = [0]
-    progress = Progress(100, step=lambda: done[0], file=file, clock=clock)
+    progress = Progress(100, step=lambda: done[0], steps_per_epoch=100, file=file, clock=clock)
     beats = [
         (0, True, ["reading: 0:12 so far"]),
-        (1, False, ["step   1/100  ETA 3:18"]),  # 2 s a step
+        (1, False, ["step   1/100  epoch 0.01  ETA 3:18"]),  # 2 s a step
         (2, False, []),
-        (3, True, ["step   3/100  ETA 3:14"]),
+        (3, True, ["step   3/100  epoch 0.03  ETA 3:14"]),
         (3, True, ["step 4: 0:12 so far"]),
     ]
     for step, silent, lines in beats:
@@ -59,7 +59,7 @@ def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
         assert file.getvalue().splitlines() == lines
         file.truncate(0), file.seek(0)
     progress.log({"train/loss": 1.0}, 4)
-    assert "step   4/100  loss 1.0000" in file.getvalue()
+    assert "step   4/100  epoch 0.04  loss 1.0000" in file.getvalue()
 
 
 def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
