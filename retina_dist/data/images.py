@@ -256,7 +256,7 @@ def pixels_of(image: AnyImage) -> Tensor:
         except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are asked for
             raise DataError(f"a PIL image cannot be converted to RGB ({error}); give {FORMS}.") from error
     if isinstance(image, np.ndarray):
-        pixels = torch.from_numpy(np.ascontiguousarray(image))
+        pixels = torch.from_numpy(np.ascontiguousarray(image, image.dtype.newbyteorder("=")))
         pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
         pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
     elif isinstance(image, Tensor):
