@@ -128,7 +128,7 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
 
 
 def described(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[type, dict[str, str]]:
-    """The class of a command's settings with these overrides, but for swept ones, and the redacted values by key; `also` as above."""
+    """The class of a command's settings with these overrides, except swept ones, and the redacted values by key."""
     with translate_hydra_errors(command_of(name)):
         parsed = OverridesParser.create().parse_overrides([*overrides, *data_entry(name, overrides)])
     overrides = [str(each.input_line) for each in parsed if not each.is_sweep_override()]

@@ -46,7 +46,9 @@ class TiledDetector(Detector):
 
     def __init__(self, detector: Detector, tile: int, overlap: float = 0.2) -> None:
         if not tile >= 32 or not 0 <= overlap < 0.9:
-            raise ConfigError(f"tile={tile} tile_overlap={overlap} is invalid; give at least 32 px, and 0 to below 0.9.")
+            raise ConfigError(
+                f"tile={tile} tile_overlap={overlap} is invalid; give at least 32 px, and 0 to below 0.9."
+            )
         how: dict[str, Any] = {k: getattr(detector, k) for k in ("min_size", "max_size", "device", "precision")}
         super().__init__(detector.model, detector.categories, **how)
         self.tile, self.overlap, self.record = tile, overlap, detector.record

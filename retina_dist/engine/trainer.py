@@ -59,8 +59,8 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Train from the state's step to the plan's last and return the metrics of the last validation.
 
-        Every checkpoint is on the disk when it returns or raises; a failed write raises on all ranks. If a validation fails, the steps
-        before it are saved, and a resume starts with this validation.
+        Every checkpoint is on the disk when it returns or raises; a failed write raises on all ranks. If a validation fails, the
+        steps before it are saved, and a resume starts with this validation.
         """
         self.timer.start()
         try:
