@@ -14,7 +14,7 @@ from retina_dist.run_config import RunConfig
 from retina_dist.settings import MISSING, Limits, limits_of, section_of
 
 # Settings and entries that beginners do not need stand below a line.
-LATER = ("nccl", "logging", "strategy", "schedule", "optimizer", "task", "gpu", "debug", "launcher", "worker")
+LATER = ("logging", "strategy", "schedule", "optimizer", "task", "gpu", "debug", "worker")
 RARE = "parity parity_classes shards synthetic detection_parity classification_parity quiet of_checkpoint".split()  # noqa: SIM905
 FLAGS = """Hydra's options work as it documents them: --cfg job (the composed settings), --info, --multirun or -m (a sweep),
 --config-dir FOLDER (entries of your own), --config-path RUN --config-name config (the settings of an earlier run).
