@@ -117,7 +117,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
         train_images=f"{box}/shapes/train",
         val_annotations=f"{box}/shapes/annotations/instances_val.json",
         val_images=f"{box}/shapes/val",
-        classes=" ".join(KINDS),  # which no COCO reader looks at
         batch_size=2,
         min_sizes=[64],
         max_size=64,
@@ -125,7 +124,10 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
     )
     trainer = TrainerConfig(max_duration="2steps", validate_every="2steps", checkpoint_dir=f"{box}/checkpoints")
     logging = LoggingConfig(
-        mlflow="false", mlflow_uri=f"https://me:SECRET@host {next(texts)}", experiment=KINDS[-1], run_name=KINDS[12]
+        mlflow="false",
+        mlflow_uri=f"https://me:SECRET@host {next(texts)}",
+        experiment=" ".join(KINDS),
+        run_name=KINDS[12],
     )
     model = ModelConfig(backbone="resnet18", fpn_channels=16, norm="frozen_bn")
     schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
@@ -202,7 +204,7 @@ def test_a_sweep_gets_no_secret(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(retina_dist.train, "train", fails)
-    overrides = [f"data.classes='{KINDS[0]}'", "optimizer.lr=1,2", "output_dir=sweep"]
+    overrides = [f"logging.experiment='{KINDS[0]}'", "optimizer.lr=1,2", "output_dir=sweep"]
     monkeypatch.setattr(sys, "argv", ["train", "-m", *overrides])
     with pytest.raises(SystemExit):
         retina_dist.train.main()

@@ -122,6 +122,6 @@ def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: obj
             listed.append(f"{name!r} (a label is {alike[plain(name)]!r})" if plain(name) in alike else repr(name))
     listed += ["…"] if len(wrong) > MAX_LISTED else []
     return (
-        f"{source}: {pluralize(len(wrong), 'category name')} do not match the labels of the training data or checkpoint: "
+        f"{source}: {pluralize(len(wrong), 'category name')} without a label of the training data or checkpoint: "
         f"{', '.join(listed)}; rename the categories in the file, or remove them with their boxes."
     )
