@@ -114,8 +114,7 @@ def model_options(architecture: str, image_size: int) -> dict[str, Any]:
 def check_sizes(architecture: str, zero_gamma: bool, image_size: int, val_size: int) -> None:
     """Raise ConfigError where the model cannot be built or take crops of these sizes in px, tried on the meta device."""
     try:
-        with torch.device("meta"):
-            # frozen_bn, the fastest norm
+        with torch.device("meta"):  # and with the fastest norm
             model = build_classifier(architecture, 2, norm="frozen_bn", zero_gamma=zero_gamma, image_size=val_size)
             for side in {image_size, val_size}:
                 model.logits(torch.empty(2, 3, side, side, dtype=torch.uint8))

@@ -116,9 +116,10 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
         _refuse_checkpoints(given, elsewhere)  # locked, so that no other run can leave some now
         return run
     if config.resume == "auto":
-        line = f"checkpoint_dir: {redacted(config.trainer.checkpoint_dir)}\n" if elsewhere else ""
+        place = re.escape(redacted(config.trainer.checkpoint_dir or ""))
+        used = re.compile(f"checkpoint_dir: '?{place}'?\n")  # in a config.yaml
         files = [run / "config.yaml" for _, run in sorted(_numbered(name).items())]
-        runs = [file.parent for file in files if not line or (file.is_file() and line in file.read_text("utf-8"))]
+        runs = [f.parent for f in files if not elsewhere or (f.is_file() and used.search(f.read_text("utf-8")))]
         folder = given or (runs[-1] if runs else None)
         _lock(owner, config, folder)
         places = (elsewhere, folder and folder / CHECKPOINTS)

@@ -158,22 +158,22 @@ def test_the_run_s_settings_are_the_base_of_a_resume(task: str) -> None:
 
 
 def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
-    there = "trainer.checkpoint_dir=memory://bucket/elsewhere"
+    there = "trainer.checkpoint_dir='memory://bucket/else #1'"  # which YAML quotes
     assert open_run(settings(there, "output_dir=mine")).resume_step is None
     for used, folder in ((there, "runs/shapes"), ("seed=1", "runs/shapes-2")):  # a later run keeps its own
         write_start(settings(used), SingleDeviceStrategy("cpu"), Path(folder), "")
     assert open_run(settings(there, "output_dir=mine", "resume=auto")).resume_step is None
-    assert said == ["resume=auto: no checkpoint in memory://bucket/elsewhere; a fresh start"]
-    save("", 1, 2, place="memory://bucket/elsewhere")
+    assert said == ["resume=auto: no checkpoint in memory://bucket/else #1; a fresh start"]
+    save("", 1, 2, place="memory://bucket/else #1")
     for output in ("output_dir=mine", "output_dir=null"):
-        with pytest.raises(ConfigError, match="memory://bucket/elsewhere already holds checkpoints"):
+        with pytest.raises(ConfigError, match="memory://bucket/else #1 already holds checkpoints"):
             open_run(settings(there, output))
     run = open_run(settings(there, "output_dir=mine", "resume=auto"))
     assert (run.folder, run.resume_step) == (Path("mine"), 2)
-    assert str(run.resumed_from) == "memory://bucket/elsewhere/step_00000002.pt"
+    assert str(run.resumed_from) == "memory://bucket/else #1/step_00000002.pt"
     assert open_run(settings(there, "resume=auto")).folder == Path("runs/shapes")
     for named, step in (("", 2), ("/last.pt", 2), ("/step_00000001.pt", 1)):
-        resume = f"resume=memory://bucket/elsewhere{named}"
+        resume = f"resume='memory://bucket/else #1{named}'"
         assert open_run(settings(resume, "output_dir=fork")).resume_step == step
         assert open_run(settings(resume, "output_dir=fork", there)).resume_step == step
         with pytest.raises(ConfigError, match="is not inside a run folder"):
