@@ -232,7 +232,8 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
             group, _, part = section.partition(".")
             entries = sorted((Path(config_dir()) / group).glob("*.yaml"))
             having = [f"{group}={e.stem}" for e in entries if re.search(rf"^{part}:", e.read_text(), re.MULTILINE)]
-            if not {*overrides, f"{group}={content[group].get('name')}"} & set(having):
+            chosen = {o for o in overrides if o.startswith(f"{group}=")} or {f"{group}={content[group].get('name')}"}
+            if not chosen & set(having):
                 raise ConfigError(f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out.")
 
 

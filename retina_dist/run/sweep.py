@@ -49,8 +49,7 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
     launch = detect_launch()
     started, failure, skipped = time.perf_counter(), None, False
     sweep = Path(HydraConfig.get().sweep.dir)
-    copy = sweep / "multirun.yaml"  # Hydra's, with passwords of URLs
-    if launch.rank == 0 and copy.is_file():
+    if launch.rank == 0 and (copy := sweep / "multirun.yaml").is_file():  # Hydra's, with passwords of URLs
         copy.write_text(redacted(copy.read_text(encoding="utf-8")), encoding="utf-8")
     with reported_errors():
         try:

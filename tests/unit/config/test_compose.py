@@ -173,6 +173,7 @@ def test_settings_that_exclude_each_other() -> None:
         ("train", ["data.root", "=", "ok"], "data.root is not KEY=VALUE; leave out the spaces around ="),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),
+        ("train", ["data=auto", "data.root=/shapes", "data.shapes.seed=1"], "is read with data=parity or data=shapes"),
         ("benchmark_step", ["paths=[fp32,fp64]"], "paths=fp64 is not one of torchvision, torchvision-tf32, "),
         ("export", ["format=onnx"], "format is not a setting; did you mean output=model.onnx?"),
         ("train", ["task=classification", "model.num_classes=3"], "is not a setting; the data decides; leave it out."),
@@ -254,7 +255,7 @@ def test_the_settings_of_a_checkpoint_are_data() -> None:
 
 LINES = {
     "--imgsz 640": "--imgsz is not an option; settings are written KEY=VALUE: data.min_sizes=[640].",
-    "--config-dir nowhere": "--config-dir nowhere is not a folder.",
+    "--config-dir nowhere --help": "--config-dir nowhere is not a folder.",
     "-m output_dir=a,b": "output_dir cannot be swept; give one folder, and each job gets its own in it.",
     "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=VALUE.",
 }

@@ -170,16 +170,14 @@ def test_slurms_tasks_of_a_node() -> None:
     assert detect_launch(uneven).local_world_size == 3
 
 
-NOT_NUMBERS = (
-    "something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or restart.$"
-)
+TEXT = "^something set RANK=one, WORLD_SIZE=2, LOCAL_RANK=, which are not all whole numbers; unset them or restart.$"
 OUTSIDE = "^HOROVOD_RANK={} is outside HOROVOD_SIZE=2; unset them, or start by"
 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""}, f"^{NOT_NUMBERS}"),
+        ({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": ""}, TEXT),
         *(
             ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": n}, "srun set .*SLURM_STEP_TASKS_PER_NODE=")
             for n in ("4(x1)", "four")
