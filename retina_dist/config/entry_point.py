@@ -106,6 +106,9 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
 def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
     """The overrides of a command line, and Hydra's options; `also` is --config-dir as an override. Raises ConfigError."""
     options, values = OPTIONS.parse_known_args(arguments)
+    for flag, folder in (("--config-dir", options.config_dir), ("--config-path", options.config_path)):
+        if folder is not None and "://" not in folder and not Path(folder).is_dir():
+            raise ConfigError(f"{flag} {folder} is not a folder.")
     options.also = [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"] if options.config_dir else []
     for number, value in enumerate(values):
         if value.startswith("-") and value != "-":
@@ -128,9 +131,6 @@ def _no_option(name: str, schema: type, argument: str, following: str) -> str:
 
 def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
     """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would accept silently."""
-    for flag, folder in (("--config-dir", options.config_dir), ("--config-path", options.config_path)):
-        if folder is not None and "://" not in folder and not Path(folder).is_dir():
-            raise ConfigError(f"{flag} {folder} is not a folder.")
     if path := options.config_path:  # Hydra takes it relative to this module
         flags = ("", "--config-path=", "-cp=")  # of an argument that is, or ends with, the path
         sys.argv = [f + os.path.abspath(path) if (f := a.removesuffix(path)) in flags else a for a in sys.argv]
