@@ -24,7 +24,7 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a setting, or of a list's items. `words` are allowed beside numbers; `writes`: a "folder" or "file"."""
+    """Limits of a setting or of a list's items. `words` are allowed beside numbers; `writes`: "folder", "file", "folder or URL"."""
 
     text: str = ""
     choices: tuple[Any, ...] = ()

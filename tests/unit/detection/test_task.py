@@ -64,7 +64,7 @@ def test_a_resume_may_have_other_ids_of_the_same_names(tmp_path: Path) -> None:
 
 
 def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path) -> None:
-    message = r"instances_val.json: 1 category name without a label .* 'Dog' \(a label is 'dog'\); rename the categories in the file"
+    message = r"instances_val.json: 1 category name without a label .* 'Dog' \(a label is 'dog'\); rename"
     with pytest.raises(DataError, match=message):
         task(tmp_path, FIRST, {"person": 1, "Dog": 2})
     arguments = ["data=coco", f"data.root={tmp_path}"]
