@@ -109,7 +109,7 @@ class TrainLogger:
         self.state, self.plan, self.strategy = state, plan, strategy
         self.metric_logger, self.data = metric_logger, data
         state.meter.mean_over_ranks = partial(strategy.all_reduce, op="mean")
-        self.last_loss: float | None = None
+        self.last_loss = math.nan
         self.speeds: list[float] = []  # of each log line, in images per second
 
     def update(self, values: dict[str, Tensor]) -> None:

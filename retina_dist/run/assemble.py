@@ -332,8 +332,8 @@ class Training:
             "seconds": seconds,
             "world_size": self.strategy.world_size,
             "backend": self.strategy.backend,
-            "metrics": {name: _finite(value) for name, value in metrics.items()},
-            LOSS: _finite(train.last_loss),
+            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
+            LOSS: train.last_loss if math.isfinite(train.last_loss) else None,
             "images_per_s": fmean(speeds) if speeds else None,
         }
         write_json(self.run.folder / RESULT, content)
@@ -371,7 +371,3 @@ class Training:
         if state.step == self.plan.stop_step < self.plan.total_steps:
             again = f"to continue, repeat the command without it and with resume=auto output_dir={folder}"
             logger.info(f"trainer.stop_after ended the run at step {state.step} of {self.plan.total_steps}; {again}")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

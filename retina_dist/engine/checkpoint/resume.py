@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from retina_dist.engine.checkpoint.folder_owner import Owner, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
@@ -116,10 +118,9 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
         _refuse_checkpoints(given, elsewhere)  # locked, so that no other run can leave some now
         return run
     if config.resume == "auto":
-        place = re.escape(redacted(config.trainer.checkpoint_dir or ""))
-        used = re.compile(f"checkpoint_dir: '?{place}'?\n")  # in a config.yaml
-        files = [run / "config.yaml" for _, run in sorted(_numbered(name).items())]
-        runs = [f.parent for f in files if not elsewhere or (f.is_file() and used.search(f.read_text("utf-8")))]
+        runs = [run for _, run in sorted(_numbered(name).items())]
+        if elsewhere:
+            runs = [run for run in runs if _saved_to(run) == redacted(config.trainer.checkpoint_dir)]
         folder = given or (runs[-1] if runs else None)
         _lock(owner, config, folder)
         places = (elsewhere, folder and folder / CHECKPOINTS)
@@ -143,6 +144,13 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
 def checkpoint_folder(config: Any, folder: Path) -> PathOrUrl:
     """Where the run in `folder` keeps its checkpoints."""
     return parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
+
+
+def _saved_to(folder: Path) -> str | None:
+    """The `trainer.checkpoint_dir` of the run in `folder`, as its config.yaml has it; None without one."""
+    with contextlib.suppress(OSError, LookupError, TypeError, yaml.YAMLError):
+        return yaml.safe_load((folder / "config.yaml").read_bytes())["trainer"]["checkpoint_dir"]
+    return None
 
 
 def run_folder_of(source: PathOrUrl) -> Path | None:
