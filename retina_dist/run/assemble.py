@@ -203,9 +203,8 @@ def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tu
 def _describe(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None) -> str:
     lines = [f"data: {config.data.name}", task.describe(), "plan:", str(plan)]
     if best:
-        patience = pluralize(best.patience or 0, "validation")
-        end = f"; the run ends after {patience} without a better one" if best.patience else ""
-        lines.append(f"  {'best':<9}{best}{end}")
+        end = f"; the run ends after {pluralize(best.patience or 0, 'validation')} without a better one"
+        lines.append(f"  {'best':<9}{best}{end if best.patience else ''}")
     lines += [f"  {'memory':<9}{line}" for line in (memory.lines if memory else ())]
     return "\n".join(lines)
 

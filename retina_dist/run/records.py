@@ -34,8 +34,7 @@ LOSS = "train/loss"
 
 def describe_job(strategy: DistributedStrategy) -> str:
     """ "8 processes, Horovod over NCCL, NVIDIA H100", or "one process, cpu, 2 threads"."""
-    device, kind = strategy.device, type(strategy)
-    threads = pluralize(torch.get_num_threads(), "thread")
+    device, kind, threads = strategy.device, type(strategy), pluralize(torch.get_num_threads(), "thread")
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {threads}"
     # one from outside often inherits what it says of itself
     outside = "" if kind.__module__.startswith("retina_dist.") else f"{kind.__name__}, "
