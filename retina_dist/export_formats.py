@@ -24,6 +24,8 @@ from retina_dist.errors import ConfigError
 from retina_dist.files import write_atomically
 from retina_dist.torch_files import load_torch
 
+logger = logging.getLogger(__name__)
+
 ENDINGS = (".onnx", ".pt2", ".pt")
 Runner = Callable[[Tensor], Sequence[Tensor]]  # an image [1, 3, h, w] uint8 to the tensors of `output_names`
 
@@ -52,6 +54,7 @@ class Exporter:
         """Write `output` in the form of its ending and read it back; if `compare` raises an error, an old file stays."""
 
         def make(temporary: Path) -> None:
+            logger.info(f"writing {output}, then comparing it with PyTorch: up to some minutes on a CPU")
             with _quiet():
                 self._write(temporary, output.suffix)
                 compare(self._read(temporary, output.suffix))

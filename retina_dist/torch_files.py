@@ -28,7 +28,8 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
     try:
         data = read_bytes(source)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise CheckpointError(f"there is no checkpoint {source}; give the path of a run's .pt file.") from error
+        place = f"in {source}" if isinstance(error, IsADirectoryError) else str(source)
+        raise CheckpointError(f"there is no checkpoint {place}; give a run folder, or its .pt file.") from error
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
     digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])

@@ -21,7 +21,7 @@ warmup_epochs: schedule.warmup=1epoch
 warmup_iters warmup_steps warmup: schedule.warmup=1000steps
 batch batch_size ims_per_batch bs: batch_size | data.batch_size
 workers num_workers: num_workers | data.num_workers | leave it out
-imgsz img_size image_size img_scale min_size_train min_size: data.min_sizes=[640] | data.image_size | size=[640,640]
+imgsz img_size image_size img_scale min_size_train min_size crop_size size: data.min_sizes=[640] | data.image_size | size=[640,640]
 min_sizes: data.min_sizes | data.image_size | size=[640,640]
 max_size_train: data.max_size
 accumulate_grad_batches: trainer.accumulate

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
@@ -171,7 +171,8 @@ def _opened(
             count = re.findall(r"\d+", str(error))[0]  # Pillow gives the size only in the message
             raise _too_large(path, count, max_pixels) from None
         except Exception as error:  # as for a decoder
-            raise _unreadable(path, f"not {', '.join(formats)}" if formats else str(error)) from error
+            reason = "in no known format" if isinstance(error, UnidentifiedImageError) else str(error)
+            raise _unreadable(path, f"not {', '.join(formats)}" if formats else reason) from error
         size = f"{image.width} x {image.height}"
         if image.format == "EPS" or not image.width * image.height:
             raise _unreadable(path, "an EPS, a program to be run" if image.format == "EPS" else f"{size} pixels")

@@ -148,7 +148,7 @@ class Plan:
             "batch": f"{pluralize(self.batch_size, 'image')} a step = {pluralize(self.world_size, 'process')} x "
             f"{self.accumulate} accumulated x {' or '.join(map(str, self.micro_batches))}",
             "epoch": f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
-            + ("; data.batch_size is larger than the data" if self.num_images < self.batch_size else ""),
+            + ("; data.batch_size is larger than the data: lower it" if self.num_images < self.batch_size else ""),
             "length": f"{pluralize(self.total_steps, 'step')} = {pluralize(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
             "validate": f"every {pluralize(self.validate_every, 'step')}" if self.validate_every else "at the end",

@@ -70,7 +70,7 @@ class Items:
                 boxes.append({"image_id": number, "category_id": self.ids[name], "bbox": box, "iscrowd": int(crowd)})
         if lost:
             what = pluralize(lost, "box")
-            self.warnings.append(f"{what} left out, in shares of unreadable images in {self.images}; restore them")
+            self.warnings.append(f"{what} left out, of images whose size cannot be read in {self.images}; restore them")
         categories = [{"id": i, "name": name} for name, i in self.ids.items()]
         return {"images": images, "annotations": boxes, "categories": categories}
 

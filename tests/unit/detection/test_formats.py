@@ -414,7 +414,7 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
     assert part.warnings == [
         f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt",
         f"{tmp_path}/data.yaml: path '/elsewhere/x' is not a folder here; the images are looked for below {tmp_path}",
-        f"2 boxes left out, in shares of unreadable images in {tmp_path}; restore them",
+        f"2 boxes left out, of images whose size cannot be read in {tmp_path}; restore them",
     ]
 
 

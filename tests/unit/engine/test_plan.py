@@ -113,4 +113,4 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
         each = {7: "2 or 3", 20: "0 or 1"}.get(world_size, str(16 // world_size))
         assert f"16 images a step = {world_size} process{s} x 1 accumulated x {each}\n" in str(p)
     few = str(plan_of(num_images=15, batch_size=16, max_duration="1epoch", lr=0.01))
-    assert "15 images in 1 step; data.batch_size is larger than the data\n" in few
+    assert "15 images in 1 step; data.batch_size is larger than the data: lower it\n" in few
