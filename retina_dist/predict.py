@@ -2,7 +2,7 @@
 
     python -m retina_dist.predict checkpoint=runs/shapes input=FILE|FOLDER|GLOB
 
-A folder without images stands for its subfolders. An unreadable file is named and left out; if all are unreadable, the
+If a folder has no images, its subfolders are read. An unreadable file is named and left out; if all are unreadable, the
 exit code is 2. Nothing is overwritten: without output_dir the results go to predictions, predictions-2 and so on.
 """
 
