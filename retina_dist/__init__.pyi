@@ -2,6 +2,11 @@
 
 from .api import ClassifierTrainer as ClassifierTrainer
 from .api import Trainer as Trainer
+from .base.errors import CheckpointError as CheckpointError
+from .base.errors import ConfigError as ConfigError
+from .base.errors import DataError as DataError
+from .base.errors import Preempted as Preempted
+from .base.errors import UserError as UserError
 from .classification.classifier import TrainedClassifier as TrainedClassifier
 from .classification.settings import ClassificationData as ClassificationData
 from .classification.settings import ClassifierConfig as ClassifierConfig
@@ -15,14 +20,9 @@ from .detection.readers.torch_dataset import TorchDatasetConfig as TorchDatasetC
 from .detection.settings import DetectionData as DetectionData
 from .detection.settings import ModelConfig as ModelConfig
 from .detection.settings import ShapesConfig as ShapesConfig
-from .errors import CheckpointError as CheckpointError
-from .errors import ConfigError as ConfigError
-from .errors import DataError as DataError
-from .errors import Preempted as Preempted
-from .errors import UserError as UserError
 from .optim.settings import OptimizerConfig as OptimizerConfig
 from .optim.settings import ScheduleConfig as ScheduleConfig
-from .reporting.settings import LoggingConfig as LoggingConfig
 from .strategies.settings import StrategyConfig as StrategyConfig
+from .tracking.settings import LoggingConfig as LoggingConfig
 
 __version__: str

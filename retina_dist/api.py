@@ -15,23 +15,30 @@ from typing import ClassVar
 
 from typing_extensions import Self
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import MISSING, check_types, validate
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
+from retina_dist.config.run_config import (
+    DataSettings,
+    ModelSettings,
+    RunConfig,
+    TaskConfig,
+    name_of_root,
+    schema_of_task,
+)
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.engine.checkpoint.resume import checkpoint_folder
 from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
 from retina_dist.engine.plan import TrainerConfig, to_steps
-from retina_dist.errors import ConfigError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
-from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import assemble
-from retina_dist.run_config import DataSettings, ModelSettings, RunConfig, TaskConfig, name_of_root, schema_of_task
-from retina_dist.settings import MISSING, check_types, validate
+from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.tracking.settings import LoggingConfig
 
 
 @dataclass(kw_only=True, eq=False)

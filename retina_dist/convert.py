@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import check_folder, write_json
+from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import FORMATS, DetectionData
 from retina_dist.detection.splits import describe_split, read_split, sized_coco
-from retina_dist.errors import ConfigError
-from retina_dist.files import check_folder, write_json
-from retina_dist.reporting.console import print_redacted
-from retina_dist.settings import MISSING, setting
+from retina_dist.tracking.console import print_redacted
 
 
 @dataclass

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import write_json
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.settings import setting
 from retina_dist.config.entry_point import entry_point
+from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.errors import ConfigError
-from retina_dist.files import write_json
-from retina_dist.preflight import check_cluster
-from retina_dist.redaction import redacted_tree
-from retina_dist.reporting.console import heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport
-from retina_dist.run_config import command_of_task, task_class
-from retina_dist.settings import setting
+from retina_dist.testing.preflight import check_cluster
+from retina_dist.tracking.console import heartbeat, print_redacted
 
 
 @dataclass

@@ -28,20 +28,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retina_dist.base.files import write_json
+from retina_dist.base.seeding import seed_everything
+from retina_dist.base.settings import setting
 from retina_dist.config.entry_point import entry_point
+from retina_dist.config.run_config import task_class
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.files import write_json
-from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_strategy
-from retina_dist.run_config import task_class
-from retina_dist.seeding import seed_everything
-from retina_dist.settings import setting
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
+from retina_dist.tracking.console import print_redacted
 
 TOLERANCE = 1e-10
 LOSS_SCALE = 1024.0

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
+from retina_dist.config.run_config import OfCheckpoint, command_of_task
 from retina_dist.data.settings import MAX_PIXELS
-from retina_dist.predictor import task_of
-from retina_dist.run_config import OfCheckpoint, command_of_task
-from retina_dist.settings import MISSING, setting
+from retina_dist.task.predictor import task_of
 
 
 @dataclass

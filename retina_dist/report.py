@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.reporting.report import write_report
 from retina_dist.run.sweep import TABLE, write_sweep_report
-from retina_dist.settings import MISSING, setting
 
 
 @dataclass

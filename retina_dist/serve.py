@@ -12,9 +12,9 @@ from __future__ import annotations
 from functools import partial
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.predictor import task_of
-from retina_dist.run_config import command_of_task
+from retina_dist.config.run_config import command_of_task
 from retina_dist.serving.server import ServeConfig, serve
+from retina_dist.task.predictor import task_of
 
 
 @entry_point("serve", ServeConfig)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
 
+from retina_dist.base.settings import limits_of, section_of
 from retina_dist.config.compose import config_dir, schema_of
 from retina_dist.config.help import allowed, default_in_words, type_in_words
-from retina_dist.run_config import TASKS, RunConfig, schema_of_task
-from retina_dist.settings import limits_of, section_of
+from retina_dist.config.run_config import TASKS, RunConfig, schema_of_task
 
 HEAD = """# Settings
 

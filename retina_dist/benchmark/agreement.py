@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_convert
 
+from retina_dist.base.files import check_folder, read_bytes, write_json
+from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
+from retina_dist.config.run_config import OfCheckpoint
 from retina_dist.data.images import MAX_PIXELS, pixels_of
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import LEAST, differences, exporter_of, run_exported
 from retina_dist.detection.settings import DetectionData
-from retina_dist.export_formats import Runner
-from retina_dist.files import check_folder, read_bytes, write_json
-from retina_dist.run_config import OfCheckpoint
 from retina_dist.serving.server import ServeConfig, server_of
-from retina_dist.settings import MISSING, setting
+from retina_dist.task.export_formats import Runner
 
 NEAR_PX, NEAR_SCORE = 1.0, 0.01  # detections of one label that are nearer are the same one
 

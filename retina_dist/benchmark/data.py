@@ -25,6 +25,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import setting
 from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
@@ -34,9 +36,7 @@ from retina_dist.data.sources import read
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import ConfigError
 from retina_dist.run.build import build_strategy
-from retina_dist.settings import setting
 
 HEIGHT, WIDTH, QUALITY = 480, 640, 90
 CONTRAST = 37.0  # grey levels, one standard deviation: files then have the mean size of COCO's, 163 kB

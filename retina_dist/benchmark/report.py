@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from retina_dist.base.files import write_json
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.settings import setting
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.files import write_json
-from retina_dist.redaction import redacted_tree
 from retina_dist.run.records import commit, versions
-from retina_dist.settings import setting
 
 
 @dataclass

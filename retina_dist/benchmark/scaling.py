@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from retina_dist.base.files import write_json
+from retina_dist.base.seeding import seed_everything
+from retina_dist.base.settings import setting
 from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
-from retina_dist.files import write_json
+from retina_dist.config.run_config import task_class
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.page import Chart, page_if_possible, write_page
 from retina_dist.run.build import build_plan, build_state, build_strategy, build_train_step, configure_torch
 from retina_dist.run.records import describe_job
-from retina_dist.run_config import task_class
-from retina_dist.seeding import seed_everything
-from retina_dist.settings import setting
 from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
 
 # https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure

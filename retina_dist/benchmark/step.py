@@ -24,6 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.seeding import seed_everything
+from retina_dist.base.settings import setting
 from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
@@ -33,12 +36,9 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import ConfigError
-from retina_dist.reporting.console import print_redacted
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
-from retina_dist.seeding import seed_everything
-from retina_dist.settings import setting
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tracking.console import print_redacted
 
 BASE = "torchvision"
 PATHS = (BASE, f"{BASE}-tf32", f"{BASE}-fp16", "fp32", "tf32", "bf16", "fp16", "fp32-compile", "bf16-compile")

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.classification.dataset import ClassificationDataModule, eval_transform
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.model import Classifier, build_classifier
 from retina_dist.classification.samples import Samples, absent, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData
+from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import ConfigError
-from retina_dist.predictor import Predictor
-from retina_dist.run_config import ModelSettings
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task.predictor import Predictor
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.files import write_csv, write_json
+from retina_dist.base.redaction import redacted
+from retina_dist.base.text import pluralize
 from retina_dist.classification.analysis import analyse
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.drawn import CLASSES, draw_shape
@@ -28,19 +32,15 @@ from retina_dist.classification.task import check_trainable, read_splits
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import AnyImage, find_images, read_image
 from retina_dist.data.shards import Member, ShardSplit, write_splits
-from retina_dist.errors import ConfigError, UserError
-from retina_dist.export_formats import Exporter, Runner, check_ending
-from retina_dist.files import write_csv, write_json
-from retina_dist.model_card import write_card
-from retina_dist.predictor import data_of_checkpoint, predict_files
-from retina_dist.redaction import redacted
 from retina_dist.reporting.analysis import lines_of
-from retina_dist.reporting.console import heartbeat, print_redacted
 from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.reporting.pictures import enlarged, titled, write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.text import pluralize
+from retina_dist.task.export_formats import Exporter, Runner, check_ending
+from retina_dist.task.model_card import write_card
+from retina_dist.task.predictor import data_of_checkpoint, predict_files
+from retina_dist.tracking.console import heartbeat, print_redacted
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig

@@ -16,12 +16,12 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from retina_dist.base.seeding import derived_seed, torch_seed
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.canvases import Buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
 from retina_dist.data.samplers import BatchSpec
-from retina_dist.seeding import derived_seed, torch_seed
 
 AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}  # with torchvision's own settings
 NUM_DRAWN, DRAWN_COLUMNS, DRAWN_SIDE = 24, 6, 192  # of the first batch

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from retina_dist.base.seeding import derived_seed
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once
-from retina_dist.seeding import derived_seed
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
 MOST_TILT = math.radians(12)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retina_dist.base.errors import DataError
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.errors import DataError
-from retina_dist.image_task import Evaluator
 from retina_dist.reporting.analysis import MOST_IN_MATRIX
+from retina_dist.task.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
 

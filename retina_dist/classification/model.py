@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import models
 
+from retina_dist.base.errors import ConfigError, describe_error
+from retina_dist.base.text import truncate
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.errors import ConfigError, describe_error
 from retina_dist.model.layers import Norm, replace_batch_norms, replace_strided_convs
 from retina_dist.model.sync_batch_norm import count_only
 from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
-from retina_dist.text import truncate
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of channels from 0 to 1
 RESNETS = ("resnet", "resnext", "wide_resnet")  # torchvision's names of them begin so

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
+from retina_dist.base.seeding import held_out_rows
+from retina_dist.base.text import escape, pluralize, truncate
 from retina_dist.data.images import SUFFIXES, is_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import Source, objects_in
-from retina_dist.errors import DataError
-from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes
-from retina_dist.seeding import held_out_rows
-from retina_dist.text import escape, pluralize, truncate
 
 Row = tuple[str, Source, str]  # name, source, class
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import setting
+from retina_dist.config.run_config import ModelSettings, RunConfig
 from retina_dist.data.settings import ImageDataSettings
-from retina_dist.errors import ConfigError
-from retina_dist.run_config import ModelSettings, RunConfig
-from retina_dist.settings import setting
 
 
 @dataclass

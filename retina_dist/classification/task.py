@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.text import truncate
 from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch, draw_first_batch
 from retina_dist.classification.drawn import draw_classes, synthetic_samples
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, ClassificationResult
@@ -20,12 +22,10 @@ from retina_dist.classification.settings import ClassificationData, Classificati
 from retina_dist.data.images import read_image
 from retina_dist.data.synthetic import folder_to_draw, noise
 from retina_dist.engine.checkpoint.store import located
-from retina_dist.errors import ConfigError
-from retina_dist.image_task import NO_VALIDATION, ImageTask
 from retina_dist.model.weights import find_weights
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import truncate
+from retina_dist.task.image_task import NO_VALIDATION, ImageTask
 
 logger = logging.getLogger(__name__)
 

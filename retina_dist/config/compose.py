@@ -25,13 +25,13 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from retina_dist.base.errors import ConfigError, UserError, first_line
+from retina_dist.base.redaction import MASK, redacted
+from retina_dist.base.settings import MISSING, flattened, leaves, make, settings_by_key, validate
+from retina_dist.base.unknown_keys import no_value, unknown_key
 from retina_dist.config.plugins import load_plugins, schema_with, take_outside
-from retina_dist.errors import ConfigError, UserError, first_line
+from retina_dist.config.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
 from retina_dist.optim.settings import OptimizerConfig
-from retina_dist.redaction import MASK, redacted
-from retina_dist.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
-from retina_dist.settings import MISSING, flattened, leaves, make, settings_by_key, validate
-from retina_dist.unknown_keys import no_value, unknown_key
 
 logger = logging.getLogger(__name__)
 

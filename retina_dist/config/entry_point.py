@@ -19,13 +19,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from retina_dist.base.errors import ConfigError, UserError, first_line, lost_connection
+from retina_dist.base.files import check_output
+from retina_dist.base.settings import limits_of, settings_by_key
+from retina_dist.base.unknown_keys import habit
 from retina_dist.config import compose
-from retina_dist.errors import ConfigError, UserError, first_line, lost_connection
-from retina_dist.files import check_output
-from retina_dist.reporting.console import configure_logging, print_redacted
-from retina_dist.settings import limits_of, settings_by_key
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.unknown_keys import habit
+from retina_dist.tracking.console import configure_logging, print_redacted
 
 # Hydra's options, as its --hydra-help lists them; the second ones take a value.
 FLAGS = ["--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc"]

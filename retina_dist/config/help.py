@@ -10,8 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from retina_dist.run_config import RunConfig
-from retina_dist.settings import MISSING, Limits, limits_of, section_of
+from retina_dist.base.settings import MISSING, Limits, limits_of, section_of
+from retina_dist.config.run_config import RunConfig
 
 # Settings and entries that beginners do not need stand below a line.
 LATER = ("logging", "strategy", "schedule", "optimizer", "task", "gpu", "debug", "worker")

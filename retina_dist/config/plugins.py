@@ -13,9 +13,17 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
-from retina_dist.errors import ConfigError, describe_error
-from retina_dist.run_config import TASKS, RunConfig, TaskConfig, contract_of, names_class, schema_of_task, with_sections
-from retina_dist.settings import MISSING, section_of, setting
+from retina_dist.base.errors import ConfigError, describe_error
+from retina_dist.base.settings import MISSING, section_of, setting
+from retina_dist.config.run_config import (
+    TASKS,
+    RunConfig,
+    TaskConfig,
+    contract_of,
+    names_class,
+    schema_of_task,
+    with_sections,
+)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 import numpy.typing as npt
 
-from retina_dist.errors import DataError
+from retina_dist.base.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
 

@@ -13,10 +13,10 @@ from typing import Literal
 
 from PIL import UnidentifiedImageError
 
+from retina_dist.base.errors import ImageError, doing
+from retina_dist.base.text import pluralize
 from retina_dist.data.images import image_sizes, read_image
 from retina_dist.data.sources import AT_ONCE, Source, is_remote, read, read_all
-from retina_dist.errors import ImageError, doing
-from retina_dist.text import pluralize
 
 Size = tuple[int, int] | None  # (width, height) in px
 File = tuple[str, Source, Size]  # name, source and annotated size

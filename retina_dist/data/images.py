@@ -24,10 +24,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 from torchcodec.decoders import decode_jpeg
 
+from retina_dist.base.errors import DataError, ImageError
+from retina_dist.base.files import Url, open_regular, parse_path
 from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
-from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url, open_regular, parse_path
 
 ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height

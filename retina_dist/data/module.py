@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from typing_extensions import Self
 
+from retina_dist.base.errors import ImageError, UserError
 from retina_dist.data.canvases import Buckets
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler
 from retina_dist.data.settings import ImageDataSettings
 from retina_dist.data.sources import Source, is_remote, read_all
-from retina_dist.errors import ImageError, UserError
 
 LOGGER = logging.getLogger("retina_dist")
 

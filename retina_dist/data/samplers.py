@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from retina_dist.base.seeding import derived_seed
 from retina_dist.data.canvases import Buckets, IntArray
-from retina_dist.seeding import derived_seed
 
 FloatArray = npt.NDArray[np.float64]
 

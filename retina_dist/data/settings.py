@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.run_config import DataSettings
-from retina_dist.settings import setting
+from retina_dist.base.settings import setting
+from retina_dist.config.run_config import DataSettings
 
 MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 # split -> names of its folders and files

@@ -20,10 +20,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from retina_dist.base.errors import DataError, ImageError, UserError, doing
+from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes, write_bytes
+from retina_dist.base.text import escape, pluralize
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
-from retina_dist.errors import DataError, ImageError, UserError, doing
-from retina_dist.files import PathOrUrl, Url, parse_path, read_bytes, write_bytes
-from retina_dist.text import escape, pluralize
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from retina_dist.errors import DataError, ImageError, UserError
-from retina_dist.files import Url, open_regular, parse_path, read_bytes
-from retina_dist.text import truncate
+from retina_dist.base.errors import DataError, ImageError, UserError
+from retina_dist.base.files import Url, open_regular, parse_path, read_bytes
+from retina_dist.base.text import truncate
 
 AT_ONCE = 64  # images per request when many are read
 

@@ -16,9 +16,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import parse_path, read_bytes
-from retina_dist.seeding import derived_seed
+from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.files import parse_path, read_bytes
+from retina_dist.base.seeding import derived_seed
 
 AnyBatch = TypeVar("AnyBatch")
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.errors import DataError, doing
+from retina_dist.base.files import read_bytes, write_json
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.errors import DataError, doing
-from retina_dist.files import read_bytes, write_json
-from retina_dist.image_task import Evaluator
+from retina_dist.task.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.files import write_json
+from retina_dist.base.text import pluralize
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.detection import evaluation
 from retina_dist.detection.batch import Detections
@@ -26,10 +28,8 @@ from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.splits import read_split, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
-from retina_dist.files import write_json
-from retina_dist.predictor import predict_files
-from retina_dist.reporting.console import print_redacted
-from retina_dist.text import pluralize
+from retina_dist.task.predictor import predict_files
+from retina_dist.tracking.console import print_redacted
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypedDict
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import limits_of, validate
+from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.canvases import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections, Sample, collate
@@ -24,12 +27,9 @@ from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import ConfigError
 from retina_dist.model.weights import published
-from retina_dist.predictor import Predictor
-from retina_dist.run_config import ModelSettings
-from retina_dist.settings import limits_of, validate
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.task.predictor import Predictor
 
 logger = logging.getLogger(__name__)
 

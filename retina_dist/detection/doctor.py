@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from retina_dist.base.errors import ImageError
+from retina_dist.base.text import escape, pluralize
 from retina_dist.data.canvases import resized_size
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
@@ -19,9 +21,7 @@ from retina_dist.detection.model.retinanet import anchor_generator
 from retina_dist.detection.readers.coco import Annotations, box_faults, clean
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split, with_format
-from retina_dist.errors import ImageError
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
-from retina_dist.text import escape, pluralize
 
 if TYPE_CHECKING:
     from retina_dist.doctor import DoctorConfig

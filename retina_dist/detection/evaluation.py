@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.files import parse_path, write_json
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.analysis import analyse
 from retina_dist.detection.coco_metrics import STATS, CocoResult, evaluate_rows, read_results, write_results
@@ -16,15 +18,13 @@ from retina_dist.detection.pictures import write_report_details
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import implausible_boxes
-from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import parse_path, write_json
 from retina_dist.model.weights import is_torchvision_name
-from retina_dist.predictor import data_of_checkpoint
 from retina_dist.reporting.analysis import lines_of
-from retina_dist.reporting.console import heartbeat
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
+from retina_dist.task.predictor import data_of_checkpoint
+from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig

@@ -21,6 +21,8 @@ from torch.nn import functional as F
 from torchvision.ops import nms
 from torchvision.transforms.v2.functional import resize_image
 
+from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.redaction import redacted
 from retina_dist.data.images import AnyImage, find_images, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.synthetic import draw_scene
@@ -29,10 +31,8 @@ from retina_dist.detection.model.postprocess import best_candidates, moved_by_la
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
-from retina_dist.errors import ConfigError, UserError
-from retina_dist.export_formats import Exporter, Runner, check_ending
-from retina_dist.model_card import write_card
-from retina_dist.redaction import redacted
+from retina_dist.task.export_formats import Exporter, Runner, check_ending
+from retina_dist.task.model_card import write_card
 
 if TYPE_CHECKING:
     from retina_dist.export import ExportConfig

@@ -13,12 +13,12 @@ from PIL import ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
+from retina_dist.base.text import pluralize
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.reporting.pictures import enlarged, font_of, font_size, sheet, titled, write_details
-from retina_dist.text import pluralize
 
 NUM_IMAGES = 12
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from retina_dist.base.text import escape
 from retina_dist.detection.detector import Detection
-from retina_dist.text import escape
 
 
 class Predicted(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import setting
+from retina_dist.config.run_config import ModelSettings, RunConfig
 from retina_dist.data.settings import ImageDataSettings
-from retina_dist.errors import ConfigError
-from retina_dist.run_config import ModelSettings, RunConfig
-from retina_dist.settings import setting
 
 FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
 FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")

@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.files import PathOrUrl, parse_path
+from retina_dist.base.seeding import held_out_rows
+from retina_dist.base.text import pluralize
 from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import folder_to_draw
 from retina_dist.detection.data.synthetic import make_shapes
@@ -19,10 +23,6 @@ from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import FOLDER_FORMATS, DetectionData
-from retina_dist.errors import ConfigError, DataError
-from retina_dist.files import PathOrUrl, parse_path
-from retina_dist.seeding import held_out_rows
-from retina_dist.text import pluralize
 
 FEWEST_BOXES = 4  # from which on most of them tell how they were written
 

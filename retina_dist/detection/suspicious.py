@@ -19,17 +19,17 @@ import torch
 from pycocotools import mask
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.errors import ImageError
+from retina_dist.base.files import write_json, write_text
 from retina_dist.data.images import read_image
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.errors import ImageError
-from retina_dist.files import write_json, write_text
-from retina_dist.predictor import data_of_checkpoint
 from retina_dist.reporting.findings import DoctorReport, Finding
 from retina_dist.strategies.select import make_strategy
+from retina_dist.task.predictor import data_of_checkpoint
 
 if TYPE_CHECKING:
     from retina_dist.doctor import DoctorConfig

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from retina_dist.base.errors import CheckpointError, UserError
+from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.samplers import images_per_epoch
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
@@ -23,10 +25,8 @@ from retina_dist.detection.model.weights import batch_norm_eps, eps_of_checkpoin
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import describe_split, draw_data, first_images_with_objects, read_split
-from retina_dist.errors import CheckpointError, UserError
-from retina_dist.image_task import NO_VALIDATION, ImageTask
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import pluralize, truncate
+from retina_dist.task.image_task import NO_VALIDATION, ImageTask
 
 logger = logging.getLogger(__name__)
 

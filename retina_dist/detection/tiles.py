@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
+from retina_dist.base.errors import ConfigError, doing
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.coco_metrics import CocoEvaluator, Part, detections_to_rows
@@ -21,7 +22,6 @@ from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.detector import Detector, joined
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ConfigError, doing
 from retina_dist.strategies.base import DistributedStrategy
 
 WINDOWS_AT_ONCE = 8  # in a forward pass

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 
 Mode = Literal["max", "min"]
 

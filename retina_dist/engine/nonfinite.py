@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.errors import CollectiveError
+from retina_dist.base.files import write_json
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.text import pluralize
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Autocast
 from retina_dist.engine.replicas import copy_each, live_norms
-from retina_dist.errors import CollectiveError
-from retina_dist.files import write_json
-from retina_dist.redaction import redacted_tree
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import pluralize
 
 if TYPE_CHECKING:
     from retina_dist.engine.state import TrainState

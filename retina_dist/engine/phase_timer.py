@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.text import format_duration, pluralize
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import format_duration, pluralize
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import MISSING, KnownArguments, setting
+from retina_dist.base.text import pluralize
 from retina_dist.optim.learning_rate import Schedule, base_lr, build_schedule
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
-from retina_dist.settings import MISSING, KnownArguments, setting
-from retina_dist.text import pluralize
 
 _FORM = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kM]?)\s*(step|epoch|ep|image|img)s?\s*", re.ASCII)
 _MULTIPLE = {"": 1, "k": 1_000, "M": 1_000_000}

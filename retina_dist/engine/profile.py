@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from retina_dist.base.files import write_text
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.train_step import TrainBatch
-from retina_dist.files import write_text
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from retina_dist.errors import CollectiveError, ConfigError
+from retina_dist.base.errors import CollectiveError, ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 
 CHUNK = 1 << 22  # elements checked at a time

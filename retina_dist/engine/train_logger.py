@@ -17,7 +17,7 @@ from retina_dist.strategies.base import DistributedStrategy
 
 if TYPE_CHECKING:
     from retina_dist.engine.state import TrainState
-    from retina_dist.task import TaskData
+    from retina_dist.engine.task import TaskData
 
 WEIGHT = "train/weight"  # the share of the step's images that this rank trained on; its mean over ranks is 1 unless some were bad
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.seeding import seed_step
 from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan
@@ -17,7 +18,6 @@ from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_logger import WEIGHT
 from retina_dist.optim.optimizer import check_layouts, clip_gradients
-from retina_dist.seeding import seed_step
 from retina_dist.strategies.base import DistributedStrategy
 
 MAX_SHAPES = 2000  # graphs, far above what the batches of a data set need; past it torch warns and runs eagerly

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.errors import Preempted, doing
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
+from retina_dist.engine.task import TaskData
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
 from retina_dist.engine.train_step import TrainBatch, TrainStep
-from retina_dist.errors import Preempted, doing
-from retina_dist.task import TaskData
 
 logger = logging.getLogger(__name__)
 

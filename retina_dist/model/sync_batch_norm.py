@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 
 Sum = Callable[[Tensor], Tensor]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum, get_weight
 
-from retina_dist.errors import CheckpointError, ConfigError
-from retina_dist.files import PathOrUrl, Url, parse_path
-from retina_dist.torch_files import load_torch
+from retina_dist.base.errors import CheckpointError, ConfigError
+from retina_dist.base.files import PathOrUrl, Url, parse_path
+from retina_dist.base.torch_files import load_torch
 
 EXAMPLES = "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1"
 COUNTER = "num_batches_tracked"  # of live batch norms; no weight

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 
 AUTO_WARMUP_STEPS = 50

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.errors import CheckpointError, ConfigError
+from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
 
 

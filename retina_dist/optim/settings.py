@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from retina_dist.errors import ConfigError
-from retina_dist.settings import MISSING, KnownArguments, setting
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import MISSING, KnownArguments, setting
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from retina_dist.files import write_csv, write_json
+from retina_dist.base.files import write_csv, write_json
 from retina_dist.reporting.intervals import Resampled
 
 SHOWN = 24  # images of a kind in analysis.json

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from retina_dist.text import escape, pluralize
+from retina_dist.base.text import escape, pluralize
 
 Level = Literal["error", "warning", "info"]
 TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
-from retina_dist.errors import DataError, first_line
-from retina_dist.files import write_bytes
+from retina_dist.base.errors import DataError, first_line
+from retina_dist.base.files import write_bytes
 
 FILE = "resamples.npz"
 RECALLS = np.linspace(0.0, 1.0, 101)

@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from retina_dist.errors import ConfigError
-from retina_dist.files import write_text
-from retina_dist.text import format_duration
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import write_text
+from retina_dist.base.text import format_duration
 
 # Distinct with any colour vision, on white and on black; after Okabe and Ito.
 COLORS = ("#2f80c3", "#d9661f", "#189a76", "#bf6b9a", "#b98900", "#4aa5d6", "#8668bd", "#9b6a55", "#75858b", "#7f9a1e")

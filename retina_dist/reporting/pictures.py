@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid
 
-from retina_dist.errors import ImageError
-from retina_dist.files import write_json
+from retina_dist.base.errors import ImageError
+from retina_dist.base.files import write_json
 
 LISTS, MOST_LISTED = ("worst", "confident", "best"), 6  # lists of analysis.json, and how many images of each are kept
 LARGEST_SIDE = 960  # px of an image that is kept

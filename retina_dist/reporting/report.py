@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from retina_dist.errors import DataError, first_line
-from retina_dist.files import read_bytes
+from retina_dist.base.errors import DataError, first_line
+from retina_dist.base.files import read_bytes
+from retina_dist.base.settings import flattened
 from retina_dist.reporting.analysis import MOST_IN_MATRIX, confusions_of
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.reporting.loggers import read_metrics
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
 from retina_dist.reporting.pictures import LISTS, MOST_LISTED
-from retina_dist.reporting.progress import TRAINING_GROUPS
-from retina_dist.settings import flattened
+from retina_dist.tracking.loggers import read_metrics
+from retina_dist.tracking.progress import TRAINING_GROUPS
 
 FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
 MOST_POINTS = 1500  # of a curve

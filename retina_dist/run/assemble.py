@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 
 import retina_dist
+from retina_dist.base.errors import ConfigError, Preempted, UserError, describe_error, doing, is_collective
+from retina_dist.base.files import parse_path, write_json
+from retina_dist.base.seeding import seed_everything
+from retina_dist.base.text import pluralize
+from retina_dist.config.run_config import RunConfig, changed_settings, task_class
 from retina_dist.engine.checkpoint.folder_owner import Owner
-from retina_dist.engine.checkpoint.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
@@ -28,13 +32,9 @@ from retina_dist.engine.precision import describe_precision
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.replicas import check_same
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.task import Task, TaskData
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import ConfigError, Preempted, UserError, describe_error, doing, is_collective
-from retina_dist.files import parse_path, write_json
-from retina_dist.reporting.console import Console, configure_logging, heartbeat, print_redacted
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
-from retina_dist.reporting.progress import Progress
 from retina_dist.run.build import (
     best_metric,
     build_plan,
@@ -45,14 +45,14 @@ from retina_dist.run.build import (
     monitor_of,
 )
 from retina_dist.run.records import LOSS, RESULT, describe_job, versions, write_start
-from retina_dist.run_config import RunConfig, changed_settings, task_class
-from retina_dist.seeding import seed_everything
+from retina_dist.run.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.devices import find_gpu
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
-from retina_dist.task import Task, TaskData
-from retina_dist.text import pluralize
+from retina_dist.tracking.console import Console, configure_logging, heartbeat, print_redacted
+from retina_dist.tracking.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
+from retina_dist.tracking.progress import Progress
 
 if TYPE_CHECKING:
     from retina_dist.run.memory import MemoryPlan

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
 from retina_dist.engine.precision import make_scaler
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
-from retina_dist.run_config import RunConfig, task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.select import strategy_of
 

@@ -25,19 +25,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from retina_dist.base.errors import UserError, describe_error
+from retina_dist.base.text import format_bytes
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.task import Task
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.errors import UserError, describe_error
 from retina_dist.run.build import build_state, build_train_step
-from retina_dist.run_config import RunConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import Memory, find_gpu, memory_of
 from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.task import Task
-from retina_dist.text import format_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -21,16 +21,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from retina_dist.engine.checkpoint.resume import Run, checkpoint_folder
+from retina_dist.base.errors import ConfigError, Preempted, describe_error
+from retina_dist.base.files import read_bytes, write_json
+from retina_dist.base.redaction import redacted, redacted_tree
+from retina_dist.base.settings import flattened
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import BEST
-from retina_dist.errors import ConfigError, Preempted, describe_error
-from retina_dist.files import read_bytes, write_json
-from retina_dist.redaction import redacted, redacted_tree
-from retina_dist.reporting.loggers import MetricLogger
-from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
 from retina_dist.run.records import COMMAND
-from retina_dist.run_config import RunConfig
-from retina_dist.settings import flattened
+from retina_dist.run.resume import Run, checkpoint_folder
+from retina_dist.tracking.loggers import MetricLogger
+from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
 
 logger = logging.getLogger(__name__)
 

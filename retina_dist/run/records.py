@@ -20,12 +20,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import retina_dist
+from retina_dist.base.files import read_bytes, write_json, write_text
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
-from retina_dist.files import read_bytes, write_json, write_text
-from retina_dist.redaction import redacted_tree
-from retina_dist.run_config import RunConfig, changed_settings
+from retina_dist.config.run_config import RunConfig, changed_settings
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.text import pluralize
 
 COMMAND = "command.json"
 RESULT = "result.json"  # for sweeps, benchmarks and scripts that compare runs

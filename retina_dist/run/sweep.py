@@ -24,18 +24,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from retina_dist.base.errors import ConfigError, Preempted, UserError, describe_error, is_collective
+from retina_dist.base.files import write_csv, write_json
+from retina_dist.base.redaction import redacted
 from retina_dist.config.compose import command_of, translate_hydra_errors, typed
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.engine.checkpoint.resume import CHECKPOINTS
-from retina_dist.errors import ConfigError, Preempted, UserError, describe_error, is_collective
-from retina_dist.files import write_csv, write_json
-from retina_dist.redaction import redacted
-from retina_dist.reporting.console import print_redacted
+from retina_dist.config.run_config import RunConfig
 from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
-from retina_dist.reporting.settings import MLFLOW_PARENT
 from retina_dist.run.records import LOSS, RESULT, read_result
-from retina_dist.run_config import RunConfig
+from retina_dist.run.resume import CHECKPOINTS
 from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.tracking.console import print_redacted
+from retina_dist.tracking.settings import MLFLOW_PARENT
 
 TABLE = "sweep.csv"
 

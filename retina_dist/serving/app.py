@@ -21,10 +21,10 @@ from pydantic import create_model
 from starlette.requests import ClientDisconnect
 
 from retina_dist import __version__
-from retina_dist.model_card import model_card
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
 from retina_dist.serving.server import ServeConfig
+from retina_dist.task.model_card import model_card
 
 # Content-Security-Policy of the page, which may ask this server only.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"

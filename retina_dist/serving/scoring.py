@@ -12,9 +12,9 @@ from python_multipart import parse_form
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
+from retina_dist.base.errors import ImageError, UserError
 from retina_dist.data.images import MAX_PIXELS, decode_image
-from retina_dist.errors import ImageError, UserError
-from retina_dist.predictor import Predictor
+from retina_dist.task.predictor import Predictor
 
 USAGE = 'send an image as image/*, images as multipart/form-data, or application/json {"images": [base64, ...]}'
 SPARE_PARTS = 1000  # other form fields, or other JSON values, in a body

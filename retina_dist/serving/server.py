@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from retina_dist.errors import ConfigError
-from retina_dist.predictor import Predictor
-from retina_dist.reporting.console import print_redacted
-from retina_dist.run_config import OfCheckpoint
-from retina_dist.settings import MISSING, setting, validate
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import MISSING, setting, validate
+from retina_dist.config.run_config import OfCheckpoint
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task.predictor import Predictor
+from retina_dist.tracking.console import print_redacted
 
 if TYPE_CHECKING:
     import uvicorn

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from retina_dist.errors import PeerLost, UserError, activity, first_line
+from retina_dist.base.errors import PeerLost, UserError, activity, first_line
+from retina_dist.base.text import format_ranks
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
-from retina_dist.text import format_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from retina_dist.errors import ConfigError, PeerLost, activity, first_line, is_collective, lost_connection
+from retina_dist.base.errors import ConfigError, PeerLost, activity, first_line, is_collective, lost_connection
+from retina_dist.base.text import format_ranks
 from retina_dist.strategies.base import (
     DistributedStrategy,
     ReduceOp,
@@ -30,7 +31,6 @@ from retina_dist.strategies.base import (
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
 from retina_dist.strategies.settings import StrategyConfig
-from retina_dist.text import format_ranks
 
 OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 # No exchange of buffers in each forward pass, by the name that this torch has for it.

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.text import format_bytes, format_ranks
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.text import format_bytes, format_ranks
 
 DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
 # GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug reports.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from retina_dist.errors import ConfigError, PeerLost, activity, first_line, is_collective
+from retina_dist.base.errors import ConfigError, PeerLost, activity, first_line, is_collective
 from retina_dist.strategies.base import (
     DistributedStrategy,
     Membership,

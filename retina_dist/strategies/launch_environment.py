@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 
 # "variables": torchrun's, set by Azure ML (`type: pytorch`), Ray Train or Kubernetes' operators without torchrun.
 Launcher = Literal["python", "torchrun", "horovodrun", "mpirun", "srun", "variables"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, Launch, detect_launch
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.settings import MISSING, KnownArguments, setting
+from retina_dist.base.settings import MISSING, KnownArguments, setting
 
 
 @dataclass

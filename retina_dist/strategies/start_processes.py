@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from retina_dist.errors import ConfigError, UserError
+from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.strategies.launch_environment import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
 
 LAUNCHERS = ("torchrun", "horovodrun", "mpirun")

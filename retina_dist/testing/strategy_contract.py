@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.errors import PeerLost, UserError
 from retina_dist.engine.plan import TrainerConfig, resolve_plan
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.errors import PeerLost, UserError
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy

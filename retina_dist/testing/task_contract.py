@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.seeding import seed_everything
 from retina_dist.engine.checkpoint.store import sealed
-from retina_dist.errors import ConfigError
-from retina_dist.seeding import seed_everything
+from retina_dist.engine.task import Task
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.task import Task
 from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
 
 STEPS = 3

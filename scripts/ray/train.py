@@ -17,9 +17,9 @@ import socket
 import time
 from pathlib import Path
 
+from retina_dist.base.errors import ConfigError, PeerLost, UserError
 from retina_dist.config.compose import load_config
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.errors import ConfigError, PeerLost, UserError
 
 # Variables of launchers that Ray itself may run under: its workers inherit them, but they describe other processes.
 FOREIGN = ("HOROVOD_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "SLURM_")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from retina_dist.base.files import Url
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData
 from retina_dist.engine.checkpoint.store import load_checkpoint, read_manifest
-from retina_dist.files import Url
 from retina_dist.strategies.start_processes import command, why_missing
 from tests.azure.conftest import new_container
 from tests.chaos import equal, steps_done

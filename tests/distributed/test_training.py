@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.reporting.loggers import read_metrics
+from retina_dist.tracking.loggers import read_metrics
 from tests.commands import run_command, run_process
 from tests.distributed.ranks import ROOT, launched
 from tests.e2e.conftest import SMALL

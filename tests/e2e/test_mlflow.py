@@ -19,15 +19,15 @@ import pytest
 import yaml
 
 import retina_dist.train
+from retina_dist.base.settings import flattened
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.engine.checkpoint.resume import Run
-from retina_dist.reporting.loggers import read_metrics
-from retina_dist.reporting.settings import MLFLOW_PARENT, LoggingConfig
 from retina_dist.run import mlflow_run
 from retina_dist.run.assemble import train
 from retina_dist.run.mlflow_run import MlflowRun
-from retina_dist.settings import flattened
+from retina_dist.run.resume import Run
+from retina_dist.tracking.loggers import read_metrics
+from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
 from tests.commands import free_port, wait_for
 from tests.e2e.conftest import SMALL
 

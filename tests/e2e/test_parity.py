@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retina_dist import parity
-from retina_dist.errors import UserError
+from retina_dist.base.errors import UserError
 from retina_dist.parity import ParityConfig
 from retina_dist.strategies.start_processes import run_job
 from tests.commands import run_command

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.config.compose import load_config
 from retina_dist.detection.model.build import build_model
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
-from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.assemble import train
 from tests.chaos import differences
 from tests.commands import wait_for

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss, pad
 
+from retina_dist.base.settings import setting
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.build import DetectionModel
 from retina_dist.detection.settings import DetectorSettings
-from retina_dist.settings import setting
 
 CELL = 16  # px
 MOST = 20  # detections

@@ -7,7 +7,7 @@ from torch import nn
 
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.task import DetectionTask
-from retina_dist.task import Validator
+from retina_dist.engine.task import Validator
 
 
 class CountingDetection(DetectionTask):

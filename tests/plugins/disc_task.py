@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.seeding import derived_seed
+from retina_dist.base.settings import setting
+from retina_dist.config.run_config import DataSettings, ModelSettings
 from retina_dist.data.canvases import make_buckets
 from retina_dist.data.samplers import TrainSampler
+from retina_dist.engine.task import Task, Validator
 from retina_dist.reporting.findings import DoctorReport, Finding
-from retina_dist.run_config import DataSettings, ModelSettings
-from retina_dist.seeding import derived_seed
-from retina_dist.settings import setting
-from retina_dist.task import Task, Validator
 
 SIZE = 32  # px
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.settings import setting
+from retina_dist.base.settings import setting
+from retina_dist.tracking.settings import LoggingConfig
 
 
 @dataclass

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.settings import setting
 from retina_dist.detection.readers.formats import AnnotationReader
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import DataError
-from retina_dist.settings import setting
 
 
 @dataclass

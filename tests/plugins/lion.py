@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from retina_dist.base.settings import setting
 from retina_dist.optim.settings import OptimizerSettings
-from retina_dist.settings import setting
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor, nn
 
-from retina_dist.settings import setting
+from retina_dist.base.settings import setting
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retina_dist.base.settings import setting
 from retina_dist.optim.learning_rate import Decay
 from retina_dist.optim.settings import ScheduleSettings
-from retina_dist.settings import setting
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from retina_dist.settings import setting
+from retina_dist.base.settings import setting
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.settings import StrategyConfig
 

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from retina_dist.config.compose import load_config
-from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
+from retina_dist.tracking.loggers import read_metrics
 from tests.plugins.test_plugins import FOUND, HERE, documented
 
 CHOSEN = [FOUND, "task=discs", "logging=jsonl", "logging.digits=3"]

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from retina_dist import Trainer
+from retina_dist.base.errors import ConfigError
 from retina_dist.config.compose import load_config
 from retina_dist.detection.commands import predictor_of
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate as evaluate_as_cli
 from retina_dist.detection.export import export
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import ConfigError
-from retina_dist.predictor import task_of
-from retina_dist.reporting.loggers import read_metrics
 from retina_dist.run.assemble import train
+from retina_dist.task.predictor import task_of
 from retina_dist.testing.task_contract import task_contract
+from retina_dist.tracking.loggers import read_metrics
 from tests.plugins.test_plugins import FOUND, documented
 
 CHOSEN = [FOUND, "data=parity", "model=cells"]

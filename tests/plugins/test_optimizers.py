@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.config.compose import load_config
-from retina_dist.errors import ConfigError
 from retina_dist.run.assemble import train
 from retina_dist.run.build import build_plan
 from tests.plugins.lion import LionSettings

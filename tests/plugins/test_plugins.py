@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.config import plugins
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import data_settings_of
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ConfigError
-from retina_dist.run_config import data_settings_of
 from retina_dist.strategies.start_processes import command, why_missing
 from tests.commands import run_process
 from tests.plugins.mpi_strategy import MPISettings, MPIStrategy

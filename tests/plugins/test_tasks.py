@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from retina_dist import doctor
+from retina_dist.base.errors import ConfigError
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import task_class
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import ConfigError
-from retina_dist.run_config import task_class
 from retina_dist.testing.task_contract import task_contract
 from tests.commands import run_command, run_process
 from tests.plugins.cell_detector import CellDetector

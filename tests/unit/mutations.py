@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from retina_dist.errors import UserError
+from retina_dist.base.errors import UserError
 
 LIMIT_S = 10.0  # of one case
 LONGEST = 12_000  # characters of one sentence, which may hold a name of 5000 twice

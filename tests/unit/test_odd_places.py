@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from retina_dist.base.errors import UserError
+from retina_dist.base.files import parse_path
 from retina_dist.data.images import find_images, read_image
 from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
@@ -20,10 +22,8 @@ from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.folder_owner import Owner
-from retina_dist.engine.checkpoint.resume import open_run
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
-from retina_dist.errors import UserError
-from retina_dist.files import parse_path
+from retina_dist.run.resume import open_run
 from tests.coco_files import write_coco
 
 PATIENCE_S = 20
@@ -32,7 +32,7 @@ PATIENCE_S = 20
 @pytest.fixture(autouse=True)
 def _nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("retina_dist.files.WAITS", ())
+    monkeypatch.setattr("retina_dist.base.files.WAITS", ())
 
     def hung(number: int, frame: object) -> None:
         raise AssertionError("it waits for a writer")

@@ -19,14 +19,14 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import retina_dist as rd
+from retina_dist.base.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import ConfigError, DataError, ImageError, UserError
-from retina_dist.reporting.loggers import read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, why_missing
+from retina_dist.tracking.loggers import read_metrics
 from tests.chaos import differences
 from tests.commands import run_command, run_process
 

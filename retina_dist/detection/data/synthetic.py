@@ -16,13 +16,13 @@ import torch
 from numpy.random import Generator
 from PIL import Image
 
+from retina_dist.base.seeding import derived_seed
 from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import SyntheticConfig
-from retina_dist.seeding import derived_seed
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 from torchvision.ops import StochasticDepth
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.model.weights import set_batch_norm_eps
-from retina_dist.errors import ConfigError
 from retina_dist.model.layers import fold_frozen_norms, replace_batch_norms
 from retina_dist.model.sync_batch_norm import recomputation
 

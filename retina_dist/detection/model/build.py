@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_backbone_weights, load_weights, set_batch_norm_eps
 from retina_dist.detection.settings import DetectorSettings, ModelConfig
 from retina_dist.engine.checkpoint.store import located
-from retina_dist.errors import ConfigError
 from retina_dist.model.weights import find_weights, is_torchvision_name
 
 logger = logging.getLogger(__name__)

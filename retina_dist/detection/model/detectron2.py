@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from retina_dist.errors import CheckpointError
+from retina_dist.base.errors import CheckpointError
 
 BGR = (103.530, 116.280, 123.675)  # its default pixel_mean, with a pixel_std of 1
 NAMES = (

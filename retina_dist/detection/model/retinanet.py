@@ -19,13 +19,13 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.body import Body, Pyramid
 from retina_dist.detection.model.losses import retinanet_losses
 from retina_dist.detection.model.postprocess import postprocess
 from retina_dist.detection.model.targets import match
 from retina_dist.detection.settings import ModelConfig
-from retina_dist.errors import ConfigError
 from retina_dist.model.layers import (
     FoldedBatchNorm2d,
     FoldedConv2d,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from retina_dist.errors import CheckpointError, ConfigError, DataError
-from retina_dist.text import is_text, pluralize
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError
+from retina_dist.base.text import is_text, pluralize
 
 MAX_LABELS = 20_000  # V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
 MAX_LISTED = 20  # names in a message

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import PathOrUrl, parse_path, read_bytes
+from retina_dist.base.text import escape, is_text, pluralize, truncate
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.data.shards import read_index
 from retina_dist.detection.readers.categories import Categories
@@ -18,9 +21,6 @@ from retina_dist.detection.readers.formats import read_folder
 from retina_dist.detection.readers.items import Items, reading
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.settings import FOLDER_FORMATS
-from retina_dist.errors import DataError
-from retina_dist.files import PathOrUrl, parse_path, read_bytes
-from retina_dist.text import escape, is_text, pluralize, truncate
 
 MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond

@@ -9,10 +9,10 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, number_in, numbered, read_text, reading
-from retina_dist.errors import DataError
-from retina_dist.files import PathOrUrl, read_bytes
 
 COLUMNS = ("ImageID", "LabelName", "XMin", "YMin", "XMax", "YMax")  # of OpenImages that are read
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import PathOrUrl, Url, open_regular
 from retina_dist.data.images import is_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import has_shards
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import DataError
-from retina_dist.files import PathOrUrl, Url, open_regular
 
 TITLES = {
     "coco": "COCO json",

@@ -13,11 +13,11 @@ from xml.etree.ElementTree import ParseError
 
 import yaml
 
+from retina_dist.base.errors import DataError, ImageError, UserError, first_line
+from retina_dist.base.files import PathOrUrl, read_bytes
+from retina_dist.base.text import parse_number, pluralize
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_sizes
 from retina_dist.data.settings import SPLITS
-from retina_dist.errors import DataError, ImageError, UserError, first_line
-from retina_dist.files import PathOrUrl, read_bytes
-from retina_dist.text import parse_number, pluralize
 
 ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too

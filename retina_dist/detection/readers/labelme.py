@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from retina_dist.base.files import read_bytes
+from retina_dist.base.text import pluralize
 from retina_dist.detection.readers.items import Box, Item, Items, numbered, reading, split_of
-from retina_dist.files import read_bytes
-from retina_dist.text import pluralize
 
 
 def read_labelme(root: Path, split: str) -> Items:

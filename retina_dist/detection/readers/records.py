@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from retina_dist.base.errors import DataError, ImageError
+from retina_dist.base.files import PathOrUrl, Url
+from retina_dist.base.text import escape, truncate
 from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
-from retina_dist.errors import DataError, ImageError
-from retina_dist.files import PathOrUrl, Url
-from retina_dist.text import escape, truncate
 
 MAX_SIDE = 2**31
 

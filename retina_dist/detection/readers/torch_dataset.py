@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.ops import box_convert
 
+from retina_dist.base.errors import ConfigError, DataError, ImageError
+from retina_dist.base.text import pluralize
 from retina_dist.data.images import pixels_of
 from retina_dist.data.sources import DatasetItem
 from retina_dist.detection.readers.categories import check_names
 from retina_dist.detection.readers.coco import Annotations, annotations_of
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ConfigError, DataError, ImageError
-from retina_dist.text import pluralize
 
 logger = logging.getLogger(__name__)
 

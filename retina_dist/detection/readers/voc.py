@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from xml.etree import ElementTree
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import read_bytes
+from retina_dist.base.text import is_text, pluralize, truncate
 from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import ENDINGS, Box, Item, Items, number_in, numbered, reading, split_of
-from retina_dist.errors import DataError
-from retina_dist.files import read_bytes
-from retina_dist.text import is_text, pluralize, truncate
 
 # The order of the challenge's development kit, so that category ids do not depend on the file read.
 VOC_CLASSES = (

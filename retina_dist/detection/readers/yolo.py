@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import read_bytes
+from retina_dist.base.text import is_text, pluralize
 from retina_dist.data.images import is_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import Box, Item, Items, number_in, read_text, reading, split_of
-from retina_dist.errors import DataError
-from retina_dist.files import read_bytes
-from retina_dist.text import is_text, pluralize
 
 
 def yaml_of(root: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -1,1 +1,1 @@
-"""Checkpoints: files and their folder (store), where to resume (resume), who may write (folder_owner)."""
+"""Checkpoints: files and their folder (store), who may write (folder_owner)."""

@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from retina_dist.errors import ConfigError
-from retina_dist.files import PathOrUrl, read_bytes
-from retina_dist.text import escape
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import PathOrUrl, read_bytes
+from retina_dist.base.text import escape
 
 LOCK, OWNER = "run.lock", "owner.json"
 

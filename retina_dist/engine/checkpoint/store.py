@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retina_dist.base.errors import CheckpointError, UserError
+from retina_dist.base.files import PathOrUrl, names_in, parse_path, read_bytes, write_atomically, write_bytes
+from retina_dist.base.torch_files import SEAL, SEAL_LENGTH, load_torch
 from retina_dist.engine.checkpoint.folder_owner import OWNER, describe_owner, read_owner
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.errors import CheckpointError, UserError
-from retina_dist.files import PathOrUrl, names_in, parse_path, read_bytes, write_atomically, write_bytes
-from retina_dist.torch_files import SEAL, SEAL_LENGTH, load_torch
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.base.errors import ImageError
 from retina_dist.classification.dataset import (
     ClassificationDataModule,
     ClassificationDataset,
@@ -20,7 +21,6 @@ from retina_dist.classification.dataset import (
 )
 from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.errors import ImageError
 
 EVERYTHING: dict[str, Any] = {"augment": "randaugment", "erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "vflip": 0.5}
 

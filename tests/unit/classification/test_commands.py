@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.base.errors import CheckpointError, ConfigError, UserError
 from retina_dist.classification import commands
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.drawn import CLASSES
@@ -18,7 +19,6 @@ from retina_dist.classification.samples import read_samples
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
-from retina_dist.errors import CheckpointError, ConfigError, UserError
 from retina_dist.serving.scoring import Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.classification.test_task import SMALL

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.errors import DataError
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, evaluate_rows, roc_auc, rows_of
 from retina_dist.classification.samples import Samples
-from retina_dist.errors import DataError
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, read_metrics
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import Job, ThreadRank
+from retina_dist.tracking.loggers import CsvLogger, LoggerCollection, read_metrics
 
 
 def rows(*items: tuple[int, int, int, float, float]) -> np.ndarray:

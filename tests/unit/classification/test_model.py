@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torchvision.models import resnet18
 from torchvision.ops import FrozenBatchNorm2d
 
+from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.classification.model import Classifier, _head, build_classifier, load_weights
-from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from retina_dist.base.errors import DataError
 from retina_dist.classification import commands
 from retina_dist.classification.drawn import CLASSES
 from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.config.compose import load_config
 from retina_dist.data.sources import ArchiveMember
-from retina_dist.errors import DataError
 
 
 def read(root: Path, split: str = "train", **options: object) -> Samples:

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError, Preempted
 from retina_dist.classification import metrics
 from retina_dist.classification.drawn import CLASSES
 from retina_dist.classification.metrics import ClassificationResult, evaluate_rows
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.errors import CheckpointError, ConfigError, DataError, Preempted
 from retina_dist.reporting import report
 from retina_dist.run.assemble import train
-from retina_dist.run_config import task_of_checkpoint
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
 from tests.chaos import equal

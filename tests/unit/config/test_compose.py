@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from retina_dist.__main__ import COMMANDS, MODULES
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import settings_by_key
 from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.help import help_page
+from retina_dist.config.run_config import data_settings_of
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
-from retina_dist.errors import ConfigError
 from retina_dist.optim.learning_rate import Constant
 from retina_dist.run.build import build_plan
-from retina_dist.run_config import data_settings_of
-from retina_dist.settings import settings_by_key
 from tests.commands import run_command
 
 CONF = Path(config_dir())

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import validate
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.errors import ConfigError
 from retina_dist.run.build import best_metric, build_plan
-from retina_dist.settings import validate
 
 # What 0 means, where it means something.
 ZERO = {

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from retina_dist.base.errors import DataError, ImageError
 from retina_dist.data.file_checks import check_image
 from retina_dist.data.images import MAX_PIXELS, decode_image, has_more_scans, image_sizes, read_image
-from retina_dist.errors import DataError, ImageError
-from retina_dist.predictor import predict_files
+from retina_dist.task.predictor import predict_files
 
 ORIENTATION = 0x0112
 FRAMES = [Image.new("RGB", (1, 1), colour) for colour in ((200, 0, 0), (0, 200, 0))]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from retina_dist.base.seeding import derived_seed
 from retina_dist.data.canvases import Buckets, make_buckets
 from retina_dist.data.samplers import (
     BatchSpec,
@@ -19,7 +20,6 @@ from retina_dist.data.samplers import (
     plan_epoch,
     repeat_factors,
 )
-from retina_dist.seeding import derived_seed
 
 WORLD_SIZES = (1, 2, 3, 8)
 SHAPES = [(480, 640), (640, 480), (500, 500), (300, 640), (640, 300), (427, 640)]

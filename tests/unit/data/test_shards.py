@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from retina_dist.base.errors import DataError, ImageError
+from retina_dist.base.files import Url, write_bytes
 from retina_dist.config.compose import load_config
 from retina_dist.data import shards as module
 from retina_dist.data.file_checks import check_image
@@ -24,8 +26,6 @@ from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.formats import recognise
-from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url, write_bytes
 from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps
 

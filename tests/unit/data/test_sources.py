@@ -13,7 +13,9 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from retina_dist import files
+from retina_dist.base import files
+from retina_dist.base.errors import DataError, ImageError
+from retina_dist.base.files import Url
 from retina_dist.data.file_checks import check_images
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import RemoteFile, read, read_all
@@ -23,8 +25,6 @@ from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.readers.records import make_record
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.errors import DataError, ImageError
-from retina_dist.files import Url
 from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps
 

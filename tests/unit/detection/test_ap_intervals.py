@@ -13,9 +13,9 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from retina_dist.base.errors import DataError
 from retina_dist.detection.ap_intervals import rankings, resample
 from retina_dist.detection.coco_metrics import evaluate_rows, read_results
-from retina_dist.errors import DataError
 from retina_dist.reporting.intervals import Ranking, average_precision, curves
 
 NUM_CLASSES, NUM_IMAGES = 3, 12

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from retina_dist.base.errors import CheckpointError, DataError
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.errors import CheckpointError, DataError
 
 ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
 

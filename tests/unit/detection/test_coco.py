@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
+from retina_dist.base.errors import DataError
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
 from retina_dist.detection.doctor import examine
@@ -27,7 +28,6 @@ from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.doctor import DoctorConfig
-from retina_dist.errors import DataError
 
 COCO: dict[str, Any] = {
     "images": [

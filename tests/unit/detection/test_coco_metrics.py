@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from retina_dist.base.errors import DataError
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,
@@ -27,7 +28,6 @@ from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import Annotations
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.errors import DataError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.detection.detector import Detector
 from retina_dist.engine.checkpoint.store import CheckpointStore, sealed
-from retina_dist.errors import CheckpointError, ConfigError, DataError
 from tests.unit.serving import server
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from retina_dist import doctor
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.config.compose import load_config
 from retina_dist.data.canvases import make_buckets, resized_size
 from retina_dist.data.images import ORIENTATION_TAG
@@ -26,7 +27,6 @@ from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.task import DetectionTask
 from retina_dist.doctor import DoctorConfig
-from retina_dist.errors import ConfigError, DataError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.coco_files import write_coco
 

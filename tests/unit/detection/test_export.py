@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import OUTPUTS, export
-from retina_dist.errors import ConfigError, UserError
 from retina_dist.export import ExportConfig
 from tests.unit.serving.server import small_detector
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.convert import ConvertConfig, convert
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.formats import TITLES, find_split, recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
-from retina_dist.errors import ConfigError, DataError
 from tests.coco_files import split_of
 
 # split -> image -> (class, x1, y1, x2, y2) in 40 x 20 pixels

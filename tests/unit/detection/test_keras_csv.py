@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from retina_dist.base.errors import DataError
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.csv_files import read_csv
-from retina_dist.errors import DataError
 
 CLASSES = "cow,1\ncat,0\n"
 

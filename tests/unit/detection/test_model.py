@@ -15,12 +15,12 @@ from torchvision.models import get_model
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.model import targets
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.targets import match
 from retina_dist.detection.model.weights import load_backbone_weights
-from retina_dist.errors import ConfigError
 from retina_dist.model.sync_batch_norm import connect
 
 CANVAS, SMALL = (128, 160), (64, 96)

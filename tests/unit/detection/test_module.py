@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.base.errors import ImageError
 from retina_dist.data.module import start_fork_server
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import NO_IMAGE, Batch, Sample, collate
@@ -21,7 +22,6 @@ from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import ImageError
 from tests.coco_files import SIZES, noise_images, write_coco
 
 SETTINGS = {"batch_size": 4, "val_batch_size": 4, "min_sizes": [32, 48], "max_size": 96, "num_workers": 0}

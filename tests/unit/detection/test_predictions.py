@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.config.compose import load_config
 from retina_dist.detection import commands
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.voc import read_cvat
-from retina_dist.errors import ConfigError
 from tests.unit.serving.server import make_image, small_detector
 
 THRESHOLD = 0.3

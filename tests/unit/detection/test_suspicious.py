@@ -87,7 +87,7 @@ def test_both_splits_are_ranked_without_metrics(tmp_path: Path, monkeypatch: pyt
     categories = Categories((CAT, DOG), ("cat", "<dog>")).state()
     trained = server.content(num_classes=2, score_threshold=0.9999)
     trained |= {"categories": categories, "config": {"data": data}}
-    monkeypatch.setattr("retina_dist.predictor.load_checkpoint", lambda path: trained)
+    monkeypatch.setattr("retina_dist.task.predictor.load_checkpoint", lambda path: trained)
     monkeypatch.setattr("retina_dist.detection.suspicious.SHOWN", 1)
     report = examine_labels(DoctorConfig(checkpoint="best.pt", output_dir=str(tmp_path)))
     assert [(each.level, each.where, each.count) for each in report.findings] == [

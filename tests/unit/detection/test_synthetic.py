@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from retina_dist.base.errors import DataError
 from retina_dist.config.compose import load_config
 from retina_dist.detection.data.synthetic import CATEGORIES, make_shapes, synthetic_annotations, synthetic_batch
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.formats import find_split
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.errors import DataError
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 CPU = torch.device("cpu")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError
+from retina_dist.base.files import Url
 from retina_dist.config.compose import load_config
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.evaluation import evaluate
@@ -16,9 +18,7 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
-from retina_dist.errors import CheckpointError, ConfigError, DataError
 from retina_dist.evaluate import EvaluateConfig
-from retina_dist.files import Url
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.coco_files import write_coco
 from tests.unit.serving import server

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.classification.commands import predictor_of
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.tiles import merge, windows_of
-from retina_dist.errors import ConfigError
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.predict import PredictConfig
 from retina_dist.serving.scoring import Scorer

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from retina_dist.base.errors import DataError
 from retina_dist.detection.readers.voc import VOC_CLASSES, read_voc
-from retina_dist.errors import DataError
 
 SIZE = "<size><width>100</width><height>80</height><depth>3</depth></size>"
 

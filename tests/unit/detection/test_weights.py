@@ -13,6 +13,7 @@ from torchvision.models import resnet18, resnet50
 from torchvision.models._api import WeightsEnum
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
+from retina_dist.base.errors import CheckpointError, UserError
 from retina_dist.config.compose import load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.build import build_model
@@ -22,7 +23,6 @@ from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import sealed
-from retina_dist.errors import CheckpointError, UserError
 from retina_dist.run.assemble import train
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 

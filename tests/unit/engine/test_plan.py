@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.engine.plan import Plan, to_steps
-from retina_dist.errors import ConfigError
 from retina_dist.optim.learning_rate import Schedule
 from tests.plans import plan_of
 

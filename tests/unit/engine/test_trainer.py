@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.errors import CheckpointError, Preempted, UserError
 from retina_dist.engine.checkpoint import store as checkpoint
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
-from retina_dist.errors import CheckpointError, Preempted, UserError
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.chaos import equal

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save
 from torchvision.models import resnet18
 
+from retina_dist.base.errors import CheckpointError
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_backbone_weights
-from retina_dist.errors import CheckpointError
 from retina_dist.model.weights import read_state
 
 NAME = "model.safetensors"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retina_dist.errors import DataError
+from retina_dist.base.errors import DataError
 from retina_dist.reporting.intervals import Ranking, Resampled, average_precision, digest_of, resampled_weights
 
 

@@ -16,11 +16,11 @@ import yaml
 from PIL import Image
 
 from retina_dist import __main__
-from retina_dist.errors import ConfigError, DataError
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.reporting import page
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.reporting.loggers import CsvLogger
 from retina_dist.reporting.report import RunFiles, curves, differences, results, running_median, write_report
+from retina_dist.tracking.loggers import CsvLogger
 from tests import browser
 
 pytest.importorskip("plotly", reason='needs pip install "retina-dist[analysis]"')

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
 from retina_dist.run.build import best_metric, build_plan, build_state
-from retina_dist.run_config import RunConfig, task_class
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.unit.engine.test_trainer import Recorder, trainer
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks

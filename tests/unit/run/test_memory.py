@@ -14,18 +14,18 @@ import torch
 import yaml
 from torch.profiler import ProfilerActivity, profile
 
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.seeding import seed_step
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.plan import Plan
-from retina_dist.errors import ConfigError
-from retina_dist.reporting.loggers import read_metrics
+from retina_dist.engine.task import Task
 from retina_dist.run import assemble, memory
 from retina_dist.run.build import build_plan, build_state, build_train_step
 from retina_dist.run.memory import MemoryEstimate, MemoryPlan, StepMemory, plan_memory
-from retina_dist.run_config import RunConfig, task_class
-from retina_dist.seeding import seed_step
 from retina_dist.strategies.devices import CONTEXT_GIB, GPUS, find_gpu, memory_of
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.task import Task
+from retina_dist.tracking.loggers import read_metrics
 from tests.unit.strategies.test_strategy_base import on_ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

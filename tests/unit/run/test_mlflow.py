@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from retina_dist.base.errors import ConfigError, Preempted
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.engine.checkpoint.resume import Run
-from retina_dist.errors import ConfigError, Preempted
-from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow_run
 from retina_dist.run.mlflow_run import MlflowRun, tracking_server
+from retina_dist.run.resume import Run
+from retina_dist.tracking.settings import LoggingConfig
 from tests.commands import wait_for
 
 URI = "http://me:secret@127.0.0.1:9"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import retina_dist.train
+from retina_dist.base.errors import DataError, Preempted
+from retina_dist.base.files import write_json
 from retina_dist.engine.nonfinite import Divergence
-from retina_dist.errors import DataError, Preempted
-from retina_dist.files import write_json
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.run.records import LOSS, RESULT
 from retina_dist.run.sweep import compare_with_best

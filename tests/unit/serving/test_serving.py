@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.detector import Detector, ImageResult
-from retina_dist.errors import ConfigError
 from retina_dist.serving.scoring import RequestError, Scorer
 from retina_dist.serving.server import ServeConfig, listen
 from tests.commands import wait_for

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 from retina_dist.strategies import ddp, devices
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.devices import check_devices, resolve_device

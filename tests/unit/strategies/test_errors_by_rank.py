@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from retina_dist.base.errors import ConfigError, DataError, PeerLost
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.errors import ConfigError, DataError, PeerLost
-from retina_dist.reporting.console import configure_logging
 from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
+from retina_dist.tracking.console import configure_logging
 
 End = Callable[..., tuple[int | str | None, str]]
 

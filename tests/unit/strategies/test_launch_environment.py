@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 from retina_dist.strategies.launch_environment import Launch, detect_launch, first_host, slurm_port, tasks_of_node
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 from retina_dist.strategies import ddp, horovod
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy

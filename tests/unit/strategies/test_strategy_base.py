@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.errors import DataError, PeerLost
+from retina_dist.base.errors import DataError, PeerLost
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.testing import thread_ranks
 from retina_dist.testing.thread_ranks import Job, ThreadRank

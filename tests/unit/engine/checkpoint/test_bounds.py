@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from retina_dist.base.errors import CheckpointError, UserError
+from retina_dist.base.torch_files import load_torch
+from retina_dist.config.run_config import data_settings_of
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.settings import DetectionData
-from retina_dist.errors import CheckpointError, UserError
-from retina_dist.run_config import data_settings_of
-from retina_dist.torch_files import load_torch
 
 SMALL = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 16}
 

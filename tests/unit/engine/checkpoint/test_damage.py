@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from retina_dist.base.errors import CheckpointError
+from retina_dist.base.torch_files import SEAL_LENGTH
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest
-from retina_dist.errors import CheckpointError
-from retina_dist.torch_files import SEAL_LENGTH
 from tests.unit.mutations import mutated_bytes
 
 COPIES = 200

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+from retina_dist.base.errors import CheckpointError, ConfigError, UserError
+from retina_dist.base.files import PathOrUrl, names_in, parse_path
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.folder_owner import LOCK, Owner
-from retina_dist.engine.checkpoint.resume import RunOpener, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
 from retina_dist.engine.plan import TrainerConfig
-from retina_dist.errors import CheckpointError, ConfigError, UserError
-from retina_dist.files import PathOrUrl, names_in, parse_path
+from retina_dist.run.resume import RunOpener, open_run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.commands import wait_for
 from tests.unit.engine.checkpoint.test_store import save

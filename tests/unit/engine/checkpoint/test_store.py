@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from retina_dist import files
+from retina_dist.base import files
+from retina_dist.base.errors import CheckpointError, UserError
+from retina_dist.base.files import PathOrUrl, names_in, parse_path, write_atomically
 from retina_dist.engine.checkpoint import store as checkpoint
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, sealed
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.errors import CheckpointError, UserError
-from retina_dist.files import PathOrUrl, names_in, parse_path, write_atomically
 
 
 def content(value: float = 1.0) -> dict:
@@ -350,6 +350,6 @@ def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pyt
         return original(self, path, *arguments, **named)
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", slow)
-    monkeypatch.setattr("retina_dist.files.WAITS", ())
+    monkeypatch.setattr("retina_dist.base.files.WAITS", ())
     with pytest.raises(UserError, match=r"step_00000002\.pt could not be read \(TimeoutError: no answer"):
         load_latest(folder)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from retina_dist.settings import settings_by_key
+from retina_dist.base.settings import settings_by_key
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case. Of the keys
 # after the colon, the first that the command has is meant; one with spaces is a clause.

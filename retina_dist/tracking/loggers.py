@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from retina_dist.errors import DataError
-from retina_dist.files import write_csv
-from retina_dist.text import NUMBER
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import write_csv
+from retina_dist.base.text import NUMBER
 
 STEP = "step"
 

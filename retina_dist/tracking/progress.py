@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from retina_dist.reporting.console import note_output, print_redacted
-from retina_dist.text import format_duration
+from retina_dist.base.text import format_duration
+from retina_dist.tracking.console import note_output, print_redacted
 
 TRAINING_GROUPS = ("train", "time", "memory", "comm")  # of metrics that no validation gives
 SHOWN = {"train/loss": "loss {:.4f}", "train/lr": "lr {:.3g}", "time/images_per_s": "{:.1f} img/s"}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from retina_dist.errors import ConfigError
+from retina_dist.base.errors import ConfigError
 
 T = TypeVar("T")
 MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
@@ -79,7 +79,7 @@ class KnownArguments:
 
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
         for key in sorted(kwargs.keys() - getattr(cls, "__dataclass_fields__", {}).keys()):
-            from retina_dist.unknown_keys import no_argument
+            from retina_dist.base.unknown_keys import no_argument
 
             raise ConfigError(no_argument(cls, key))
         return object.__new__(cls)

@@ -3,8 +3,8 @@ import math
 import pytest
 from PIL import Image
 
-from retina_dist.errors import DataError
-from retina_dist.reporting.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
+from retina_dist.base.errors import DataError
+from retina_dist.tracking.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
 
 
 class Recorder:

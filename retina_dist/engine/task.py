@@ -1,4 +1,4 @@
-"""The contract between a training and what it trains: data, model and metrics of one task, such as object detection."""
+"""The contract between a training and what it trains: data, model and metrics of one task."""
 
 # ruff: noqa: B027  a task overrides the empty methods that it needs
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
-from retina_dist.redaction import redacted_tree
+from retina_dist.base.redaction import redacted_tree
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import pytest
 
 from retina_dist import __main__ as console
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_help_lists_the_commands_without_importing_torch() -> None:

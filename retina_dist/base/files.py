@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from retina_dist.errors import ConfigError, UserError, describe_error
-from retina_dist.text import pluralize
+from retina_dist.base.errors import ConfigError, UserError, describe_error
+from retina_dist.base.text import pluralize
 
 T = TypeVar("T")
 

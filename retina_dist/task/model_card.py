@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist import __version__
-from retina_dist.files import write_text
-from retina_dist.predictor import Predictor
-from retina_dist.redaction import redacted
+from retina_dist.base.files import write_text
+from retina_dist.base.redaction import redacted
+from retina_dist.task.predictor import Predictor
 
 MOST_CLASSES = 100  # named in a card
 USE = "Images like those it was trained on. Evaluate it on your own first; where a mistake does harm, let a person decide."

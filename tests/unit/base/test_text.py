@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from retina_dist.text import escape, is_text, parse_number
+from retina_dist.base.text import escape, is_text, parse_number
 
 
 def test_numbers_of_text_files_are_decimal() -> None:

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from retina_dist.base.errors import CheckpointError, doing
+from retina_dist.base.files import write_json
 from retina_dist.data.module import TensorBatch
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.precision import autocast
-from retina_dist.errors import CheckpointError, doing
-from retina_dist.files import write_json
+from retina_dist.engine.task import Task, TaskData, Validator
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task import Task, TaskData, Validator
 
 MAX_LOGGED_CLASSES = 20  # whose metric is logged at the end
 NO_VALIDATION = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from retina_dist.seeding import derived_seed, seed_everything, seed_step
+from retina_dist.base.seeding import derived_seed, seed_everything, seed_step
 
 
 def draw() -> list[float]:

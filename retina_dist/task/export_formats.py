@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from retina_dist import __version__
-from retina_dist.errors import ConfigError
-from retina_dist.files import write_atomically
-from retina_dist.torch_files import load_torch
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import write_atomically
+from retina_dist.base.torch_files import load_torch
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import os
 import time
 
-from retina_dist.redaction import redacted
+from retina_dist.base.redaction import redacted
 
 # torch's messages, without an exception class of their own, when the other end of a connection is gone or silent.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",

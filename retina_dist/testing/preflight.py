@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torchvision.models import resnet18
 
-from retina_dist.errors import describe_error, doing
-from retina_dist.files import nearest_existing
+from retina_dist.base.errors import describe_error, doing
+from retina_dist.base.files import nearest_existing
+from retina_dist.base.text import format_bytes, format_ranks, pluralize
+from retina_dist.config.run_config import task_class
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy
 from retina_dist.run.records import versions
-from retina_dist.run_config import task_class
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import driver_version
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.text import format_bytes, format_ranks, pluralize
 
 if TYPE_CHECKING:
     from retina_dist.doctor import DoctorConfig

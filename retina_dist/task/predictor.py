@@ -15,23 +15,30 @@ import torch
 from torch import nn
 from typing_extensions import Self, TypeVar
 
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError, ImageError, UserError, describe_error
+from retina_dist.base.files import Url, check_folder, parse_path
+from retina_dist.base.settings import make, validate
+from retina_dist.base.text import escape
+from retina_dist.base.torch_files import remedy_of
+from retina_dist.config.run_config import (
+    TASKS,
+    ModelSettings,
+    builtin_task,
+    data_settings_of,
+    names_class,
+    task_of_checkpoint,
+)
 from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read_image
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.precision import Precision, autocast
-from retina_dist.errors import CheckpointError, ConfigError, DataError, ImageError, UserError, describe_error
-from retina_dist.files import Url, check_folder, parse_path
-from retina_dist.image_task import Evaluator
+from retina_dist.engine.task import Task
 from retina_dist.model.weights import is_torchvision_name
-from retina_dist.reporting.console import configure_logging, heartbeat
-from retina_dist.run_config import TASKS, ModelSettings, builtin_task, data_settings_of, names_class, task_of_checkpoint
-from retina_dist.settings import make, validate
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.select import strategy_of
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
-from retina_dist.task import Task
-from retina_dist.text import escape
-from retina_dist.torch_files import remedy_of
+from retina_dist.task.image_task import Evaluator
+from retina_dist.tracking.console import configure_logging, heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig

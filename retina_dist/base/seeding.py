@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from retina_dist.errors import DataError
-from retina_dist.text import pluralize
+from retina_dist.base.errors import DataError
+from retina_dist.base.text import pluralize
 
 
 def seed_everything(seed: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from retina_dist import __version__
-from retina_dist.errors import CheckpointError, describe_error
-from retina_dist.files import PathOrUrl, read_bytes
-from retina_dist.text import escape
+from retina_dist.base.errors import CheckpointError, describe_error
+from retina_dist.base.files import PathOrUrl, read_bytes
+from retina_dist.base.text import escape
 
 SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
 SEAL_LENGTH = len(SEAL) + 64

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from typing_extensions import Self
 
+from retina_dist.base.errors import CheckpointError, ConfigError, first_line
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.settings import MISSING, KnownArguments, flattened, make, setting, validate
 from retina_dist.engine.plan import TrainerConfig
-from retina_dist.errors import CheckpointError, ConfigError, first_line
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
-from retina_dist.redaction import redacted_tree
-from retina_dist.reporting.settings import LoggingConfig
-from retina_dist.settings import MISSING, KnownArguments, flattened, make, setting, validate
 from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.tracking.settings import LoggingConfig
 
 if TYPE_CHECKING:
-    from retina_dist.task import Task
+    from retina_dist.engine.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ TASKS = ("detection", "classification")  # of the package, each in the folder of
 class TaskConfig:
     """Which task is trained; an entry from outside the package names its class by `_target_`."""
 
-    contract = "retina_dist.task.Task"
+    contract = "retina_dist.engine.task.Task"
 
     name: str = setting(TASKS[0], choices=TASKS)
 
@@ -193,7 +193,7 @@ def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object
     Absent ones have their defaults. Those that `schema` does not have are left out, with a warning unless they are of a class from
     outside the package. Raises CheckpointError without any, ConfigError for what does not fit.
     """
-    from retina_dist.torch_files import remedy_of  # imports torch
+    from retina_dist.base.torch_files import remedy_of  # imports torch
 
     config = content.get("config")
     section = config.get("data") if isinstance(config, Mapping) else None

@@ -13,17 +13,17 @@ from typing import Any
 
 import yaml
 
+from retina_dist.base.errors import CheckpointError, ConfigError, UserError, describe_error
+from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path
+from retina_dist.base.redaction import redacted
+from retina_dist.base.settings import flattened
+from retina_dist.base.torch_files import remedy_of
 from retina_dist.engine.checkpoint.folder_owner import Owner, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
-from retina_dist.errors import CheckpointError, ConfigError, UserError, describe_error
-from retina_dist.files import PathOrUrl, Url, names_in, parse_path
-from retina_dist.redaction import redacted
-from retina_dist.settings import flattened
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.torch_files import remedy_of
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from retina_dist.classification import metrics
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.reporting.progress import ERASE, Progress
 from retina_dist.run.assemble import train
+from retina_dist.tracking.progress import ERASE, Progress
 from tests.commands import wait_for
 
 
@@ -76,8 +76,8 @@ def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, waits)
 
-    monkeypatch.setattr("retina_dist.reporting.console.SILENCE_S", 0.1)
-    monkeypatch.setattr("retina_dist.reporting.console.redacted", lambda text: lines.append(text) or text)
+    monkeypatch.setattr("retina_dist.tracking.console.SILENCE_S", 0.1)
+    monkeypatch.setattr("retina_dist.tracking.console.redacted", lambda text: lines.append(text) or text)
     slow(ClassificationTask, "prepare", "reading the data: 0:0")
     slow(TrainStep, "__call__", "step 1: 0:0")
     slow(metrics, "rows_of", "validation, 6 images: 0:0")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from retina_dist import preflight
-from retina_dist.preflight import Facts, Link
 from retina_dist.reporting.findings import Finding
+from retina_dist.testing import preflight
+from retina_dist.testing.preflight import Facts, Link
 
 VERSIONS = {"retina_dist": "0.2", "torch": "2.11", "torchvision": "0.26", "NCCL": "2.27.5", "driver": "580.65.06"}
 LINKS = (Link(1, 0.3), Link(64, 2.0))

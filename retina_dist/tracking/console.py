@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from retina_dist.errors import activity
-from retina_dist.redaction import redacted
-from retina_dist.text import format_duration
+from retina_dist.base.errors import activity
+from retina_dist.base.redaction import redacted
+from retina_dist.base.text import format_duration
 
 LOGGER = logging.getLogger("retina_dist")
 SILENCE_S = 10.0  # the longest time without a line

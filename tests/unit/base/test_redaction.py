@@ -18,15 +18,15 @@ from unittest.mock import MagicMock
 import pytest
 
 import retina_dist.train
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import names_in, parse_path
+from retina_dist.base.redaction import redacted
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
-from retina_dist.engine.checkpoint.resume import Run
 from retina_dist.engine.plan import TrainerConfig
-from retina_dist.errors import DataError
-from retina_dist.files import names_in, parse_path
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
-from retina_dist.redaction import redacted
-from retina_dist.reporting.settings import LoggingConfig
 from retina_dist.run import mlflow_run
+from retina_dist.run.resume import Run
+from retina_dist.tracking.settings import LoggingConfig
 
 # As users and services write them; SECRET is what nobody may see.
 KINDS = [

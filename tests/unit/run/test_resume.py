@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
-from retina_dist.engine.checkpoint.resume import check_resume, next_folder, open_run
 from retina_dist.engine.checkpoint.store import CheckpointStore
-from retina_dist.errors import CheckpointError, ConfigError
 from retina_dist.run.records import write_start
+from retina_dist.run.resume import check_resume, next_folder, open_run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def settings(*overrides: str) -> DetectionRunConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retina_dist.settings import KnownArguments, setting
+from retina_dist.base.settings import KnownArguments, setting
 
 MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the MLflow runs of a sweep's jobs
 
@@ -13,7 +13,7 @@ MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the ML
 class LoggingConfig(KnownArguments):
     """What a run writes beside its checkpoints."""
 
-    contract = "retina_dist.reporting.loggers.MetricLogger"
+    contract = "retina_dist.tracking.loggers.MetricLogger"
 
     tensorboard: bool = True
     plots: bool = setting(True, "first_batch.jpg and report.html")

@@ -1,0 +1,1 @@
+"""What the tasks share: evaluator, predictor, export, model card."""

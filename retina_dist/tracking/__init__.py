@@ -1,0 +1,1 @@
+"""What speaks while a training runs: console, progress, loggers."""
