@@ -35,8 +35,16 @@ def usage() -> str:
     """The text of --help: one line for each command."""
     lines = ["usage: retina-dist COMMAND [KEY=VALUE ...]", "", "commands:"]
     lines += [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
-    lines += ["", "retina-dist COMMAND --cfg job lists the settings of a command with their values."]
-    return "\n".join([*lines, "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train"])
+    lines += [
+        "",
+        "retina-dist COMMAND --cfg job lists the settings of a command with their values.",
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train",
+        ]
+    )
 
 
 def main() -> None:
@@ -55,11 +63,15 @@ def main() -> None:
         raise SystemExit(2)
     arguments = sys.argv[2:]
     if command == "compare":
-        folders = list(takewhile(lambda word: "=" not in word and not word.startswith("-"), arguments))
+        folders = list(
+            takewhile(lambda word: "=" not in word and not word.startswith("-"), arguments)
+        )
         if len(folders) not in (0, 2):
             print("error: compare takes two run folders.", file=sys.stderr)
             raise SystemExit(2)
-        arguments = [f"{name}={folder}" for name, folder in zip(("run", "other"), folders)] + arguments[len(folders) :]
+        arguments = [
+            f"{name}={folder}" for name, folder in zip(("run", "other"), folders)
+        ] + arguments[len(folders) :]
     sys.argv = [f"retina-dist {command}", *arguments]
     importlib.import_module(MODULES.get(command, f"retina_dist.{command}")).main()
 

@@ -63,7 +63,9 @@ class _Run(TrainerConfig):
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
             self.data = self.data.with_values(name=name_of_root(self.data.root))
-        to_steps(str(self.max_duration), key="max_duration", num_images=1, batch_size=1)  # raises for no duration
+        to_steps(
+            str(self.max_duration), key="max_duration", num_images=1, batch_size=1
+        )  # raises for no duration
         check_types(self, type(self))
         validate(self.config)
 
@@ -71,16 +73,26 @@ class _Run(TrainerConfig):
     def from_config(cls, config: RunConfig) -> Self:
         """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
         if not isinstance(config, schema_of_task(cls._task)):
-            raise ConfigError(f"task={config.task.name} is not for {cls.__name__}; train on the command line.")
+            raise ConfigError(
+                f"task={config.task.name} is not for {cls.__name__}; train on the command line."
+            )
         sections = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
-        return cls(**{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections)
+        return cls(
+            **{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections
+        )
 
     @property
     def config(self) -> RunConfig:
         """The settings as the command line has them."""
         trainer = TrainerConfig(**{f.name: getattr(self, f.name) for f in fields(TrainerConfig)})
-        sections = {f.name: getattr(self, f.name) for f in fields(RunConfig) if f.name in self.__dataclass_fields__}
-        config: RunConfig = schema_of_task(self._task)(task=TaskConfig(self._task), trainer=trainer, **sections)
+        sections = {
+            f.name: getattr(self, f.name)
+            for f in fields(RunConfig)
+            if f.name in self.__dataclass_fields__
+        }
+        config: RunConfig = schema_of_task(self._task)(
+            task=TaskConfig(self._task), trainer=trainer, **sections
+        )
         return config
 
     def fit(self) -> dict[str, float]:
@@ -121,7 +133,9 @@ class Trainer(_Run):
 
     def detector(self, device: str = "cpu", precision: str = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""
-        return Detector.from_checkpoint(self.checkpoint, device=device, precision=precision, model=self.model)
+        return Detector.from_checkpoint(
+            self.checkpoint, device=device, precision=precision, model=self.model
+        )
 
     def evaluate(self) -> CocoResult:
         """COCO metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
@@ -138,7 +152,9 @@ class ClassifierTrainer(_Run):
 
     def classifier(self, device: str = "cpu", precision: str = "fp32") -> TrainedClassifier:
         """The trained classifier, from `checkpoint`. Raises ConfigError before `fit`."""
-        return TrainedClassifier.from_checkpoint(self.checkpoint, device=device, precision=precision)
+        return TrainedClassifier.from_checkpoint(
+            self.checkpoint, device=device, precision=precision
+        )
 
     def evaluate(self) -> ClassificationResult:
         """Metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""

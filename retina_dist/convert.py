@@ -40,7 +40,9 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     """Write `output` and return its content. Images are needed only for sizes that the annotations do not have."""
     key = f"{config.split}_annotations"
     files: dict[str, Any] = {key: config.annotations, f"{config.split}_images": config.images}
-    data = DetectionData(name="convert", format=config.format, root=config.root, classes=config.classes, **files)
+    data = DetectionData(
+        name="convert", format=config.format, root=config.root, classes=config.classes, **files
+    )
     data.check()
     if config.root:
         check_folder(config.root)
@@ -48,7 +50,9 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
         raise ConfigError("give root=FOLDER or annotations=FILE.")
     part = read_split(data.with_values(missing_images="ignore"), config.split, check=False)
     if part is None:
-        raise ConfigError(f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE.")
+        raise ConfigError(
+            f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE."
+        )
     coco = sized_coco(part, data.max_pixels)
     write_json(Path(config.output), coco, indent=None)
     unsized = sum("width" not in image for image in coco["images"])

@@ -34,24 +34,42 @@ from retina_dist.tracking.console import heartbeat, print_redacted
 class DoctorConfig(DetectionRunConfig):
     """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
 
-    images: str = setting("decode", "header: not decoded; none: not opened", choices=("decode", "header", "none"))
-    cluster: bool = setting(False, "instead check machines, network and equal data, under the training's launcher")
-    expect_gb_s: float | None = setting(None, "cluster: least bus bandwidth of 64 MB; less is an error", above=0)
-    checkpoint: str | None = setting(None, "instead rank the labels that this detector doubts, into output_dir")
-    root: str | None = setting(None, "data.root, if that of `checkpoint` was moved or is behind a URL")
+    images: str = setting(
+        "decode", "header: not decoded; none: not opened", choices=("decode", "header", "none")
+    )
+    cluster: bool = setting(
+        False, "instead check machines, network and equal data, under the training's launcher"
+    )
+    expect_gb_s: float | None = setting(
+        None, "cluster: least bus bandwidth of 64 MB; less is an error", above=0
+    )
+    checkpoint: str | None = setting(
+        None, "instead rank the labels that this detector doubts, into output_dir"
+    )
+    root: str | None = setting(
+        None, "data.root, if that of `checkpoint` was moved or is behind a URL"
+    )
     output: str | None = setting(None, "a JSON file", writes="file")
-    sheets: str | None = setting(None, "detection: a folder for train.jpg and val.jpg with boxes", writes="folder")
+    sheets: str | None = setting(
+        None, "detection: a folder for train.jpg and val.jpg with boxes", writes="folder"
+    )
 
     def check(self) -> None:
         """Raise ConfigError for settings that would be ignored, with `checkpoint` or without."""
         super().check()
         if self.root and not self.checkpoint:
-            raise ConfigError(f"root={self.root} is read with checkpoint only; write data.root={self.root}.")
+            raise ConfigError(
+                f"root={self.root} is read with checkpoint only; write data.root={self.root}."
+            )
         if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
-            raise ConfigError(f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out.")
+            raise ConfigError(
+                f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out."
+            )
         root = getattr(self.data, "root", None)
         if self.checkpoint and root and not getattr(self.data, "shapes", None):
-            raise ConfigError(f"data.root={root} is not read with checkpoint={self.checkpoint}; write root={root}.")
+            raise ConfigError(
+                f"data.root={root} is not read with checkpoint={self.checkpoint}; write root={root}."
+            )
 
 
 @entry_point("doctor", DoctorConfig)

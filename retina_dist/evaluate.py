@@ -29,15 +29,25 @@ from retina_dist.task.predictor import task_of
 class EvaluateConfig(OfCheckpoint):
     """`python -m retina_dist.evaluate`."""
 
-    checkpoint: str | None = setting(None, "a run folder, whose best.pt is taken, or a .pt file ...")
+    checkpoint: str | None = setting(
+        None, "a run folder, whose best.pt is taken, or a .pt file ..."
+    )
     results: str | None = setting(None, "... or a COCO results json")
     annotations: str | None = setting(None, "null: the checkpoint's validation set")
     images: str | None = None
     root: str | None = setting(None, "data.root, if the checkpoint's was moved or is behind a URL")
-    box_format: str | None = setting(None, "data.box_format of `annotations`", choices=(None, "xywh", "xyxy"))
-    output_dir: str | None = setting(None, "a folder for metrics and their report; null: none", writes="folder")
-    tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
-    tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
+    box_format: str | None = setting(
+        None, "data.box_format of `annotations`", choices=(None, "xywh", "xyxy")
+    )
+    output_dir: str | None = setting(
+        None, "a folder for metrics and their report; null: none", writes="folder"
+    )
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects", at_least=32
+    )
+    tile_overlap: float = setting(
+        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
+    )
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     batch_size: int = setting(8, at_least=1)

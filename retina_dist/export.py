@@ -22,11 +22,19 @@ class ExportConfig(OfCheckpoint):
     """`python -m retina_dist.export`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
-    output: str = setting(MISSING, "FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict)", writes="file")
-    size: list[int] | None = setting(None, "height and width in px of the only input taken; null: any")
-    images: str | None = setting(None, "a file, folder or glob of images to compare on; null: drawn shapes")
+    output: str = setting(
+        MISSING, "FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict)", writes="file"
+    )
+    size: list[int] | None = setting(
+        None, "height and width in px of the only input taken; null: any"
+    )
+    images: str | None = setting(
+        None, "a file, folder or glob of images to compare on; null: drawn shapes"
+    )
     num_images: int = setting(3, "images to compare on", at_least=1)
-    box_tolerance: float = setting(0.1, "px; a larger difference to PyTorch is an error", at_least=0)
+    box_tolerance: float = setting(
+        0.1, "px; a larger difference to PyTorch is an error", at_least=0
+    )
     score_tolerance: float = setting(1e-3, at_least=0)
     intended_use: str | None = setting(None, "for the model card; null: a general sentence")
     debug: bool = False

@@ -47,7 +47,9 @@ TOLERANCE = 1e-10
 LOSS_SCALE = 1024.0
 
 Tensors = dict[str, Tensor]
-Outcome = dict[str, list[Tensors]]  # what a run of a case gave: by kind, for each step or for the end
+Outcome = dict[
+    str, list[Tensors]
+]  # what a run of a case gave: by kind, for each step or for the end
 Differences = dict[str, float]  # by case
 
 
@@ -57,7 +59,9 @@ class ParityConfig(DetectionRunConfig):
 
     processes: list[int] = setting([2], at_least=1)
     launchers: list[str] = setting([*LAUNCHERS], "those that are installed", choices=LAUNCHERS)
-    steps: int = setting(2, "a whole one and a short one; the third begins the second epoch", at_least=1)
+    steps: int = setting(
+        2, "a whole one and a short one; the third begins the second epoch", at_least=1
+    )
     output: str | None = setting(None, "a JSON file", writes="file")
     worker: str | None = setting(None, "set in the processes that it starts")
 
@@ -88,7 +92,9 @@ CASES = (
 
 def difference(one: Outcome, other: Outcome) -> float:
     """The largest relative difference of any kind in any step."""
-    return _largest(_relative(a, b) for kind in one for a, b in zip(one[kind], other[kind], strict=True))
+    return _largest(
+        _relative(a, b) for kind in one for a, b in zip(one[kind], other[kind], strict=True)
+    )
 
 
 def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) -> Outcome:
@@ -116,8 +122,12 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         check_replicas(state.replicated(), strategy, state.step)
         outcome["losses"].append({"loss": strategy.all_reduce(loss.double())})
     average = state.ema.model.state_dict() if state.ema else {}
-    statistics = {n: b for n, b in state.model.named_buffers() if n.endswith(("running_mean", "running_var"))}
-    outcome["ends"] = [{name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}]
+    statistics = {
+        n: b for n, b in state.model.named_buffers() if n.endswith(("running_mean", "running_var"))
+    }
+    outcome["ends"] = [
+        {name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}
+    ]
     return outcome
 
 
@@ -126,7 +136,9 @@ def _record(state: TrainState, outcome: Outcome) -> None:
     trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
 
     def note(kind: str, tensors: Mapping[str, Tensor | None]) -> None:
-        outcome[kind].append({name: x.detach().cpu().clone() for name, x in tensors.items() if x is not None})
+        outcome[kind].append(
+            {name: x.detach().cpu().clone() for name, x in tensors.items() if x is not None}
+        )
 
     def before(*_: Any) -> None:
         note("gradients", {name: p.grad for name, p in trained.items()})
@@ -134,7 +146,10 @@ def _record(state: TrainState, outcome: Outcome) -> None:
     def after(*_: Any) -> None:
         note("weights", trained)
         kept = ((name, state.optimizer.state.get(p, {})) for name, p in trained.items())
-        note("momentum", {f"{name}.{key}": value for name, values in kept for key, value in values.items()})
+        note(
+            "momentum",
+            {f"{name}.{key}": value for name, values in kept for key, value in values.items()},
+        )
 
     state.optimizer.register_step_pre_hook(before)
     state.optimizer.register_step_post_hook(after)
@@ -172,7 +187,9 @@ def parity(config: ParityConfig) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         for i, (launcher, processes) in enumerate(starts, start=1):
             print_redacted(f"{launcher} {processes} ({i} of {len(starts)})", sys.stderr)
-            columns[f"{launcher} {processes}"] = run_job(launcher, processes, "retina_dist.parity", Path(folder))
+            columns[f"{launcher} {processes}"] = run_job(
+                launcher, processes, "retina_dist.parity", Path(folder)
+            )
     good = _print_table(config, columns)
     if config.output:
         write_json(Path(config.output), columns)
@@ -188,8 +205,12 @@ def _print_table(config: ParityConfig, columns: dict[str, Differences]) -> bool:
         cells = [differences[case.name] for differences in columns.values()]
         fails = [case.agrees and not cell <= TOLERANCE for cell in cells]
         good = good and not any(fails)
-        marks = "".join(f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True))
-        print(f"{case.name:<{width}}{marks}{'' if case.agrees else ' cannot agree: own statistics'}")
+        marks = "".join(
+            f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True)
+        )
+        print(
+            f"{case.name:<{width}}{marks}{'' if case.agrees else ' cannot agree: own statistics'}"
+        )
     agree = "All others agree." if hasattr(config.model, "norm") else "All agree."
     print(f"\n{agree if good else 'Marked with !: past the tolerance.'}")
     return good
@@ -202,8 +223,16 @@ def cases_of(config: ParityConfig) -> list[Case]:
 
 def _settings(case: Case, config: ParityConfig) -> ParityConfig:
     batch = max(case.accumulate * max(config.processes), config.data.batch_size)
-    trainer: dict[str, Any] = {"accumulate": case.accumulate, "gradient_clip": case.clip, "precision": "fp32"}
-    trainer |= {"max_duration": f"{config.steps}steps", "validate_every": "0steps", "stop_after": None}
+    trainer: dict[str, Any] = {
+        "accumulate": case.accumulate,
+        "gradient_clip": case.clip,
+        "precision": "fp32",
+    }
+    trainer |= {
+        "max_duration": f"{config.steps}steps",
+        "validate_every": "0steps",
+        "stop_after": None,
+    }
     trainer["ema_decay"] = 0.9 if case.ema else None
     model = replace(config.model, norm=case.norm) if hasattr(config.model, "norm") else config.model
     data = replace(config.data, batch_size=batch)

@@ -23,11 +23,19 @@ class PredictConfig(OfCheckpoint):
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     input: str = setting(MISSING, "file, folder or glob")
-    output_dir: str | None = setting(None, "a folder; null: predictions, predictions-2, ...", writes="folder")
+    output_dir: str | None = setting(
+        None, "a folder; null: predictions, predictions-2, ...", writes="folder"
+    )
     score_threshold: float = setting(0.3, at_least=0, below=1)
-    format: str = setting("coco", "for a tool too (detectors)", choices=("coco", "fiftyone", "label_studio", "cvat"))
-    tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
-    tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
+    format: str = setting(
+        "coco", "for a tool too (detectors)", choices=("coco", "fiftyone", "label_studio", "cvat")
+    )
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects", at_least=32
+    )
+    tile_overlap: float = setting(
+        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
+    )
     max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is left out", at_least=1)
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))

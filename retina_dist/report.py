@@ -24,7 +24,9 @@ class ReportConfig:
 
     run: str = setting(MISSING, "the folder of a run, an evaluation or a sweep")
     other: str | None = setting(None, "another run, beside it")
-    output: str | None = setting(None, "null: report.html in `run`, compared.html with `other`", writes="file")
+    output: str | None = setting(
+        None, "null: report.html in `run`, compared.html with `other`", writes="file"
+    )
     debug: bool = False
 
 

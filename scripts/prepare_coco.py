@@ -22,7 +22,17 @@ from pathlib import Path
 
 SITE = "http://images.cocodataset.org"
 ANNOTATIONS = "annotations/annotations_trainval2017.zip"
-CURL = ["curl", "--fail", "--location", "--continue-at", "-", "--retry", "5", "--retry-connrefused", "--progress-bar"]
+CURL = [
+    "curl",
+    "--fail",
+    "--location",
+    "--continue-at",
+    "-",
+    "--retry",
+    "5",
+    "--retry-connrefused",
+    "--progress-bar",
+]
 
 
 class PrepareError(Exception):
@@ -43,7 +53,9 @@ def prepare(root: Path, splits: list[str], zips: Path | None, site: str) -> None
             path = fetch(f"zips/{folder}.zip", root, zips, site)
             unpack(path, root, folder)
             if missing := names - files_in(root / folder):
-                raise PrepareError(f"{path} lacks {len(missing)} images, such as {min(missing)}; get another one.")
+                raise PrepareError(
+                    f"{path} lacks {len(missing)} images, such as {min(missing)}; get another one."
+                )
             if zips is None:
                 path.unlink()
         print(f"{folder}: {len(names)} images are there", flush=True)
@@ -51,7 +63,11 @@ def prepare(root: Path, splits: list[str], zips: Path | None, site: str) -> None
 
 def files_in(folder: Path) -> set[str]:
     """The names of the files in a folder, none if it does not exist."""
-    return {entry.name for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
+    return (
+        {entry.name for entry in os.scandir(folder) if entry.is_file()}
+        if folder.is_dir()
+        else set()
+    )
 
 
 def fetch(name: str, root: Path, zips: Path | None, site: str) -> Path:
@@ -60,21 +76,35 @@ def fetch(name: str, root: Path, zips: Path | None, site: str) -> Path:
     if path.is_file():
         return path
     if zips:
-        raise PrepareError(f"--zips {zips} has no {path.name}; put it there, or leave --zips out to download it.")
+        raise PrepareError(
+            f"--zips {zips} has no {path.name}; put it there, or leave --zips out to download it."
+        )
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     code = subprocess.run([*CURL, "--output", str(part), f"{site}/{name}"]).returncode
     if code:
-        raise PrepareError(f"curl could not read {site}/{name} (exit code {code}); start again to resume the download.")
+        raise PrepareError(
+            f"curl could not read {site}/{name} (exit code {code}); start again to resume the download."
+        )
     return part.rename(path)
 
 
 def unpack(path: Path, root: Path, folder: str) -> None:
     """Unpack the files of `folder` in the zip into root/folder, but for those that exist in full length."""
     try:
-        with zipfile.ZipFile(path) as archive:  # its extract keeps members inside of root, and compares the CRC-32
-            members = [m for m in archive.infolist() if m.filename.startswith(f"{folder}/") and not m.is_dir()]
-            members = [m for m in members if not (f := root / m.filename).is_file() or f.stat().st_size != m.file_size]
+        with zipfile.ZipFile(
+            path
+        ) as archive:  # its extract keeps members inside of root, and compares the CRC-32
+            members = [
+                m
+                for m in archive.infolist()
+                if m.filename.startswith(f"{folder}/") and not m.is_dir()
+            ]
+            members = [
+                m
+                for m in members
+                if not (f := root / m.filename).is_file() or f.stat().st_size != m.file_size
+            ]
             needed, free = sum(member.file_size for member in members), shutil.disk_usage(root).free
             if needed > free:
                 raise PrepareError(
@@ -92,13 +122,19 @@ def unpack(path: Path, root: Path, folder: str) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path, help="folder for annotations/, train2017/ and val2017/")
     parser.add_argument("--splits", default="train,val", choices=("train,val", "train", "val"))
-    parser.add_argument("--zips", type=Path, help="folder that holds COCO's zip files; nothing is downloaded")
+    parser.add_argument(
+        "--zips", type=Path, help="folder that holds COCO's zip files; nothing is downloaded"
+    )
     parser.add_argument("--site", default=SITE, help=f"a mirror of {SITE}")
     parser.add_argument(
-        "--shards", metavar="OUTPUT", help="then write shards of train and val there, a folder or a URL"
+        "--shards",
+        metavar="OUTPUT",
+        help="then write shards of train and val there, a folder or a URL",
     )
     options = parser.parse_args()
     if options.shards and options.splits != "train,val":
@@ -109,7 +145,12 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if options.shards:
-        line = ["retina_dist.shards", "data=coco", f"data.root={options.root}", f"output={options.shards}"]
+        line = [
+            "retina_dist.shards",
+            "data=coco",
+            f"data.root={options.root}",
+            f"output={options.shards}",
+        ]
         sys.exit(subprocess.run([sys.executable, "-m", *line]).returncode)
 
 

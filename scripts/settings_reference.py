@@ -24,8 +24,13 @@ def key_reference() -> str:
     blocks = [HEAD, "## `python -m retina_dist.train`", *_tables(schema_of_task(TASKS[0]), set())]
     for task in TASKS[1:]:
         blocks.append(f"## `task={task}`\n\nThese sections take the places of those above.")
-        blocks += _tables(schema_of_task(task), {f.name for f in dataclasses.fields(RunConfig)} - {"data", "model"})
-    for command in sorted(path.stem for path in Path(config_dir()).glob("*.yaml") if path.stem != "train"):
+        blocks += _tables(
+            schema_of_task(task),
+            {f.name for f in dataclasses.fields(RunConfig)} - {"data", "model"},
+        )
+    for command in sorted(
+        path.stem for path in Path(config_dir()).glob("*.yaml") if path.stem != "train"
+    ):
         schema = schema_of(command)
         blocks.append(f"## `python -m retina_dist.{command.replace('benchmark_', 'benchmark ')}`")
         skipped: set[str] = set()
@@ -44,11 +49,17 @@ def _tables(schema: type, skipped: set[str], prefix: str = "") -> Iterator[str]:
     for field in fields:
         if not section_of(hints[field.name]):
             limits = limits_of(schema, field.name)
-            cells = (f"`{prefix}{field.name}`", type_in_words(hints[field.name]), default_in_words(field))
+            cells = (
+                f"`{prefix}{field.name}`",
+                type_in_words(hints[field.name]),
+                default_in_words(field),
+            )
             cells += (allowed(limits), limits.text)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if rows:
-        yield "\n".join(["| key | type | default | allowed | meaning |", "|---|---|---|---|---|", *rows])
+        yield "\n".join(
+            ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|", *rows]
+        )
     for field in fields:
         if section := section_of(hints[field.name]):
             yield f"### `{prefix}{field.name}`\n\n{(section.__doc__ or '').splitlines()[0]}"

@@ -18,7 +18,9 @@ from tests.commands import wait_for
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATH = next(filter(None, map(shutil.which, NAMES)), None)
-WHY_NOT = "" if PATH else f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
+WHY_NOT = (
+    "" if PATH else f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
+)
 
 
 class Page:
@@ -30,7 +32,9 @@ class Page:
         self.requests: list[str] = []
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -62,32 +66,50 @@ class Page:
         elif method == "Runtime.consoleAPICalled" and what["type"] in ("error", "assert"):
             self.errors.append(json.dumps(what["args"]))
 
-    def look(self, width: int, height: int = 900, scheme: str = "light", touch: bool = False) -> None:
+    def look(
+        self, width: int, height: int = 900, scheme: str = "light", touch: bool = False
+    ) -> None:
         """The window's size in px, the user's colour scheme, and whether it is a phone."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=touch,
+        )
         self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=media)
 
-    def open(self, url: str, until: str = "document.readyState == 'complete'", timeout_s: float = 60) -> None:
+    def open(
+        self, url: str, until: str = "document.readyState == 'complete'", timeout_s: float = 60
+    ) -> None:
         """Open `url` and wait until the expression is true."""
         self.call("Page.navigate", url=url)
         self.wait(until, timeout_s)
 
     def wait(self, until: str, timeout_s: float = 60) -> None:
         """Wait until the expression is true."""
-        wait_for(lambda: self.run(until), timeout_s, lambda: f"{until} did not become true: {self.errors}")
+        wait_for(
+            lambda: self.run(until),
+            timeout_s,
+            lambda: f"{until} did not become true: {self.errors}",
+        )
 
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def press(self, key: str, code: int = 0, text: str = "") -> None:
         """Press a key, such as press("Tab", 9)."""
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=text)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=text
+            )
 
 
 @contextmanager
@@ -98,14 +120,22 @@ def chromium() -> Iterator[Page]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # Chromium reads commands from its file descriptor 3 and writes answers to 4.
         arrange = f'exec 3<&{reading} 4>&{writing}; exec "$@"'
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+        ]
         flags += [
             f"--user-data-dir={profile}",
             "--remote-debugging-pipe",
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         ]
         process = subprocess.Popen(
-            ["bash", "-c", arrange, "bash", str(PATH), *flags], pass_fds=(reading, writing), stderr=subprocess.DEVNULL
+            ["bash", "-c", arrange, "bash", str(PATH), *flags],
+            pass_fds=(reading, writing),
+            stderr=subprocess.DEVNULL,
         )
         os.close(reading), os.close(writing)
         try:

@@ -43,13 +43,32 @@ STEPS, CHECKPOINT_EVERY = 24, 3
 TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
 END_S = 90  # a job that has not ended by then after its fault hangs
 JOB = (
-    *(*SMALL, f"trainer.max_duration={STEPS}steps", "trainer.validate_every=8steps", "trainer.ema_decay=0.9"),
-    *(f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps", "trainer.keep_last=3", f"strategy.timeout_s={TIMEOUT_S}"),
+    *(
+        *SMALL,
+        f"trainer.max_duration={STEPS}steps",
+        "trainer.validate_every=8steps",
+        "trainer.ema_decay=0.9",
+    ),
+    *(
+        f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
+        "trainer.keep_last=3",
+        f"strategy.timeout_s={TIMEOUT_S}",
+    ),
     *("logging.plots=false", "logging.tensorboard=false"),
 )
 # the command of a rank, not of its launcher
-TRAINS = re.compile(r"[^\0]*python[\d.]*\0(-u\0)?-m\0(retina_dist\.train|tests\.distributed\.float64)\0")
-FAULTS = ("kill one", "kill all", "ask one to end", "stop one", "fill the disk", "truncate", "flip a bit")
+TRAINS = re.compile(
+    r"[^\0]*python[\d.]*\0(-u\0)?-m\0(retina_dist\.train|tests\.distributed\.float64)\0"
+)
+FAULTS = (
+    "kill one",
+    "kill all",
+    "ask one to end",
+    "stop one",
+    "fill the disk",
+    "truncate",
+    "flip a bit",
+)
 
 
 @dataclass
@@ -73,7 +92,9 @@ class Chain:
     def run(self, wanted: int) -> int:
         """Disturb until the training is done or `wanted` faults were made, then let it finish; the number of faults."""
         faults: list[str] = []
-        may_be_filled = os.path.ismount(self.folder.parent)  # a small separate disk, where that does no harm
+        may_be_filled = os.path.ismount(
+            self.folder.parent
+        )  # a small separate disk, where that does no harm
         while len(faults) < wanted and steps_done(self.folder) < STEPS - 1:
             fault = self.random.choice([f for f in FAULTS if "disk" not in f or may_be_filled])
             if fault not in ("truncate", "flip a bit"):
@@ -95,7 +116,10 @@ class Chain:
         """One start, ended by a fault."""
         begun = steps_done(self.folder)
         step = self.random.randint(begun + 1, min(STEPS - 1, begun + 6))
-        wait, victim = self.random.random() * 0.3, self.random.randrange(1 if self.kind == "single" else 2)
+        wait, victim = (
+            self.random.random() * 0.3,
+            self.random.randrange(1 if self.kind == "single" else 2),
+        )
         with started(self.kind, self.folder, self.data) as job:
             self._until(job, step)
             time.sleep(wait)
@@ -106,7 +130,9 @@ class Chain:
             else:
                 strike(fault, job, rank_processes(self.folder), victim)
                 self._must_end(job, fault, step)
-            self.tally.end_s.setdefault(f"{self.kind}: {fault}", []).append(time.monotonic() - ended)
+            self.tally.end_s.setdefault(f"{self.kind}: {fault}", []).append(
+                time.monotonic() - ended
+            )
 
     def _finish(self) -> None:
         with started(self.kind, self.folder, self.data) as job:
@@ -120,7 +146,9 @@ class Chain:
         until = time.monotonic() + END_S
         while steps_done(self.folder) < step and job.poll() is None:
             if time.monotonic() > until:
-                self.tally.failures.append(f"{self.label}: no step {step} in {END_S} s: {last_words(self.folder)}")
+                self.tally.failures.append(
+                    f"{self.label}: no step {step} in {END_S} s: {last_words(self.folder)}"
+                )
                 return
             time.sleep(0.05)
 
@@ -128,7 +156,9 @@ class Chain:
         try:
             job.wait(END_S)
         except subprocess.TimeoutExpired:
-            self.tally.failures.append(f"{self.label}: hangs after «{fault}» at step {step}: {last_words(self.folder)}")
+            self.tally.failures.append(
+                f"{self.label}: hangs after «{fault}» at step {step}: {last_words(self.folder)}"
+            )
         until = time.monotonic() + END_S  # what a killed launcher leaves ends too
         while any(map(alive, rank_processes(self.folder))) and time.monotonic() < until:
             time.sleep(0.1)
@@ -139,7 +169,9 @@ def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[by
     """The job under its launcher."""
     arguments = [*JOB, f"data.root={data}", f"output_dir={folder}", "resume=auto"]
     log_of(folder).parent.mkdir(parents=True, exist_ok=True)
-    with running(command(LAUNCHER[kind], 2, "retina_dist.train", arguments), folder, log_of(folder)) as job:
+    with running(
+        command(LAUNCHER[kind], 2, "retina_dist.train", arguments), folder, log_of(folder)
+    ) as job:
         yield job
 
 
@@ -150,7 +182,9 @@ def running(
     """A job of the run `folder`, in its own process group; none of its processes is left afterwards."""
     env = {**environment(1), "PYTHONPATH": str(ROOT)}
     with log_file.open("ab") as log:
-        job = subprocess.Popen(line, cwd=cwd, stdout=log, stderr=log, env=env, start_new_session=True)
+        job = subprocess.Popen(
+            line, cwd=cwd, stdout=log, stderr=log, env=env, start_new_session=True
+        )
     try:
         yield job
     finally:
@@ -165,7 +199,11 @@ def strike(fault: str, job: subprocess.Popen[bytes], ranks: list[int], victim: i
         for process in [*ranks, job.pid]:
             kill(process, signal.SIGKILL)
     elif len(ranks) > victim:
-        number = {"kill one": signal.SIGKILL, "ask one to end": signal.SIGTERM, "stop one": signal.SIGSTOP}[fault]
+        number = {
+            "kill one": signal.SIGKILL,
+            "ask one to end": signal.SIGTERM,
+            "stop one": signal.SIGSTOP,
+        }[fault]
         kill(ranks[victim], number)
         if fault == "stop one" and len(ranks) == 1:  # nobody is there to miss it
             time.sleep(0.5)
@@ -212,11 +250,17 @@ def steps_done(folder: Path) -> int:
 def rank_processes(folder: Path) -> list[int]:
     """The ranks' process numbers, in rank order: what trains into `folder`, without its data workers."""
     ranks: dict[int, int] = {}
-    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):  # parents first
+    for process in sorted(
+        Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)
+    ):  # parents first
         with suppress(OSError):  # gone meanwhile
             line = (process / "cmdline").read_text(errors="replace")
             places = re.findall(r"\0output_dir=([^\0]*)", line)
-            if TRAINS.match(line) and places and (process / "cwd").resolve() / places[-1] == folder.resolve():
+            if (
+                TRAINS.match(line)
+                and places
+                and (process / "cwd").resolve() / places[-1] == folder.resolve()
+            ):
                 variables = (process / "environ").read_text(errors="replace").split("\0")
                 launch = detect_launch(dict(v.split("=", 1) for v in variables if "=" in v))
                 ranks.setdefault(launch.rank, int(process.name))
@@ -285,18 +329,30 @@ def equal(a: object, b: object) -> bool:
 def rows(folder: Path) -> list[dict[str, str]]:
     """metrics.csv without times."""
     with (folder / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+        return [
+            {k: v for k, v in row.items() if not k.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
 
 
 def main() -> None:
     """Parse the arguments, disturb, print the table; exit code 1 if something did not survive."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=100, help="how many in all (%(default)s)")
-    parser.add_argument("--kinds", default="single,ddp,horovod", help="which backends take turns (%(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the first training; each further one has the next (%(default)s)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--per-training", type=int, default=5, help="faults of one training at most (%(default)s)")
+    parser.add_argument("--faults", type=int, default=100, help="how many in all (%(default)s)")
+    parser.add_argument(
+        "--kinds", default="single,ddp,horovod", help="which backends take turns (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the first training; each further one has the next (%(default)s)",
+    )
+    parser.add_argument(
+        "--per-training", type=int, default=5, help="faults of one training at most (%(default)s)"
+    )
     chosen = parser.parse_args()
     kinds = []
     for kind in chosen.kinds.split(","):
@@ -318,7 +374,10 @@ def main() -> None:
             undisturbed(kind, data)
             made = chain.run(min(chosen.per_training, chosen.faults - faults))
             faults += made
-            print(f"{chain.label}: {made} faults, {'; '.join(tally.failures) or 'all survived so far'}", flush=True)
+            print(
+                f"{chain.label}: {made} faults, {'; '.join(tally.failures) or 'all survived so far'}",
+                flush=True,
+            )
             shutil.rmtree(folder, ignore_errors=True)
             seed += 1
     report(tally, chosen.seed, seed - 1)
@@ -331,7 +390,9 @@ def small_disk(folder: Path) -> Iterator[Path]:
     place = folder / "disk"
     place.mkdir()
     mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", str(place)], capture_output=True).returncode
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", str(place)], capture_output=True
+        ).returncode
         == 0
     )
     if not mounted:
@@ -350,7 +411,9 @@ def report(tally: Tally, first: int, last: int) -> None:
         ended = tally.end_s.get(key)
         seconds = f"{max(ended):.1f} s" if ended else "-"
         print(f"{key:<28}{tally.survived[key]:>10}{tally.total[key]:>7}{seconds:>14}")
-    print(f"{sum(tally.survived.values())} of {sum(tally.total.values())} survived, seeds {first} to {last}.")
+    print(
+        f"{sum(tally.survived.values())} of {sum(tally.total.values())} survived, seeds {first} to {last}."
+    )
     for failure in tally.failures:
         print(f"NOT SURVIVED: {failure}")
 

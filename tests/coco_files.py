@@ -25,10 +25,16 @@ def write_coco(
 ) -> None:
     """`boxes` are (image id, category id, [x, y, w, h], iscrowd), numbered from 1; `names` are those of the categories."""
     keys = ("image_id", "category_id", "bbox", "iscrowd")
-    annotations = [{"id": i, **dict(zip(keys, box, strict=True))} for i, box in enumerate(boxes, start=1)]
+    annotations = [
+        {"id": i, **dict(zip(keys, box, strict=True))} for i, box in enumerate(boxes, start=1)
+    ]
     categories = [{"id": i, "name": name} for i, name in names.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}, indent=2))
+    path.write_text(
+        json.dumps(
+            {"images": images, "annotations": annotations, "categories": categories}, indent=2
+        )
+    )
 
 
 def noise_images(folder: Path, names: Sequence[str], first_id: int) -> list[dict[str, Any]]:

@@ -27,12 +27,16 @@ PRELOADED += ["retina_dist.detection.task", "retina_dist.classification.task"]
 def run_process(line: Sequence[str], *, cwd: Path, timeout: float = 300) -> str:
     """What a command line prints, run with one thread in an environment without traces of a launcher; its exit code must be 0."""
     variables = {**environment(1), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60, said: Callable[[], str] = str) -> None:
+def wait_for(
+    condition: Callable[[], object], seconds: float = 60, said: Callable[[], str] = str
+) -> None:
     """Until it is true; raises AssertionError with the text of `said` when that takes longer."""
     until = time.monotonic() + seconds
     while not condition():
@@ -71,21 +75,30 @@ def run_command(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = _server.Process(target=_run, args=(module, arguments, str(cwd), environment, str(out), str(err)))
+        process = _server.Process(
+            target=_run, args=(module, arguments, str(cwd), environment, str(out), str(err))
+        )
         process.start()
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
             process.join()
-            raise TimeoutError(f"{module} {' '.join(arguments)}\n{out.read_text()}{err.read_text()}")
+            raise TimeoutError(
+                f"{module} {' '.join(arguments)}\n{out.read_text()}{err.read_text()}"
+            )
         result = subprocess.CompletedProcess(
-            [module, *arguments], process.exitcode, out.read_text(errors="replace"), err.read_text(errors="replace")
+            [module, *arguments],
+            process.exitcode,
+            out.read_text(errors="replace"),
+            err.read_text(errors="replace"),
         )
     assert result.returncode == 0 or not check, result.stdout + result.stderr
     return result
 
 
-def _run(module: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], *outputs: str) -> None:
+def _run(
+    module: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], *outputs: str
+) -> None:
     """In the forked process: take over the command's folder, environment, arguments and outputs, and become it."""
     for number, output in enumerate(outputs, start=1):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)

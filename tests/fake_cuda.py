@@ -33,13 +33,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CUDA, META = torch.device("cuda", 0), torch.device("meta")
-DEVICE = torch.ops.prim.device.default  # the operator by which C++ asks a fake tensor for its device
+DEVICE = (
+    torch.ops.prim.device.default
+)  # the operator by which C++ asks a fake tensor for its device
 aten = torch.ops.aten
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 INDEXING |= {aten._unsafe_index, aten._unsafe_index_put}
 COPIES = {aten._to_copy, aten.copy_, aten._foreach_copy_, torch.ops.prims.device_put}
 PER_TENSOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-QUIET = (str(Path(torch.__file__).parent), __file__, traceback.__file__)  # files that no stall is blamed on
+QUIET = (
+    str(Path(torch.__file__).parent),
+    __file__,
+    traceback.__file__,
+)  # files that no stall is blamed on
 
 
 class FakeCudaMode(FakeTensorMode):
@@ -51,21 +57,27 @@ class FakeCudaMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.fresh: set[int] = set()  # ids of what the last operator made or wrote, before autograd has noted it
+        self.fresh: set[int] = (
+            set()
+        )  # ids of what the last operator made or wrote, before autograd has noted it
         self.in_autograd = 0
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             kwargs["device"] = CUDA
-        if func is torch.ops.aten._fused_sgd_.default:  # writes its arguments only; torch has no fake implementation
+        if (
+            func is torch.ops.aten._fused_sgd_.default
+        ):  # writes its arguments only; torch has no fake implementation
             return None
         found = super().dispatch(func, types, args, kwargs)
         if func is DEVICE:
             return found
         self.fresh = set()
         if torch.is_grad_enabled() and "_like." not in str(func):  # zeros_like has no gradient
-            written = args if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable else ()
+            written = (
+                args if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable else ()
+            )
             tensors = [x for x in tree_leaves((found, written)) if isinstance(x, Tensor)]
             self.fresh = {id(y) for x in tensors for y in (x, x._base) if y is not None}
         return found
@@ -91,7 +103,9 @@ def device_for_c(args: Sequence[Any]) -> torch.device:
         return META
     if tensor.fake_device.type != "cuda":
         return tensor.fake_device  # type: ignore[no-any-return]
-    unknown = tensor.requires_grad and isinstance(tensor, nn.Parameter) and not hasattr(tensor, "_node")
+    unknown = (
+        tensor.requires_grad and isinstance(tensor, nn.Parameter) and not hasattr(tensor, "_node")
+    )
     return META if mode.in_autograd or unknown or id(tensor) in mode.fresh else tensor.fake_device
 
 
@@ -108,7 +122,9 @@ def with_device(original: Callable[..., Any]) -> Callable[..., Any]:
     """FakeTensor's `__torch_dispatch__`, `original`, that answers C++ by `device_for_c`."""
 
     def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return device_for_c(args) if func is DEVICE else original(cls, func, types, args, kwargs or {})
+        return (
+            device_for_c(args) if func is DEVICE else original(cls, func, types, args, kwargs or {})
+        )
 
     return dispatch
 
@@ -117,18 +133,24 @@ def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """A tensor's or a parameter's, without asking for its memory, which is not there."""
     if id(tensor) not in memo:
         twin = tensor.detach().clone()
-        memo[id(tensor)] = parameter_of(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+        memo[id(tensor)] = (
+            parameter_of(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+        )
     return memo[id(tensor)]  # type: ignore[no-any-return]
 
 
-def apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+def apply(
+    module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
     """nn.Module's for `to` and `cuda`, without swapping a fake tensor's memory, which torch refuses."""
     for child in module.children() if recurse else ():
         child._apply(function)
     with torch.no_grad():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = parameter_of(function(parameter.detach()), parameter.requires_grad)
+                module._parameters[name] = parameter_of(
+                    function(parameter.detach()), parameter.requires_grad
+                )
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = function(buffer)
@@ -155,9 +177,15 @@ ALLOWED_WAITS = (
         "once a step, all work of the passes queued: every rank must know whether to apply the step before the weights change",
     ),
     AllowedWait(
-        "retina_dist.engine.train_logger", "compute", "every trainer.log_every steps, one transfer of all means"
+        "retina_dist.engine.train_logger",
+        "compute",
+        "every trainer.log_every steps, one transfer of all means",
     ),
-    AllowedWait("retina_dist.engine.phase_timer", "settle", "at the end of a run, and once in thousands of steps"),
+    AllowedWait(
+        "retina_dist.engine.phase_timer",
+        "settle",
+        "at the end of a run, and once in thousands of steps",
+    ),
 )
 
 
@@ -210,34 +238,54 @@ class FakeCuda(TorchDispatchMode):
     def _check_wait(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an allowed read of one value gives; None where nothing waits."""
         if func is aten._local_scalar_dense.default:
-            value = self.wait("the host reads a value of the device (item, bool, float, int)", "keep it a tensor")
-            kind = {torch.bool: bool}.get(args[0].dtype, float if args[0].is_floating_point() else int)
+            value = self.wait(
+                "the host reads a value of the device (item, bool, float, int)", "keep it a tensor"
+            )
+            kind = {torch.bool: bool}.get(
+                args[0].dtype, float if args[0].is_floating_point() else int
+            )
             return kind(value)
         if func.overloadpacket in INDEXING:
             if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
                 raise self._stall(
-                    f"{func} selects by a mask, so the host waits for its count", "use torch.where, masked_fill"
+                    f"{func} selects by a mask, so the host waits for its count",
+                    "use torch.where, masked_fill",
                 )
-        elif (PER_TENSOR & set(func.tags) or func.overloadpacket is aten._linalg_check_errors) and not kwargs.get(
-            "output_size"
-        ):
-            self.wait(f"{func} gives what depends on values, so the host waits for them", "use a mask, torch.where")
+        elif (
+            PER_TENSOR & set(func.tags) or func.overloadpacket is aten._linalg_check_errors
+        ) and not kwargs.get("output_size"):
+            self.wait(
+                f"{func} gives what depends on values, so the host waits for them",
+                "use a mask, torch.where",
+            )
         return None
 
     def _check_copy(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func.overloadpacket in (aten.copy_, aten._foreach_copy_):  # (destination, source, non_blocking)
+        if func.overloadpacket in (
+            aten.copy_,
+            aten._foreach_copy_,
+        ):  # (destination, source, non_blocking)
             to, source = (x if isinstance(x, list | tuple) else [x] for x in args[:2])
             non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
             pairs = [(b, a.device) for a, b in zip(to, source, strict=True)]
         else:
-            there = args[1] if func.overloadpacket is torch.ops.prims.device_put else kwargs.get("device")
+            there = (
+                args[1]
+                if func.overloadpacket is torch.ops.prims.device_put
+                else kwargs.get("device")
+            )
             pairs = [(args[0], args[0].device if there is None else torch.device(there))]
             non_blocking = kwargs.get("non_blocking", False)
         for tensor, device in pairs:
             way = tensor.device.type, "cuda" if device.type == "meta" else device.type
             if way == ("cuda", "cpu") and not non_blocking:
-                self.wait(f"{func} copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
-            elif way == ("cpu", "cuda") and not (non_blocking and tensor.untyped_storage()._cdata in self._pinned):
+                self.wait(
+                    f"{func} copies a tensor {tuple(tensor.shape)} to the host",
+                    "keep it on the device",
+                )
+            elif way == ("cpu", "cuda") and not (
+                non_blocking and tensor.untyped_storage()._cdata in self._pinned
+            ):
                 raise self._stall(
                     f"{func} copies a tensor {tuple(tensor.shape)} from the host, and waits for the copy",
                     "make it on the device (torch.full, arange), make it once, or pin it with the batch and give non_blocking=True",
@@ -246,14 +294,25 @@ class FakeCuda(TorchDispatchMode):
     def _check_mixture(self, func: Any, hosts: Sequence[Tensor]) -> None:
         """A CPU scalar in element-wise arithmetic is a kernel's argument; `where` and all other operators copy it."""
         for tensor in hosts:
-            if tensor.dim() or torch.Tag.pointwise not in func.tags or func.overloadpacket is aten.where:
+            if (
+                tensor.dim()
+                or torch.Tag.pointwise not in func.tags
+                or func.overloadpacket is aten.where
+            ):
                 raise self._stall(
-                    f"{func} gets a CPU tensor {tuple(tensor.shape)}, which is copied", "make it on the device"
+                    f"{func} gets a CPU tensor {tuple(tensor.shape)}, which is copied",
+                    "make it on the device",
                 )
 
     def _stall(self, what: str, remedy: str) -> HostStall:
-        stack = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(QUIET)]
-        place = f"{stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else "an unknown place"
+        stack = [
+            frame for frame in traceback.extract_stack() if not frame.filename.startswith(QUIET)
+        ]
+        place = (
+            f"{stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})"
+            if stack
+            else "an unknown place"
+        )
         return HostStall(f"{what}, at {place}; {remedy}.")
 
     # what stands in the place of torch.cuda and of pinned memory
@@ -261,7 +320,10 @@ class FakeCuda(TorchDispatchMode):
     def pin(self, tensor: Tensor) -> Tensor:
         """`tensor`, whose memory now counts as page-locked."""
         if self._allowed is not None:
-            raise self._stall("memory is pinned within a step, for which the host waits", "pin it in the data loader")
+            raise self._stall(
+                "memory is pinned within a step, for which the host waits",
+                "pin it in the data loader",
+            )
         self._pinned[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
@@ -271,8 +333,12 @@ class FakeCuda(TorchDispatchMode):
 
     def to_list(self, tensor: Tensor) -> Any:
         """A tensor's values, in one transfer."""
-        value = self.wait(f"tolist copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device")
-        return np.full(tuple(tensor.shape), value if tensor.is_floating_point() else int(value)).tolist()
+        value = self.wait(
+            f"tolist copies a tensor {tuple(tensor.shape)} to the host", "keep it on the device"
+        )
+        return np.full(
+            tuple(tensor.shape), value if tensor.is_floating_point() else int(value)
+        ).tolist()
 
 
 class _Stream:
@@ -325,12 +391,20 @@ def fake_cuda() -> Iterator[FakeCuda]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for name, value in of_tensors.items():
             stack.enter_context(mock.patch.object(FakeTensor, name, value, create=True))
-        no_gpu = torch.cuda.amp.common  # asked by autocast and GradScaler, which would switch themselves off
-        stack.enter_context(mock.patch.object(no_gpu, "amp_definitely_not_available", return_value=False))
-        stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, {DEVICE: device_for_c}))
+        no_gpu = (
+            torch.cuda.amp.common
+        )  # asked by autocast and GradScaler, which would switch themselves off
+        stack.enter_context(
+            mock.patch.object(no_gpu, "amp_definitely_not_available", return_value=False)
+        )
+        stack.enter_context(
+            mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, {DEVICE: device_for_c})
+        )
         stack.enter_context(mock.patch.object(nn.Module, "_apply", apply))
         applied = inspect.getattr_static(torch.autograd.Function, "apply")
-        function = classmethod(fake.within(lambda cls, *args, **kwargs: applied.__get__(None, cls)(*args, **kwargs)))
+        function = classmethod(
+            fake.within(lambda cls, *args, **kwargs: applied.__get__(None, cls)(*args, **kwargs))
+        )
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", function))
         backward = fake.within(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
         stack.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", backward))

@@ -10,13 +10,20 @@ from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 
 
 def plan_of(
-    *, num_images: int, batch_size: int, world_size: int = 1, schedule: str = "constant", **settings: Any
+    *,
+    num_images: int,
+    batch_size: int,
+    world_size: int = 1,
+    schedule: str = "constant",
+    **settings: Any,
 ) -> Plan:
     """`resolve_plan` with each setting by its own name; checkpoints and checks of the replicas only where they are asked for."""
     settings = {"checkpoint_every": "0steps", "check_replicas_every": "0steps", **settings}
 
     def section(kind: Any, **named: Any) -> Any:
-        return kind(**named, **{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings})
+        return kind(
+            **named, **{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings}
+        )
 
     plan = resolve_plan(
         num_images=num_images,

@@ -24,7 +24,9 @@ class UserError(ValueError):
     exit_code = 2
     label = "error: "
 
-    def __init__(self, *arguments: object, collective: bool | None = None, reporter: int | None = 0) -> None:
+    def __init__(
+        self, *arguments: object, collective: bool | None = None, reporter: int | None = 0
+    ) -> None:
         super().__init__(*(redacted(a) if isinstance(a, str) else a for a in arguments))
         if collective is not None:
             self.collective = collective

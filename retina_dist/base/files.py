@@ -24,8 +24,19 @@ T = TypeVar("T")
 
 AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) or AZURE_STORAGE_CONNECTION_STRING"
 EXTRAS = {"adlfs": '"retina-dist[azure]"', "huggingface_hub": '"retina-dist[hub]"'}
-WAITS = (0.5, 1.0, 2.0)  # seconds before the second, third and last attempt to reach a place behind a URL
-REFUSALS = (PermissionError, FileExistsError, NotADirectoryError, ValueError, TypeError, ImportError)
+WAITS = (
+    0.5,
+    1.0,
+    2.0,
+)  # seconds before the second, third and last attempt to reach a place behind a URL
+REFUSALS = (
+    PermissionError,
+    FileExistsError,
+    NotADirectoryError,
+    ValueError,
+    TypeError,
+    ImportError,
+)
 ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
 
 
@@ -45,7 +56,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = f": make room in {path.parent}, or write to another disk" if full else ""
-        raise UserError(f"{path} could not be written ({error}); older files are untouched{remedy}.") from error
+        raise UserError(
+            f"{path} could not be written ({error}); older files are untouched{remedy}."
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -59,8 +72,14 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)  # raises for NUL, and for a name that is too long
-            problem = "" if (path.is_dir() if folder else path.is_file()) else f"exists and is not a {what}"
-        tempfile.TemporaryFile(dir=nearest_existing(path if folder else path.absolute().parent)).close()
+            problem = (
+                ""
+                if (path.is_dir() if folder else path.is_file())
+                else f"exists and is not a {what}"
+            )
+        tempfile.TemporaryFile(
+            dir=nearest_existing(path if folder else path.absolute().parent)
+        ).close()
     except (OSError, ValueError) as error:
         problem = problem or f"cannot be written ({getattr(error, 'strerror', None) or error})"
     if problem:
@@ -96,7 +115,10 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems that take files only
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # network file systems that take files only
             raise
     finally:
         os.close(descriptor)
@@ -134,12 +156,16 @@ class Url:
     def read_bytes(self) -> bytes:
         return self._call("read", lambda system, path: system.cat_file(path))
 
-    def read_parts(self, parts: Sequence[tuple[str, int | None, int | None]]) -> list[bytes | FileNotFoundError]:
+    def read_parts(
+        self, parts: Sequence[tuple[str, int | None, int | None]]
+    ) -> list[bytes | FileNotFoundError]:
         """Parts (name, first byte, byte after the last; None, None: all) of files in this folder, fetched together if possible."""
         names, starts, ends = map(list, zip(*parts, strict=True))
 
         def fetch(system: Any, folder: str) -> list[bytes | FileNotFoundError]:
-            answers = system.cat_ranges([f"{folder}/{name}" for name in names], starts, ends, on_error="return")
+            answers = system.cat_ranges(
+                [f"{folder}/{name}" for name in names], starts, ends, on_error="return"
+            )
             for i, answer in enumerate(answers):
                 if isinstance(answer, (FileNotFoundError, IsADirectoryError)):
                     answers[i] = FileNotFoundError(f"there is no {self}/{names[i]}")
@@ -171,7 +197,11 @@ class Url:
 
         def listing(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()
-            files = system.glob(f"{path}/{pattern}", detail=True) if pattern else system.find(path, detail=True)
+            files = (
+                system.glob(f"{path}/{pattern}", detail=True)
+                if pattern
+                else system.find(path, detail=True)
+            )
             start = len(path.rstrip("/")) + 1
             return {str(name)[start:]: facts for name, facts in files.items()}
 
@@ -190,10 +220,18 @@ class Url:
             system, path = url_to_fs(self.text)
         except ImportError as error:
             package = getattr(error.__cause__, "name", None) or "fsspec[full]"
-            raise UserError(f"{self} needs a missing package; pip install {EXTRAS.get(package, package)}.") from error
+            raise UserError(
+                f"{self} needs a missing package; pip install {EXTRAS.get(package, package)}."
+            ) from error
         except Exception as error:
-            remedy = AZURE if self.text.startswith(("az:", "abfs")) else "give a path or a URL of fsspec's"
-            raise UserError(f"{self} cannot be opened ({describe_error(error)}); {remedy}.") from error
+            remedy = (
+                AZURE
+                if self.text.startswith(("az:", "abfs"))
+                else "give a path or a URL of fsspec's"
+            )
+            raise UserError(
+                f"{self} cannot be opened ({describe_error(error)}); {remedy}."
+            ) from error
         start, attempt = time.monotonic(), 1
         while True:
             try:
@@ -203,9 +241,13 @@ class Url:
             except Exception as error:  # each file system has other exception classes
                 took_s, refused = time.monotonic() - start, _is_refusal(error)
                 if refused or attempt > len(WAITS) or took_s + WAITS[attempt - 1] > ENOUGH_S:
-                    tries = "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
+                    tries = (
+                        "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
+                    )
                     reason = f"{describe_error(error)}{tries}"
-                    raise UserError(f"{self} could not be {what} ({reason}); check network and credentials.") from error
+                    raise UserError(
+                        f"{self} could not be {what} ({reason}); check network and credentials."
+                    ) from error
                 time.sleep(WAITS[attempt - 1])
                 attempt += 1
 
@@ -213,7 +255,12 @@ class Url:
 def _is_refusal(error: object) -> bool:
     """Whether another attempt would not change the answer: by its class, or the HTTP status of aiohttp, azure-core or requests."""
     status = getattr(error, "status", None) or getattr(error, "status_code", None)
-    return isinstance(error, REFUSALS) or isinstance(status, int) and status < 500 and status not in (408, 429)
+    return (
+        isinstance(error, REFUSALS)
+        or isinstance(status, int)
+        and status < 500
+        and status not in (408, 429)
+    )
 
 
 PathOrUrl = Path | Url
@@ -225,7 +272,9 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
         return text
     protocol, separator, rest = text.partition("://")
     if separator and not (re.fullmatch(r"[A-Za-z][A-Za-z0-9+.:-]*", protocol) and rest.strip("/")):
-        raise ConfigError(f"{text!r} is not a URL of the form PROTOCOL://PLACE; give a path or a URL.")
+        raise ConfigError(
+            f"{text!r} is not a URL of the form PROTOCOL://PLACE; give a path or a URL."
+        )
     if separator and protocol not in ("file", "local"):
         return Url(text.rstrip("/"))
     path = rest if separator else text
@@ -245,7 +294,9 @@ def names_in(folder: PathOrUrl) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UserError(f"{folder} cannot be listed ({error}); give yourself the right to read it.") from error
+        raise UserError(
+            f"{folder} cannot be listed ({error}); give yourself the right to read it."
+        ) from error
 
 
 def check_folder(root: str) -> None:

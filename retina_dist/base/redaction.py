@@ -45,7 +45,9 @@ def redacted(text: str) -> str:
         text = _USER.sub("", text)
         text = re.sub("\0", lambda match: next(containers), text)
         text = _QUERY.sub(lambda match: match[1] + _without_values(match[2]), text)
-    text = _NAMED.sub(lambda match: f"{match['name']}{match['equals']}{_masked(match['value'])}", text)
+    text = _NAMED.sub(
+        lambda match: f"{match['name']}{match['equals']}{_masked(match['value'])}", text
+    )
     return _HEADER.sub(rf"\1 {MASK}", text)
 
 

@@ -54,7 +54,9 @@ def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]
     for split in rows:
         if not rows[split]:
             images = f"data.val_fraction={fraction} of {pluralize(len(names), 'image')}"
-            raise DataError(f"{images} leaves none for {split}; give another fraction, or more images.")
+            raise DataError(
+                f"{images} leaves none for {split}; give another fraction, or more images."
+            )
     return rows
 
 

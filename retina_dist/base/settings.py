@@ -54,7 +54,11 @@ class Limits:
             (self.at_most, operator.gt, "too large; it must be at most"),
         )
         off = f"; {key}=null turns it off" if self.null_is_off else ""
-        broken = (f"{text} {bound}" for bound, breaks, text in bounds if bound is not None and breaks(value, bound))
+        broken = (
+            f"{text} {bound}"
+            for bound, breaks, text in bounds
+            if bound is not None and breaks(value, bound)
+        )
         return next((f"{key}={value} is {text}{off}." for text in broken), "")
 
 
@@ -99,7 +103,9 @@ def settings_by_key(schema: type, prefix: str = "") -> dict[str, Any]:
 
 def section_of(hint: Any) -> type | None:
     """The dataclass of a section, which may be optional; None for the type of a setting."""
-    return next((kind for kind in _kinds(hint) if isinstance(kind, type) and is_dataclass(kind)), None)
+    return next(
+        (kind for kind in _kinds(hint) if isinstance(kind, type) and is_dataclass(kind)), None
+    )
 
 
 def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
@@ -138,12 +144,19 @@ def _coerced(value: Any, hint: Any, limits: Limits) -> Any:
 
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "switch"}
-_REMEDIES = {int: "one in digits", float: "one in digits", str: "it in quotes", bool: "true or false"}
+_REMEDIES = {
+    int: "one in digits",
+    float: "one in digits",
+    str: "it in quotes",
+    bool: "true or false",
+}
 
 
 def wrong_type(key: str, value: Any, hint: Any) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
-    given = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    given = (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
     given = given.replace("'", "").replace(", ", ",")[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
     if (key, given) == ("data.batch_size", "auto"):
@@ -191,7 +204,9 @@ def _is_of(value: Any, hint: Any) -> bool:
     if get_origin(hint) is list:
         return isinstance(value, list) and all(_is_of(item, *get_args(hint)) for item in value)
     if isinstance(value, bool) or is_dataclass(hint):
-        return type(value) is hint  # a subclass of settings would be one for a class from outside the package
+        return (
+            type(value) is hint
+        )  # a subclass of settings would be one for a class from outside the package
     return isinstance(value, (int, float) if hint is float else hint)
 
 

@@ -32,7 +32,9 @@ def truncate(names: Sequence[object], most: int = 5) -> str:
     >>> truncate(["a", "b"]), truncate(["a", "b"], most=1)
     ('a, b', 'a, …')
     """
-    return ", ".join(escape(name, 80) for name in names[:most]) + (", …" if len(names) > most else "")
+    return ", ".join(escape(name, 80) for name in names[:most]) + (
+        ", …" if len(names) > most else ""
+    )
 
 
 def parse_number(text: str) -> float:

@@ -29,24 +29,34 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
         data = read_bytes(source)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         place = f"in {source}" if isinstance(error, IsADirectoryError) else str(source)
-        raise CheckpointError(f"there is no checkpoint {place}; give a run folder, or its .pt file.") from error
+        raise CheckpointError(
+            f"there is no checkpoint {place}; give a run folder, or its .pt file."
+        ) from error
     except OSError as error:
-        raise CheckpointError(f"{source} cannot be read ({error}); use another checkpoint.") from error
+        raise CheckpointError(
+            f"{source} cannot be read ({error}); use another checkpoint."
+        ) from error
     digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
     seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
     digest.update(seal)
-    damaged = CheckpointError(f"{source} is damaged: it does not end with its SHA-256; use another checkpoint.")
+    damaged = CheckpointError(
+        f"{source} is damaged: it does not end with its SHA-256; use another checkpoint."
+    )
     if seal.startswith(SEAL) and seal != expected:
         raise damaged
     if data.startswith(b"PK") and (size := _unpacked_size(data)) > len(data):
-        raise CheckpointError(f"{source} is compressed, {size} bytes in {len(data)}, which torch avoids; use another.")
+        raise CheckpointError(
+            f"{source} is compressed, {size} bytes in {len(data)}, which torch avoids; use another."
+        )
     try:
         content = read(data)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = describe_error(error)
         if "Weights only load failed" in str(error):
             reason = "damaged, or with objects in it that could run code, which are refused"
-        raise CheckpointError(f"{source} cannot be read as a file of tensors ({reason}); use another.") from error
+        raise CheckpointError(
+            f"{source} cannot be read as a file of tensors ({reason}); use another."
+        ) from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
     if isinstance(content, dict) and content.keys() >= {"format", "step"} and seal != expected:
         raise damaged
@@ -60,7 +70,9 @@ def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
     try:
         from safetensors.torch import load
     except ImportError as error:
-        raise CheckpointError(f'{source} needs safetensors; pip install "retina-dist[hub]".') from error
+        raise CheckpointError(
+            f'{source} needs safetensors; pip install "retina-dist[hub]".'
+        ) from error
     return load
 
 

@@ -63,7 +63,11 @@ def habit(end: str, known: Iterable[str], value: object = None) -> str:
     """
     names = _HABITS.get(end.lower().replace("-", "_"), ())
     meant = next((name for name in names if " " in name or name.partition("=")[0] in known), "")
-    return re.sub(r"(?<![a-z\d])\d+k?", str(value), meant) if re.fullmatch(r"\d{1,9}", str(value)) else meant
+    return (
+        re.sub(r"(?<![a-z\d])\d+k?", str(value), meant)
+        if re.fullmatch(r"\d{1,9}", str(value))
+        else meant
+    )
 
 
 def unknown_key(command: str, key: str, schema: type, value: object = None) -> str:
@@ -75,12 +79,18 @@ def unknown_key(command: str, key: str, schema: type, value: object = None) -> s
         return f"{key} is not a setting; name a class in an entry of the groups task, data, model and the like."
     known = list(settings_by_key(schema))
     section, _, end = key.rpartition(".")
-    near = _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
+    near = (
+        _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
+    )
     if not near and (meant := habit(end, known, value)):
         if " " in meant:
             return f"{key} is not a setting; {meant}."
         near = [meant]
-    near = near or [k for k in known if k.rpartition(".")[2] == end] or get_close_matches(key, known, 1, 0.85)
+    near = (
+        near
+        or [k for k in known if k.rpartition(".")[2] == end]
+        or get_close_matches(key, known, 1, 0.85)
+    )
     near = near or _spelled_like(end, [] if section in known else known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"see the keys with {command} --help."
     return f"{key} is not a setting; {hint}"
@@ -89,11 +99,19 @@ def unknown_key(command: str, key: str, schema: type, value: object = None) -> s
 def no_argument(schema: type, key: str) -> str:
     """Message for an unknown argument of a class of settings, with the closest known one."""
     own = settings_by_key(schema)
-    known = {f"{section}.{k}": k for section in ("data", "model", "trainer", "optimizer") for k in own}
+    known = {
+        f"{section}.{k}": k for section in ("data", "model", "trainer", "optimizer") for k in own
+    }
     known |= {k: k for k in own}
     meant = habit(key, known)
     near = [known.get(meant.partition("=")[0], meant)] if meant else _spelled_like(key, list(own))
-    hint = f"{meant}." if " " in meant else f"did you mean {near[0]}?" if near else "docs/settings.md lists them."
+    hint = (
+        f"{meant}."
+        if " " in meant
+        else f"did you mean {near[0]}?"
+        if near
+        else "docs/settings.md lists them."
+    )
     return f"{schema.__name__} has no argument {key}; {hint}"
 
 
@@ -104,7 +122,10 @@ def _spelled_like(end: str, keys: list[str]) -> list[str]:
 
 def no_value(overrides: Sequence[str], number: int, known: Iterable[str]) -> str:
     """Message for `overrides[number]`, which is not KEY=VALUE, with a suggestion."""
-    word, around = overrides[number], [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
+    word, around = (
+        overrides[number],
+        [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]],
+    )
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return f"{word} is not KEY=VALUE; leave out the spaces around = and between the items of a list."
     given = {o.partition("=")[0] for o in overrides}

@@ -46,19 +46,27 @@ Predict = Callable[[Any], Detections]  # of an image file
 class AgreementConfig(OfCheckpoint):
     """`python -m retina_dist.benchmark agreement`."""
 
-    checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file, of a detector")
-    root: str = setting(MISSING, "a data set, as data.root of a training; its validation set is taken")
+    checkpoint: str = setting(
+        MISSING, "a run folder, whose best.pt is taken, or a .pt file, of a detector"
+    )
+    root: str = setting(
+        MISSING, "a data set, as data.root of a training; its validation set is taken"
+    )
     num_images: int | None = setting(None, "the first of the validation set; null: all", at_least=1)
     output: str | None = setting(None, "a JSON file", writes="file")
     debug: bool = False
 
 
-def compare(detector: Detector, expected: list[Detections], others: list[Detections]) -> dict[str, float]:
+def compare(
+    detector: Detector, expected: list[Detections], others: list[Detections]
+) -> dict[str, float]:
     """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side.
 
     As `differences`, it leaves out scores within NEAR_SCORE of the other side's cut-off.
     """
-    apart = torch.cat([differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)])
+    apart = torch.cat(
+        [differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)]
+    )
     near = (apart <= torch.tensor([NEAR_PX, NEAR_SCORE])).all(dim=1)
     box, score = torch.cat([torch.zeros(1, 2), apart[near]]).amax(dim=0).tolist()
     return {"box": box, "score": score, "unmatched": int((~near).sum())}
@@ -69,7 +77,9 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
     yield "PyTorch", lambda path: detector.predict(path)[0]
     for form in (".pt", ".pt2", ".onnx"):
         if form == ".pt2" and detector.min_size < LEAST:
-            print(f".pt2 is left out: it takes {LEAST} px a side or more, this detector has {detector.min_size} px")
+            print(
+                f".pt2 is left out: it takes {LEAST} px a side or more, this detector has {detector.min_size} px"
+            )
             continue
         yield form, partial(_exported, detector, exporter_of(detector, checkpoint).read_back(form))
     with _server(detector, checkpoint) as address:
@@ -80,7 +90,9 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
 def _of_categories(detector: Detector, every: Detections) -> Detections:
     """Drop labels without a category, as the server does."""
     kept = torch.tensor(detector.categories.ids)[every["labels"]] >= 0
-    return Detections(boxes=every["boxes"][kept], scores=every["scores"][kept], labels=every["labels"][kept])
+    return Detections(
+        boxes=every["boxes"][kept], scores=every["scores"][kept], labels=every["labels"][kept]
+    )
 
 
 def _exported(detector: Detector, run: Runner, path: Any) -> Detections:
@@ -90,7 +102,9 @@ def _exported(detector: Detector, run: Runner, path: Any) -> Detections:
 @contextmanager
 def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
     """A server of this process on a free port; its address."""
-    server = server_of(lambda: detector, ServeConfig(checkpoint=checkpoint, max_pixels=MAX_PIXELS), "error")
+    server = server_of(
+        lambda: detector, ServeConfig(checkpoint=checkpoint, max_pixels=MAX_PIXELS), "error"
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
@@ -104,7 +118,9 @@ def _server(detector: Detector, checkpoint: str) -> Iterator[str]:
 
 
 def _asked(detector: Detector, address: str, path: Any) -> Detections:
-    request = urllib.request.Request(address, read_bytes(path), {"Content-Type": "application/octet-stream"})
+    request = urllib.request.Request(
+        address, read_bytes(path), {"Content-Type": "application/octet-stream"}
+    )
     with urllib.request.urlopen(request, timeout=600) as answer:
         detected = json.load(answer)["images"][0]["detections"]
     labels = {i: label for label, i in enumerate(detector.categories.ids)}
@@ -125,14 +141,19 @@ def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
     ids = [record.image_id for record in records]
     table: dict[str, dict[str, float]] = {}
     expected: list[Detections] = []
-    print(f"{'':<10}{'box, px':>12}{'score':>12}{'unmatched':>12}{'AP':>10}   of {len(records)} images")
+    print(
+        f"{'':<10}{'box, px':>12}{'score':>12}{'unmatched':>12}{'AP':>10}   of {len(records)} images"
+    )
     for name, predict in forms(detector, config.checkpoint):
         detections = [_of_categories(detector, predict(record.path)) for record in records]
         expected = expected or detections
         rows = detections_to_rows(detections, ids, detector.categories)
         ap = evaluate_rows(annotations.coco, rows, image_ids=ids).stats["AP"]
         line = table[name] = {**compare(detector, expected, detections), "AP": ap}
-        print(f"{name:<10}{line['box']:>12.2g}{line['score']:>12.2g}{line['unmatched']:>12.0f}{ap:>10.4f}", flush=True)
+        print(
+            f"{name:<10}{line['box']:>12.2g}{line['score']:>12.2g}{line['unmatched']:>12.0f}{ap:>10.4f}",
+            flush=True,
+        )
     print(f"{sum(len(one['scores']) for one in expected)} detections by PyTorch")
     if config.output:
         write_json(Path(config.output), table)

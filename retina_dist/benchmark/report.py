@@ -26,7 +26,9 @@ class BenchmarkConfig(DetectionRunConfig):
     output: str | None = setting(None, "a JSON file", writes="file")
 
 
-def finish(config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any) -> dict[str, Any]:
+def finish(
+    config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any
+) -> dict[str, Any]:
     """Write `ratios` (name -> how many times better than the base) and `facts`, with machine and versions.
 
     Returns what was written.
@@ -49,7 +51,9 @@ def finish(config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts
 def machine() -> dict[str, Any]:
     """The hardware that a figure belongs to."""
     info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    named = re.search(
+        r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE
+    )
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     cpu = named[1] if named else platform.processor() or platform.machine()
     return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}

@@ -32,7 +32,13 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import task_class
 from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.reporting.page import Chart, page_if_possible, write_page
-from retina_dist.run.build import build_plan, build_state, build_strategy, build_train_step, configure_torch
+from retina_dist.run.build import (
+    build_plan,
+    build_state,
+    build_strategy,
+    build_train_step,
+    configure_torch,
+)
 from retina_dist.run.records import describe_job
 from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
 
@@ -45,7 +51,9 @@ class ScalingConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark scaling`: data.batch_size counts for one process."""
 
     processes: list[int] = setting([2], "compared with one plain process", at_least=1)
-    launchers: list[str] = setting([*LAUNCHERS], "those that are installed are used", choices=LAUNCHERS)
+    launchers: list[str] = setting(
+        [*LAUNCHERS], "those that are installed are used", choices=LAUNCHERS
+    )
     steps: int = setting(8, at_least=1)
     warmup: int = setting(3, "steps not timed; memory settles in the first two", at_least=0)
     rounds: int = setting(3, at_least=1)
@@ -56,7 +64,10 @@ class ScalingConfig(BenchmarkConfig):
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
     """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
     task_class(config).prepare(config)
-    jobs = [("python", 1), *((launcher, n) for launcher in usable(config.launchers) for n in config.processes)]
+    jobs = [
+        ("python", 1),
+        *((launcher, n) for launcher in usable(config.launchers) for n in config.processes),
+    ]
     speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
     backends: dict[tuple[str, int], str] = {}
     images = config.num_images or 0
@@ -67,9 +78,17 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
             speeds[job].append(figures["images_per_s"])
             backends[job] = figures["backend"]
             images = images or figures["num_images"]
-            print(f"round {turn + 1}: {figures['job']}: {figures['images_per_s']:.2f} img/s", flush=True)
-    rows = [row_of(job, values, speeds[jobs[0]], images) | {"backend": backends[job]} for job, values in speeds.items()]
-    print(f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}   speed-up in each round")
+            print(
+                f"round {turn + 1}: {figures['job']}: {figures['images_per_s']:.2f} img/s",
+                flush=True,
+            )
+    rows = [
+        row_of(job, values, speeds[jobs[0]], images) | {"backend": backends[job]}
+        for job, values in speeds.items()
+    ]
+    print(
+        f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}   speed-up in each round"
+    )
     for row in rows:
         print(
             f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
@@ -82,7 +101,10 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
     if config.output:
         out = Path(config.output).with_suffix(".html")
-        charts, notes = {"Epochs": [epochs_chart(rows)]}, [f"An epoch of {images:,} images; {what}.", f"{IN_2018}."]
+        charts, notes = (
+            {"Epochs": [epochs_chart(rows)]},
+            [f"An epoch of {images:,} images; {what}.", f"{IN_2018}."],
+        )
         print(page_if_possible(lambda: write_page(out, "Scaling", charts, notes=notes)))
     ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
     return finish(config, "scaling", ratios, what=what, num_images=images, rows=rows)
@@ -132,7 +154,13 @@ def measure(config: ScalingConfig) -> dict[str, Any]:
 def _endless(config: ScalingConfig, total: int) -> ScalingConfig:
     """`config` for steps of `total` images in all, without validation, at a rate with which no loss diverges."""
     steps, never = f"{config.warmup + config.steps}steps", "0steps"
-    trainer = replace(config.trainer, max_duration=steps, stop_after=None, validate_every=never, checkpoint_every=never)
+    trainer = replace(
+        config.trainer,
+        max_duration=steps,
+        stop_after=None,
+        validate_every=never,
+        checkpoint_every=never,
+    )
     return replace(
         config,
         data=replace(config.data, batch_size=total),
@@ -150,11 +178,15 @@ def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, flo
     for launcher, processes in launched:
         if launcher != first:
             pairs = zip(speeds[launcher, processes], speeds[first, processes], strict=True)
-            ratios[f"{launcher} / {first} {processes}"] = round(statistics.median(a / b for a, b in pairs), 3)
+            ratios[f"{launcher} / {first} {processes}"] = round(
+                statistics.median(a / b for a, b in pairs), 3
+            )
     return ratios
 
 
-def row_of(job: tuple[str, int], values: Sequence[float], base: Sequence[float], num_images: int) -> dict[str, Any]:
+def row_of(
+    job: tuple[str, int], values: Sequence[float], base: Sequence[float], num_images: int
+) -> dict[str, Any]:
     """The figures of a job from its speeds and the plain process's in each round; epochs by median, fastest, slowest."""
     each = [value / other for value, other in zip(values, base, strict=True)]
     speeds = (statistics.median(values), max(values), min(values))
@@ -178,16 +210,30 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
     ideal = {"x": workers, "y": [alone / n for n in workers], "name": "ideal, 1/N", "mode": "lines"}
     traces: list[dict[str, Any]] = [ideal | {"line": {"dash": "dot", "color": "#8a929c"}}]
     for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
-        line = sorted((row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"])
+        line = sorted(
+            (row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"]
+        )
         most = line[-1]
         label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
         line = line if line[0]["processes"] == 1 else [rows[0], *line]
         middle, fastest, slowest = np.array([row["epoch_minutes"] for row in line]).T
-        whiskers = {"symmetric": False, "array": (slowest - middle).tolist(), "arrayminus": (middle - fastest).tolist()}
-        points = {"x": [row["processes"] for row in line], "y": middle.tolist(), "error_y": whiskers}
+        whiskers = {
+            "symmetric": False,
+            "array": (slowest - middle).tolist(),
+            "arrayminus": (middle - fastest).tolist(),
+        }
+        points = {
+            "x": [row["processes"] for row in line],
+            "y": middle.tolist(),
+            "error_y": whiskers,
+        }
         traces.append({"name": label, "mode": "lines+markers", **points})
     x = {"title": {"text": "workers"}, "type": "log", "tickvals": workers}
-    layout = {"xaxis": x, "yaxis": {"title": {"text": "minutes"}, "type": "log"}, "showlegend": True}
+    layout = {
+        "xaxis": x,
+        "yaxis": {"title": {"text": "minutes"}, "type": "log"},
+        "showlegend": True,
+    }
     return Chart("Length of an epoch", traces, layout, 520, wide=True)
 
 

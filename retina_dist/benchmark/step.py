@@ -41,7 +41,17 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tracking.console import print_redacted
 
 BASE = "torchvision"
-PATHS = (BASE, f"{BASE}-tf32", f"{BASE}-fp16", "fp32", "tf32", "bf16", "fp16", "fp32-compile", "bf16-compile")
+PATHS = (
+    BASE,
+    f"{BASE}-tf32",
+    f"{BASE}-fp16",
+    "fp32",
+    "tf32",
+    "bf16",
+    "fp16",
+    "fp32-compile",
+    "bf16-compile",
+)
 
 
 @dataclass
@@ -50,7 +60,9 @@ class StepConfig(BenchmarkConfig):
 
     paths: list[str] = setting([BASE, "fp32", "bf16"], "the first is the base", choices=PATHS)
     batch_sizes: list[int] = setting([16], at_least=1)
-    canvases: list[list[int]] = setting([[128, 128]], "height and width, multiples of 32", at_least=32)
+    canvases: list[list[int]] = setting(
+        [[128, 128]], "height and width, multiples of 32", at_least=32
+    )
     num_classes: int = setting(91, at_least=1)
     boxes: int = setting(7, "boxes in each image", at_least=0)
     steps: int = setting(4, at_least=1)
@@ -58,16 +70,25 @@ class StepConfig(BenchmarkConfig):
     rounds: int = setting(5, at_least=1)
 
 
-def random_batch(size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int) -> Batch:
+def random_batch(
+    size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int
+) -> Batch:
     """Noise images that fill the canvas, each with `boxes` boxes, as `data=synthetic` makes them."""
-    annotations = synthetic_annotations(SyntheticConfig(list(canvas), boxes, num_classes, size), seed)
+    annotations = synthetic_annotations(
+        SyntheticConfig(list(canvas), boxes, num_classes, size), seed
+    )
     return synthetic_batch(annotations, range(size), 1.0, seed=seed, device=torch.device("cpu"))
 
 
 def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Callable[[], Tensor]:
     """A training's `TrainStep` on one batch, of the precision that `path` names, with -compile compiled."""
-    strategy, (precision, _, compiled) = SingleDeviceStrategy(config.strategy.device), path.partition("-")
-    trainer = replace(config.trainer, precision=precision, channels_last=True, compile=bool(compiled))
+    strategy, (precision, _, compiled) = (
+        SingleDeviceStrategy(config.strategy.device),
+        path.partition("-"),
+    )
+    trainer = replace(
+        config.trainer, precision=precision, channels_last=True, compile=bool(compiled)
+    )
     config = replace(config, trainer=trainer)
     state = build_state(config, copy.deepcopy(model), strategy)
     train_step = build_train_step(config, state, _plan(config, len(batch)), strategy)
@@ -77,24 +98,39 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> C
     def step() -> Tensor:
         values = train_step([batch])
         if not values:
-            raise ConfigError(f"loss or gradient is not finite at optimizer.lr={config.optimizer.lr:g}; lower it.")
+            raise ConfigError(
+                f"loss or gradient is not finite at optimizer.lr={config.optimizer.lr:g}; lower it."
+            )
         return values["train/loss"]
 
     return step
 
 
-def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Callable[[], Tensor]:
+def torchvision_step(
+    config: StepConfig, model: RetinaNet, batch: Batch, path: str
+) -> Callable[[], Tensor]:
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
     precision = path.partition("-")[2] or "fp32"
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = _plan(config, len(batch)).lr_at(0)
-    trained, momentum = [p for p in theirs.parameters() if p.requires_grad], config.optimizer.momentum
-    optimizer = torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=config.optimizer.weight_decay)
+    trained, momentum = (
+        [p for p in theirs.parameters() if p.requires_grad],
+        config.optimizer.momentum,
+    )
+    optimizer = torch.optim.SGD(
+        trained, lr=lr, momentum=momentum, weight_decay=config.optimizer.weight_decay
+    )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     arithmetic = autocast(device, precision)
-    images = [(image.contiguous() / 255).to(device) for image in batch.images]  # the lists that its model takes
-    rows = zip(batch.boxes[:, : config.boxes].to(device), batch.labels[:, : config.boxes].to(device), strict=True)
+    images = [
+        (image.contiguous() / 255).to(device) for image in batch.images
+    ]  # the lists that its model takes
+    rows = zip(
+        batch.boxes[:, : config.boxes].to(device),
+        batch.labels[:, : config.boxes].to(device),
+        strict=True,
+    )
     targets = [{"boxes": boxes, "labels": labels} for boxes, labels in rows]
 
     def step() -> Tensor:
@@ -116,7 +152,9 @@ def _plan(config: StepConfig, batch_size: int) -> Plan:
     settings = replace(
         config,
         data=replace(config.data, batch_size=batch_size),
-        trainer=replace(config.trainer, max_duration="1epochs", validate_every="0steps", accumulate=1),
+        trainer=replace(
+            config.trainer, max_duration="1epochs", validate_every="0steps", accumulate=1
+        ),
         schedule=replace(config.schedule, name="constant", warmup="0steps"),
     )
     return build_plan(settings, 100_000, 1)
@@ -137,12 +175,18 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)  # by earlier paths
         print_redacted(f"{where}: first steps of {name}", sys.stderr)
-        steps[name] = (torchvision_step if name.startswith(BASE) else our_step)(config, model, batch, name)
+        steps[name] = (torchvision_step if name.startswith(BASE) else our_step)(
+            config, model, batch, name
+        )
         first_loss = float(steps[name]())
         for _ in range(config.warmup):
             steps[name]()
         _wait(device)
-        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**30 if device.type == "cuda" else None
+        peak = (
+            (torch.cuda.max_memory_allocated(device) - before) / 2**30
+            if device.type == "cuda"
+            else None
+        )
         facts[name] = {"first_loss": first_loss, "peak_memory_gib": peak}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(config.rounds):
@@ -162,7 +206,15 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
             "images_per_s": round(batch_size / median, 3),
             "ratio": [round(f(ratios), 4) for f in (min, statistics.median, max)],
         }
-        rows.append({"path": name, "batch_size": batch_size, "canvas": list(canvas), **figures, **facts[name]})
+        rows.append(
+            {
+                "path": name,
+                "batch_size": batch_size,
+                "canvas": list(canvas),
+                **figures,
+                **facts[name],
+            }
+        )
     return rows
 
 
@@ -183,7 +235,9 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
             )
             rows.append(row)
     names = {f"{row['path']} {_size(row['canvas'])} batch {row['batch_size']}": row for row in rows}
-    ratios = {name: row["ratio"][1] for name, row in names.items() if row["path"] != config.paths[0]}
+    ratios = {
+        name: row["ratio"][1] for name, row in names.items() if row["path"] != config.paths[0]
+    }
     net = f"{config.model.backbone} {config.model.variant}"
     what = f"{net} against {config.paths[0]}, {config.rounds} rounds of {config.steps} steps"
     return finish(config, "step", ratios, what=what, rows=rows)

@@ -36,7 +36,10 @@ def analyse(
     analysis = analysis_of(
         "classification",
         resampled,
-        {name: {"objects": int(count)} for name, count in zip(classes, result.confusion.sum(axis=1), strict=True)},
+        {
+            name: {"objects": int(count)}
+            for name, count in zip(classes, result.confusion.sum(axis=1), strict=True)
+        },
         images,
         folder,
         threshold=None,
@@ -65,5 +68,10 @@ def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
     }
     values = {name: result.metrics[name] for name in samples}
     for (name, accuracy), of_class in zip(result.per_class.items(), accuracies, strict=True):
-        samples[f"val/top1/{name}"], values[f"val/top1/{name}"] = of_class, np.nan if accuracy is None else accuracy
-    return Resampled(digest_of((i, names[i]) for i in rows[:, 0].astype(np.int64).tolist()), values, samples)
+        samples[f"val/top1/{name}"], values[f"val/top1/{name}"] = (
+            of_class,
+            np.nan if accuracy is None else accuracy,
+        )
+    return Resampled(
+        digest_of((i, names[i]) for i in rows[:, 0].astype(np.int64).tolist()), values, samples
+    )

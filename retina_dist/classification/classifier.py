@@ -70,13 +70,20 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         self.image_size, self.short_side = image_size, short_side
 
     @classmethod
-    def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[Classifier, dict[str, Any]]:
+    def _read(
+        cls, content: Mapping[str, Any], model: ModelSettings | None
+    ) -> tuple[Classifier, dict[str, Any]]:
         classes = [str(name) for name in content["classes"]]
         side, short = content["input"]["image_size"], content["input"]["short_side"]
         if not (type(side) is type(short) is int and 1 <= side <= short <= MAX_SIDE):
             raise ValueError(f"its input is of {side!r} of {short!r} px")
         arguments = {**content["model_arguments"], "num_classes": len(classes), "image_size": side}
-        about = {"classes": classes, "image_size": side, "short_side": short, "arguments": arguments}
+        about = {
+            "classes": classes,
+            "image_size": side,
+            "short_side": short,
+            "arguments": arguments,
+        }
         return build_classifier(**arguments), about
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
@@ -98,9 +105,15 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     ) -> ClassificationEvaluator:
         if val.held_out:
             logger.info(f"evaluating on {val.describe()}")
-        job: dict[str, Any] = {"rank": strategy.rank, "world_size": strategy.world_size, "device": strategy.device}
+        job: dict[str, Any] = {
+            "rank": strategy.rank,
+            "world_size": strategy.world_size,
+            "device": strategy.device,
+        }
         module = ClassificationDataModule(data, train=None, val=val, **job)
-        return ClassificationEvaluator(val, module.val_batches, strategy, autocast(strategy.device, self.precision))
+        return ClassificationEvaluator(
+            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
+        )
 
     def prepare(self, image: AnyImage) -> Tensor:
         """The network's input of an image, [1, 3, S, S] uint8."""
@@ -114,7 +127,11 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """The most probable classes, best first."""
         best = output.topk(min(MOST_CLASSES, len(self.classes)))
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return {"classes": [{"name": self.classes[i], "score": p} for i, p in rows if p >= score_threshold]}
+        return {
+            "classes": [
+                {"name": self.classes[i], "score": p} for i, p in rows if p >= score_threshold
+            ]
+        }
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from retina_dist.serving.server import ServeConfig
 
 # Settings of evaluate, predict and serve that only a detector has, with the values that they have unless given.
-DETECTIONS_OWN = {"format": "coco"} | dict.fromkeys(("results", "annotations", "images", "box_format", "tile"))
+DETECTIONS_OWN = {"format": "coco"} | dict.fromkeys(
+    ("results", "annotations", "images", "box_format", "tile")
+)
 
 
 def evaluate(config: EvaluateConfig) -> str:
@@ -64,7 +66,9 @@ def evaluate(config: EvaluateConfig) -> str:
     analysis, resampled = analyse(result, val.names, folder)
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
-        write_details(folder, lambda image_id: read_image(val.sources[image_id], None, data.max_pixels))
+        write_details(
+            folder, lambda image_id: read_image(val.sources[image_id], None, data.max_pixels)
+        )
 
     def line(title: str, value: float | None, name: str) -> str:
         if value is None or math.isnan(value):
@@ -72,31 +76,45 @@ def evaluate(config: EvaluateConfig) -> str:
         return f"{title}{value:.4f}   {resampled.interval(name) if name in resampled.values else ''}".rstrip()
 
     width = max(22, *map(len, result.classes))
-    first, *others = (line(f"{n.removeprefix('val/'):<{width + 2}}", x, n) for n, x in result.metrics.items())
-    of_classes = [line(f"  {name:<{width}}", x, f"val/top1/{name}") for name, x in result.per_class.items()]
+    first, *others = (
+        line(f"{n.removeprefix('val/'):<{width + 2}}", x, n) for n, x in result.metrics.items()
+    )
+    of_classes = [
+        line(f"  {name:<{width}}", x, f"val/top1/{name}") for name, x in result.per_class.items()
+    ]
     lines = [f"{first}   95 % interval", *others, "", "accuracy of each class", *of_classes]
     return "\n".join([*lines, *lines_of(analysis)])
 
 
-def _opened(config: EvaluateConfig, device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
+def _opened(
+    config: EvaluateConfig, device: torch.device
+) -> tuple[TrainedClassifier, ClassificationData, Samples]:
     """The classifier and the images to judge it on."""
     classifier = predictor_of(config, device)
-    data = data_of_checkpoint(classifier.record, ClassificationData, config.checkpoint, root=config.root)
+    data = data_of_checkpoint(
+        classifier.record, ClassificationData, config.checkpoint, root=config.root
+    )
     return classifier, data, classifier.val_of(data)
 
 
-def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device) -> TrainedClassifier:
+def predictor_of(
+    config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device
+) -> TrainedClassifier:
     """The classifier of `config.checkpoint`. Raises ConfigError for a setting that only a detector has."""
     for key, default in DETECTIONS_OWN.items():
         if (value := getattr(config, key, default)) != default:
             raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
-    return TrainedClassifier.from_checkpoint(str(config.checkpoint), device=device, precision=config.precision)
+    return TrainedClassifier.from_checkpoint(
+        str(config.checkpoint), device=device, precision=config.precision
+    )
 
 
 def predict(config: PredictConfig) -> Path:
     """Write NAME.jpg of each image and predictions.csv, with the probability of each class, to `output_dir`, and return it."""
 
-    def draw(classifier: TrainedClassifier, pixels: Tensor, output: Tensor) -> tuple[Image.Image, str]:
+    def draw(
+        classifier: TrainedClassifier, pixels: Tensor, output: Tensor
+    ) -> tuple[Image.Image, str]:
         best = int(output.argmax())
         words = f"{classifier.classes[best]} {float(output[best]):.3f}"
         return to_pil_image(titled(enlarged(pixels), words)), words
@@ -106,7 +124,9 @@ def predict(config: PredictConfig) -> Path:
     rows = [["file", "class", "probability", *classifier.classes]]
     for file, output in outputs.values():
         shares, best = output.tolist(), int(output.argmax())
-        rows.append([str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))])
+        rows.append(
+            [str(file), classifier.classes[best], *(f"{s:.6f}" for s in (shares[best], *shares))]
+        )
     write_csv(folder / "predictions.csv", rows)
     print(f"{pluralize(len(rows) - 1, 'image')} and predictions.csv in {folder}")
     return folder
@@ -117,9 +137,13 @@ def write_shards(config: Any) -> None:
 
     def split(part: Samples) -> ShardSplit:
         rows = enumerate(zip(part.names, part.labels.tolist(), strict=True))
-        images = [{"id": i, "file_name": name, "label": part.classes[label]} for i, (name, label) in rows]
+        images = [
+            {"id": i, "file_name": name, "label": part.classes[label]} for i, (name, label) in rows
+        ]
         members = [Member(i, source) for i, source in enumerate(part.sources)]
-        return ShardSplit(members, lambda: (json.dumps({"images": images}) + "\n").encode(), part.warnings)
+        return ShardSplit(
+            members, lambda: (json.dumps({"images": images}) + "\n").encode(), part.warnings
+        )
 
     parts = zip(("train", "val"), read_splits(config.data), strict=True)
     splits = {name: split(part) for name, part in parts if part is not None}
@@ -142,10 +166,14 @@ def export(config: ExportConfig) -> float:
     output = Path(config.output)
     check_ending(output)
     if config.size is not None:
-        raise ConfigError(f"size={config.size} is for detectors; a classifier takes its validation's size.")
+        raise ConfigError(
+            f"size={config.size} is for detectors; a classifier takes its validation's size."
+        )
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
     rng, side = np.random.default_rng(0), max(16, classifier.short_side)
-    images: Sequence[AnyImage] = [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
+    images: Sequence[AnyImage] = [
+        draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)
+    ]
     if config.images:
         images = find_images(config.images)[: config.num_images]
     inputs = [classifier.prepare(image) for image in images]
@@ -153,13 +181,19 @@ def export(config: ExportConfig) -> float:
 
     def compare(run: Runner) -> None:
         nonlocal worst
-        worst = max(float((run(image)[0] - classifier.probabilities(image)).abs().max()) for image in inputs)
+        worst = max(
+            float((run(image)[0] - classifier.probabilities(image)).abs().max()) for image in inputs
+        )
         if not worst <= config.score_tolerance:
             differ = f"its probabilities differ by {worst:.3g}"
-            raise UserError(f"{output} was not written: {differ}; raise score_tolerance={config.score_tolerance}.")
+            raise UserError(
+                f"{output} was not written: {differ}; raise score_tolerance={config.score_tolerance}."
+            )
 
     Exporter(
-        graph=lambda: torch.export.export(ExportedClassifier(classifier).eval(), (torch.zeros_like(inputs[0]),)),
+        graph=lambda: torch.export.export(
+            ExportedClassifier(classifier).eval(), (torch.zeros_like(inputs[0]),)
+        ),
         input_name="image",
         output_names=["probabilities"],
         state=classifier.model.model.state_dict(),
@@ -167,7 +201,9 @@ def export(config: ExportConfig) -> float:
         about={**classifier.about(), "checkpoint": redacted(config.checkpoint)},
     ).write(output, compare)
     size = output.stat().st_size / 1e6
-    print(f"{output}: {size:.1f} MB; largest difference of a probability on {len(inputs)} images: {worst:.2g}")
+    print(
+        f"{output}: {size:.1f} MB; largest difference of a probability on {len(inputs)} images: {worst:.2g}"
+    )
     print(f"described in {write_card(output, classifier, config.checkpoint, config.intended_use)}")
     return worst
 
@@ -179,7 +215,9 @@ def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> R
     theirs = models.get_model(name, weights=None, num_classes=len(classifier.classes), **extra)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected
-    assert all(name.endswith("num_batches_tracked") for name in missing)  # which a frozen norm does not count
+    assert all(
+        name.endswith("num_batches_tracked") for name in missing
+    )  # which a frozen norm does not count
     theirs.eval()
     return lambda image: [theirs(classifier.model.normalized(image)).softmax(1)]
 
@@ -195,9 +233,13 @@ def examine(config: Any) -> DoctorReport:
     data: ClassificationData = config.data
     train, val = read_splits(data)
     parts = {"train": train} | ({"val": val} if val else {})
-    findings = [Finding("warning", split, text) for split, part in parts.items() for text in part.warnings]
+    findings = [
+        Finding("warning", split, text) for split, part in parts.items() for text in part.warnings
+    ]
     if val is None:
-        findings.append(Finding("info", "val", "no validation split", "set data.val_fraction=0.1 for metrics"))
+        findings.append(
+            Finding("info", "val", "no validation split", "set data.val_fraction=0.1 for metrics")
+        )
     try:
         check_trainable(config.model, data, train)
     except ConfigError as error:
@@ -205,27 +247,47 @@ def examine(config: Any) -> DoctorReport:
     findings += [finding for split, part in parts.items() for finding in _balance(split, part)]
     checked = {}
     for split, part in parts.items():
-        files = [(name, source, None) for name, source in zip(part.names, part.sources, strict=True)]
+        files = [
+            (name, source, None) for name, source in zip(part.names, part.sources, strict=True)
+        ]
         checks = check_images(files, split, config.images, data.max_pixels)
         # a listed file that is gone since is left out by the same setting as a damaged one
-        checked[split] = [replace(c, problem="unreadable") if c.problem == "missing" else c for c in checks]
-    findings += [Finding(*f) for f in file_findings(checked, {"unreadable"} if data.bad_images == "skip" else ())]
+        checked[split] = [
+            replace(c, problem="unreadable") if c.problem == "missing" else c for c in checks
+        ]
+    findings += [
+        Finding(*f)
+        for f in file_findings(checked, {"unreadable"} if data.bad_images == "skip" else ())
+    ]
     findings += _of_other_labels(checked, parts)
     if sizes := [check.size for checks in checked.values() for check in checks if check.size]:
         low, middle, high = np.percentile(np.array(sizes).min(axis=1), (0, 50, 100)).astype(int)
-        what = f"shorter sides of {low} to {high} px, median {middle}; crops of {data.image_size} px"
+        what = (
+            f"shorter sides of {low} to {high} px, median {middle}; crops of {data.image_size} px"
+        )
         findings.append(Finding("info", "images", what))
     counts = {n: dict(zip(p.classes, p.counts().tolist(), strict=True)) for n, p in parts.items()}
     facts = [f"data={data.name}: {train.form}, in {data.root}"]
     for split, part in parts.items():
-        facts.append(f"  {split:<8}{pluralize(len(part), 'image')} of {pluralize(len(part.classes), 'class')}")
+        facts.append(
+            f"  {split:<8}{pluralize(len(part), 'image')} of {pluralize(len(part.classes), 'class')}"
+        )
     return DoctorReport(facts, findings, {"images": counts})
 
 
 def _balance(split: str, part: Samples) -> Iterator[Finding]:
     counts = part.counts()
-    if few := tuple(f"{name} ({n})" for name, n in zip(part.classes, counts.tolist(), strict=True) if n < FEWEST):
-        yield Finding("warning", split, f"classes with fewer than {FEWEST} images", "add images", len(few), few)
+    if few := tuple(
+        f"{name} ({n})" for name, n in zip(part.classes, counts.tolist(), strict=True) if n < FEWEST
+    ):
+        yield Finding(
+            "warning",
+            split,
+            f"classes with fewer than {FEWEST} images",
+            "add images",
+            len(few),
+            few,
+        )
     if split == "train" and counts.max() > MOST_IMBALANCE * counts.min():
         most, least = (part.classes[int(i)] for i in (counts.argmax(), counts.argmin()))
         what = f"{most} has {counts.max()} images, {least} {counts.min()}"
@@ -233,9 +295,13 @@ def _balance(split: str, part: Samples) -> Iterator[Finding]:
         yield Finding("warning", split, what, remedy)
 
 
-def _of_other_labels(checked: Mapping[str, Sequence[ImageCheck]], parts: Mapping[str, Samples]) -> Iterator[Finding]:
+def _of_other_labels(
+    checked: Mapping[str, Sequence[ImageCheck]], parts: Mapping[str, Samples]
+) -> Iterator[Finding]:
     """Files of equal content that have different labels."""
-    groups: dict[str, dict[int, str]] = defaultdict(dict)  # content -> label -> the first file with it
+    groups: dict[str, dict[int, str]] = defaultdict(
+        dict
+    )  # content -> label -> the first file with it
     for split, part in parts.items():
         for check, label in zip(checked[split], part.labels.tolist(), strict=True):
             if check.digest:

@@ -23,7 +23,10 @@ from retina_dist.data.canvases import Buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
 from retina_dist.data.samplers import BatchSpec
 
-AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}  # with torchvision's own settings
+AUGMENTS = {
+    "randaugment": v2.RandAugment,
+    "trivialaugment": v2.TrivialAugmentWide,
+}  # with torchvision's own settings
 NUM_DRAWN, DRAWN_COLUMNS, DRAWN_SIDE = 24, 6, 192  # of the first batch
 MIXTURES = {"mixup": v2.MixUp, "cutmix": v2.CutMix}
 
@@ -37,23 +40,31 @@ class TrainTransform:
         steps += [v2.RandomVerticalFlip(settings.vflip)] if settings.vflip else []
         steps += [AUGMENTS[settings.augment]()] if settings.augment else []
         # ImageNet's mean: the values of torchvision's recipes, which erase after the normalization
-        steps += [v2.RandomErasing(settings.erasing, value=(124, 116, 104))] if settings.erasing else []
+        steps += (
+            [v2.RandomErasing(settings.erasing, value=(124, 116, 104))] if settings.erasing else []
+        )
         self.rest = v2.Compose(steps)
 
     def __call__(self, image: Tensor, size: int, key: tuple[int | str, ...]) -> Tensor:
         """[3, h, w] uint8 -> [3, size, size] uint8."""
         with torch_seed(*key):
-            top, left, height, width = v2.RandomResizedCrop(size, scale=self.crop_scale).make_params([image]).values()
+            top, left, height, width = (
+                v2.RandomResizedCrop(size, scale=self.crop_scale).make_params([image]).values()
+            )
             return self.rest(resized(image[:, top : top + height, left : left + width], size, size))
 
 
 def eval_transform(image: Tensor, size: int, short_side: int) -> Tensor:
     """[3, h, w] uint8 -> its centre [3, size, size], after a resize that makes the shorter side `short_side`."""
-    most = 4 * min(image.shape[1:])  # no crop reaches beyond it, and a strip one pixel wide would grow without bound
+    most = 4 * min(
+        image.shape[1:]
+    )  # no crop reaches beyond it, and a strip one pixel wide would grow without bound
     image = F.center_crop(image, [min(side, most) for side in image.shape[1:]])
     height, width = image.shape[1:]
     scale = short_side / min(height, width)
-    whole = resized(image, max(short_side, round(height * scale)), max(short_side, round(width * scale)))
+    whole = resized(
+        image, max(short_side, round(height * scale)), max(short_side, round(width * scale))
+    )
     return F.center_crop(whole, [size, size])
 
 
@@ -101,19 +112,28 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
     augmented depend on (seed, epoch, place) only: not on the process that makes the batch, nor on the other images in it.
     """
 
-    def __init__(self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True) -> None:
-        super().__init__(samples.sources, None, bad_images=settings.bad_images, max_pixels=settings.max_pixels)
+    def __init__(
+        self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True
+    ) -> None:
+        super().__init__(
+            samples.sources, None, bad_images=settings.bad_images, max_pixels=settings.max_pixels
+        )
         self.settings, self.seed, self.train = settings, seed, train
         self.size = settings.image_size if train else settings.val_size  # px
         self.labels = samples.labels
         self.transform = TrainTransform(settings)
-        self._balanced: tuple[int, np.ndarray] = (-1, self.labels)  # an epoch, and the image at each of its places
+        self._balanced: tuple[int, np.ndarray] = (
+            -1,
+            self.labels,
+        )  # an epoch, and the image at each of its places
 
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
         drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
         fetched = self.fetch([i for d in drawn for i in (d.image, d.partner) if i is not None])
         count = max(len(spec.indices), spec.size if self.train else 1)
-        images = torch.zeros(count, 3, self.size, self.size, dtype=torch.uint8).to(memory_format=torch.channels_last)
+        images = torch.zeros(count, 3, self.size, self.size, dtype=torch.uint8).to(
+            memory_format=torch.channels_last
+        )
         labels = torch.zeros((2, count), dtype=torch.int64)
         share, indices = torch.ones(count), torch.full((count,), -1)
         made = 0
@@ -136,21 +156,28 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         if not kinds:
             return Drawn(int(images[place]))
         draw = derived_seed(self.seed, epoch, place, "partner")
-        return Drawn(int(images[place]), int(images[draw % len(self)]), kinds[draw // len(self) % len(kinds)])
+        return Drawn(
+            int(images[place]), int(images[draw % len(self)]), kinds[draw // len(self) % len(kinds)]
+        )
 
     def _balanced_images(self, epoch: int) -> np.ndarray:
         """[N] the image at each place: the classes take turns, and the images of each class come in shuffled rounds."""
         if self._balanced[0] != epoch:
             images, present = np.empty(len(self), np.int64), np.unique(self.labels)
             for turn, label in enumerate(present.tolist()):
-                members, places = np.flatnonzero(self.labels == label), np.arange(turn, len(self), len(present))
+                members, places = (
+                    np.flatnonzero(self.labels == label),
+                    np.arange(turn, len(self), len(present)),
+                )
                 rng = np.random.default_rng(derived_seed(self.seed, "balanced", epoch, label))
                 rounds = [rng.permutation(members) for _ in range(-(-len(places) // len(members)))]
                 images[places] = np.concatenate(rounds)[: len(places)]
             self._balanced = (epoch, images)
         return self._balanced[1]
 
-    def _image(self, drawn: Drawn, place: int, epoch: int, fetched: Contents) -> tuple[Tensor, float]:
+    def _image(
+        self, drawn: Drawn, place: int, epoch: int, fetched: Contents
+    ) -> tuple[Tensor, float]:
         """The image at a place, transformed and mixed, and its share in the mixture."""
         pixels = self.read(drawn.image, fetched)
         if not self.train:
@@ -158,7 +185,9 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         image = self.transform(pixels, self.size, (self.seed, epoch, place))
         if drawn.partner is None:
             return image, 1.0
-        other = self.transform(self.read(drawn.partner, fetched), self.size, (self.seed, epoch, place, "partner"))
+        other = self.transform(
+            self.read(drawn.partner, fetched), self.size, (self.seed, epoch, place, "partner")
+        )
         with torch_seed(self.seed, epoch, place, "mix"):
             return mix(drawn.kind, getattr(self.settings, drawn.kind), image, other)
 
@@ -167,14 +196,24 @@ class ClassificationDataModule(DataModule[ImageBatch]):
     """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(
-        self, settings: ClassificationData, *, train: Samples | None, val: Samples | None, seed: int = 0, **job: Any
+        self,
+        settings: ClassificationData,
+        *,
+        train: Samples | None,
+        val: Samples | None,
+        seed: int = 0,
+        **job: Any,
     ) -> None:
         training = None if train is None else ClassificationDataset(train, settings, seed=seed)
         validation = None if val is None else ClassificationDataset(val, settings, train=False)
-        super().__init__(settings, _on_one_canvas(training), _on_one_canvas(validation), seed=seed, **job)
+        super().__init__(
+            settings, _on_one_canvas(training), _on_one_canvas(validation), seed=seed, **job
+        )
 
 
-def _on_one_canvas(dataset: ClassificationDataset | None) -> tuple[ClassificationDataset, Buckets] | None:
+def _on_one_canvas(
+    dataset: ClassificationDataset | None,
+) -> tuple[ClassificationDataset, Buckets] | None:
     if dataset is None:
         return None
     canvas = np.full((1, 1, 2), dataset.size)

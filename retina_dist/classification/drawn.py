@@ -20,7 +20,13 @@ LEAST_CONTRAST = 120  # grey levels, Euclidean, between a shape and its backgrou
 
 def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, seed: int) -> None:
     """Write root/{train,val}/CLASS/*.png, `image_size` pixels a side, the classes equally often; see `draw_once`."""
-    settings = {"version": 1, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
+    settings = {
+        "version": 1,
+        "num_train": num_train,
+        "num_val": num_val,
+        "image_size": image_size,
+        "seed": seed,
+    }
 
     def write(folder: Path) -> None:
         for split, count in (("train", num_train), ("val", num_val)):
@@ -39,7 +45,9 @@ def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
     canvas = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
     radius = size * rng.uniform(0.3, 0.42)
     centre = rng.uniform(radius, size - radius, 2)
-    alpha = coverage(name, centre, radius, rng.uniform(-MOST_TILT, MOST_TILT), (size, size), hole=0.5)
+    alpha = coverage(
+        name, centre, radius, rng.uniform(-MOST_TILT, MOST_TILT), (size, size), hole=0.5
+    )
     colour = contrasting_colour(rng, canvas[alpha >= 0.5], LEAST_CONTRAST)
     canvas = canvas + alpha[..., None] * (colour - canvas) + rng.normal(0, 4, canvas.shape)
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8))

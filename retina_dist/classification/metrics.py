@@ -21,7 +21,11 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = 7  # image, label, prediction, rank of the label's logit, loss, last logit - first logit, probability of the prediction
 METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
-BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")  # of two classes, the second one is positive
+BINARY = (
+    "val/roc_auc",
+    "val/sensitivity",
+    "val/specificity",
+)  # of two classes, the second one is positive
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ class ClassificationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: null in place of NaN and of a confusion matrix of more than 2,000 classes."""
-        metrics = {k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()}
+        metrics = {
+            k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()
+        }
         confusion = self.confusion.tolist() if len(self.classes) <= MOST_IN_MATRIX else None
         return metrics | {"per_class_accuracy": self.per_class, "confusion": confusion}
 
@@ -65,7 +71,9 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
     NaN, such as sensitivity without a positive image. Raises DataError without any row.
     """
     if not len(rows):
-        raise DataError("no validation image could be read; look at the data with retina_dist.doctor.")
+        raise DataError(
+            "no validation image could be read; look at the data with retina_dist.doctor."
+        )
     labels, predictions = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
@@ -111,6 +119,8 @@ class ClassificationEvaluator(Evaluator[ClassificationResult]):
         gathered = self.strategy.all_gather(torch.cat([none, *parts])).cpu().numpy()
         rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
         if self.strategy.is_main and (unread := len(self.val) - len(rows)):
-            logger.warning(f"{unread} of {len(self.val)} validation images cannot be read; no metric counts them")
+            logger.warning(
+                f"{unread} of {len(self.val)} validation images cannot be read; no metric counts them"
+            )
         result = evaluate_rows(rows, self.val.classes)
         return result, dict(result.metrics)

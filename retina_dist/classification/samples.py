@@ -49,11 +49,15 @@ class Samples:
         """How many images there are, and how they are spread over the classes."""
         counts = self.counts()
         aside = f"; held out of train by data.val_fraction={self.held_out}" if self.held_out else ""
-        return f"{pluralize(len(self), 'image')}, {counts.min()} to {counts.max()} of a class{aside}"
+        return (
+            f"{pluralize(len(self), 'image')}, {counts.min()} to {counts.max()} of a class{aside}"
+        )
 
     def subsample(self, count: int) -> Samples:
         """At most `count` of them, evenly spaced, so that classes that lie together are all among them."""
-        return self.rows(np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64)))
+        return self.rows(
+            np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(np.int64))
+        )
 
     def rows(self, rows: Sequence[int] | np.ndarray) -> Samples:
         """The images of these rows, with the same classes."""
@@ -67,7 +71,9 @@ class Samples:
 
     def fingerprint(self) -> str:
         """A digest of names and labels."""
-        rows = (f"{name} {label}" for name, label in zip(self.names, self.labels.tolist(), strict=True))
+        rows = (
+            f"{name} {label}" for name, label in zip(self.names, self.labels.tolist(), strict=True)
+        )
         return hashlib.sha256("\n".join(rows).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -81,7 +87,9 @@ def read_samples(
     """
     for folder in (root, root / split) if isinstance(root, Path) else ():
         if (folder / "images").is_dir() and (folder / "labels").is_dir():
-            raise DataError(f"{root} holds YOLO's images and labels; give task=detection data=auto data.root={root}.")
+            raise DataError(
+                f"{root} holds YOLO's images and labels; give task=detection data=auto data.root={root}."
+            )
     form, read = _reader(root, complete=bad_images != "skip")
     rows = read(root, split)
     if rows is None:
@@ -96,16 +104,29 @@ def read_samples(
         if empty := [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]:
             warnings = (f"no image in {truncate(empty)}; left out of the classes",)
     if not rows:
-        raise DataError(f"{root} has no image of the split {split}; images end with {', '.join(sorted(SUFFIXES))}.")
+        raise DataError(
+            f"{root} has no image of the split {split}; images end with {', '.join(sorted(SUFFIXES))}."
+        )
     known = tuple(classes) if classes is not None else tuple(sorted(used))
     if unknown := sorted(used - set(known)):
-        raise DataError(f"{root}: {split} has classes that train has not: {truncate(unknown)}; rename or remove them.")
+        raise DataError(
+            f"{root}: {split} has classes that train has not: {truncate(unknown)}; rename or remove them."
+        )
     number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
-    return Samples(names, sources, np.array([number[label] for label in labels], np.int64), known, warnings, form)
+    return Samples(
+        names,
+        sources,
+        np.array([number[label] for label in labels], np.int64),
+        known,
+        warnings,
+        form,
+    )
 
 
-def _reader(root: PathOrUrl, complete: bool) -> tuple[str, Callable[[PathOrUrl, str], list[Row] | None]]:
+def _reader(
+    root: PathOrUrl, complete: bool
+) -> tuple[str, Callable[[PathOrUrl, str], list[Row] | None]]:
     """The form of the data below `root`, and the function that reads it."""
     if any(has_shards(root, split) for split in ("train", "val")):
         return "shards", partial(_from_shards, complete)
@@ -125,17 +146,27 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
 
 
 def _folders_in(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
 def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
     for name in SPLITS[split]:
         if (rows := _class_folders(root / name)) is not None:
             return rows
-    if split == "val" or isinstance(root, Url) or root.resolve().name in SPLITS["train"] + SPLITS["val"]:
+    if (
+        split == "val"
+        or isinstance(root, Url)
+        or root.resolve().name in SPLITS["train"] + SPLITS["val"]
+    ):
         return None
     # a folder for each class in `root` itself, unless the root is COCO's
-    in_folders = any(is_image(path.name) for path in root.glob("*/*")) and not any(root.glob("annotations/*.json"))
+    in_folders = any(is_image(path.name) for path in root.glob("*/*")) and not any(
+        root.glob("annotations/*.json")
+    )
     return _class_folders(root) if in_folders else None
 
 
@@ -150,24 +181,34 @@ def _class_folders(folder: PathOrUrl) -> list[Row] | None:
     else:
         files = {name: str(folder / name) for name in os.listdir(folder)}
         for label in _folders_in(folder):
-            paths = (f"{parent}/{name}" for parent, _, names in os.walk(folder / label) for name in names)
+            paths = (
+                f"{parent}/{name}" for parent, _, names in os.walk(folder / label) for name in names
+            )
             files.update({path.removeprefix(f"{folder}/"): path for path in paths})
-    images = {name: file for name, file in files.items() if is_image(name) and "/." not in f"/{name}"}
+    images = {
+        name: file for name, file in files.items() if is_image(name) and "/." not in f"/{name}"
+    }
     rows = [(name, file, name.split("/")[0]) for name, file in images.items() if "/" in name]
     if images and not rows:
-        raise DataError(f"{folder} holds images but no folder for each class; move each image into {folder}/CLASS.")
+        raise DataError(
+            f"{folder} holds images but no folder for each class; move each image into {folder}/CLASS."
+        )
     return rows
 
 
 def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
     files = {file.stem: file for file in root.glob("*.csv")}
-    path = next((files[name] for name in SPLITS[split] if name in files), None)  # not by the order of the disk
+    path = next(
+        (files[name] for name in SPLITS[split] if name in files), None
+    )  # not by the order of the disk
     if path is None:
         return None
     try:
         lines = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); give a CSV file in UTF-8, rows file,label.") from error
+        raise DataError(
+            f"{path} cannot be read ({error}); give a CSV file in UTF-8, rows file,label."
+        ) from error
     there = objects_in(root) if isinstance(root, Url) else None
     rows: dict[str, Row] = {}
     missing: list[str] = []
@@ -177,19 +218,27 @@ def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
             continue
         if len(cells) != 2 or not is_image(cells[0]) or not cells[1]:
             words = escape(",".join(line), 80)
-            raise DataError(f"{path}: line {number} is {words}, not file,label such as images/1.jpg,cat.")
+            raise DataError(
+                f"{path}: line {number} is {words}, not file,label such as images/1.jpg,cat."
+            )
         name = os.path.normpath(cells[0].replace("\\", "/"))
         if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "://" in cells[0]:
-            raise DataError(f"{path}: line {number} names {escape(name, 80)}, which is outside {root}; move it there.")
+            raise DataError(
+                f"{path}: line {number} names {escape(name, 80)}, which is outside {root}; move it there."
+            )
         if name in rows:
-            raise DataError(f"{path}: line {number} names {escape(name, 80)} again; keep one row of each file.")
+            raise DataError(
+                f"{path}: line {number} names {escape(name, 80)} again; keep one row of each file."
+            )
         source: Source = str(root / name) if there is None else there.get(name, "")
         rows[name] = (name, source, cells[1])
         if not source or (there is None and not os.path.isfile(str(source))):
             missing.append(name)
     if missing:
         count = f"{len(missing)} of {len(rows)} images"
-        raise DataError(f"{path}: {count} are not in {root}: {truncate(missing)}; restore them, or remove their rows.")
+        raise DataError(
+            f"{path}: {count} are not in {root}: {truncate(missing)}; restore them, or remove their rows."
+        )
     return list(rows.values())
 
 
@@ -199,9 +248,13 @@ def _from_shards(complete: bool, root: PathOrUrl, split: str) -> list[Row] | Non
     path, members = root / annotations_of(split), read_index(root, split, complete=complete)
     try:
         images = json.loads(read_bytes(path))["images"]
-        return [(str(image["file_name"]), members[image["id"]], str(image["label"])) for image in images]
+        return [
+            (str(image["file_name"]), members[image["id"]], str(image["label"])) for image in images
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} has no label for each image ({error!r}); write the shards again.") from error
+        raise DataError(
+            f"{path} has no label for each image ({error!r}); write the shards again."
+        ) from error
 
 
 def root_of(text: str | None, name: str) -> PathOrUrl:

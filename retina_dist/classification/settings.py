@@ -36,27 +36,43 @@ class ClassificationData(ImageDataSettings):
         None,
         "path or URL of train/CLASS/* and val/CLASS/*, of CLASS/*, of train.csv and val.csv (file,label), or of shards",
     )
-    drawn: DrawnClassesConfig | None = setting(None, "draw this data set into root if it is not there")
-    synthetic: SyntheticClassesConfig | None = setting(None, "train on random images made on the device, unvalidated")
+    drawn: DrawnClassesConfig | None = setting(
+        None, "draw this data set into root if it is not there"
+    )
+    synthetic: SyntheticClassesConfig | None = setting(
+        None, "train on random images made on the device, unvalidated"
+    )
     val_batch_size: int = setting(64, "images of one process", at_least=1, at_most=10**5)
     balanced: bool = setting(False, "draw each class equally often; an epoch keeps its length")
     image_size: int = setting(224, "side of the training crop, px", at_least=8, at_most=10**4)
-    val_image_size: int | None = setting(None, "side of validation's crop; null: image_size", at_least=8, at_most=10**4)
-    val_resize: int | None = setting(None, "shorter side before that crop; null: 8/7 of it", at_least=8, at_most=10**4)
-    crop_scale: list[float] = setting([0.08, 1.0], "area of a random crop, as a share of the image's")
+    val_image_size: int | None = setting(
+        None, "side of validation's crop; null: image_size", at_least=8, at_most=10**4
+    )
+    val_resize: int | None = setting(
+        None, "shorter side before that crop; null: 8/7 of it", at_least=8, at_most=10**4
+    )
+    crop_scale: list[float] = setting(
+        [0.08, 1.0], "area of a random crop, as a share of the image's"
+    )
     augment: str | None = setting(None, choices=(None, "randaugment", "trivialaugment"))
     erasing: float = setting(0.0, "probability of random erasing", fraction=True)
     mixup: float = setting(0.0, "alpha of the Beta distribution; 0: off", at_least=0, at_most=100)
-    cutmix: float = setting(0.0, "alpha; with mixup too, each image draws one of the two", at_least=0, at_most=100)
+    cutmix: float = setting(
+        0.0, "alpha; with mixup too, each image draws one of the two", at_least=0, at_most=100
+    )
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
         low, high = self.crop_scale if len(self.crop_scale) == 2 else (0.0, 0.0)
         if not 0 < low <= high <= 1:
-            raise ConfigError(f"data.crop_scale={self.crop_scale} is not two rising shares up to 1, such as [0.08,1].")
+            raise ConfigError(
+                f"data.crop_scale={self.crop_scale} is not two rising shares up to 1, such as [0.08,1]."
+            )
         if self.val_resize is not None and self.val_resize < self.val_size:
-            raise ConfigError(f"data.val_resize={self.val_resize} is below the crop of {self.val_size} px; raise it.")
+            raise ConfigError(
+                f"data.val_resize={self.val_resize} is below the crop of {self.val_size} px; raise it."
+            )
 
     @property
     def val_size(self) -> int:
@@ -73,10 +89,18 @@ class ClassificationData(ImageDataSettings):
 class ClassifierConfig(ModelSettings):
     """A classifier of torchvision, its weights and its loss."""
 
-    architecture: str = setting("resnet50", "torchvision's name, such as efficientnet_b0, convnext_tiny, vit_b_16")
-    weights: str | None = setting(None, "file, URL or e.g. ResNet50_Weights.IMAGENET1K_V2; the head if classes agree")
-    norm: str = setting("bn", "of batch norms, where the model has any", choices=("frozen_bn", "bn", "sync_bn"))
-    zero_gamma: bool = setting(False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)")
+    architecture: str = setting(
+        "resnet50", "torchvision's name, such as efficientnet_b0, convnext_tiny, vit_b_16"
+    )
+    weights: str | None = setting(
+        None, "file, URL or e.g. ResNet50_Weights.IMAGENET1K_V2; the head if classes agree"
+    )
+    norm: str = setting(
+        "bn", "of batch norms, where the model has any", choices=("frozen_bn", "bn", "sync_bn")
+    )
+    zero_gamma: bool = setting(
+        False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)"
+    )
     label_smoothing: float = setting(0.0, at_least=0, below=1)
 
 

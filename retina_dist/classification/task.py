@@ -13,12 +13,25 @@ from torch import nn
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.text import truncate
-from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch, draw_first_batch
+from retina_dist.classification.dataset import (
+    ClassificationDataModule,
+    ImageBatch,
+    draw_first_batch,
+)
 from retina_dist.classification.drawn import draw_classes, synthetic_samples
-from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, ClassificationResult
+from retina_dist.classification.metrics import (
+    BINARY,
+    METRICS,
+    ClassificationEvaluator,
+    ClassificationResult,
+)
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
 from retina_dist.classification.samples import Samples, read_samples, root_of
-from retina_dist.classification.settings import ClassificationData, ClassificationSettings, ClassifierConfig
+from retina_dist.classification.settings import (
+    ClassificationData,
+    ClassificationSettings,
+    ClassifierConfig,
+)
 from retina_dist.data.images import read_image
 from retina_dist.data.synthetic import folder_to_draw, noise
 from retina_dist.engine.checkpoint.store import located
@@ -37,29 +50,40 @@ class ClassificationTask(ImageTask):
     evaluator_class = ClassificationEvaluator
     data_module = ClassificationDataModule
     class_metric = "accuracy"
-    metric_names: Sequence[str] = (*METRICS, *BINARY)  # BINARY of two classes only, which the data decides
+    metric_names: Sequence[str] = (
+        *METRICS,
+        *BINARY,
+    )  # BINARY of two classes only, which the data decides
     default_monitor: ClassVar[str] = "val/top1"
     headline_metrics: ClassVar[Sequence[str]] = ("val/top1", "val/top5", "val/balanced_accuracy")
-    locked_settings: ClassVar[frozenset[str]] = frozenset(("data.balanced", "data.image_size", "model.architecture"))
+    locked_settings: ClassVar[frozenset[str]] = frozenset(
+        ("data.balanced", "data.image_size", "model.architecture")
+    )
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
         data: ClassificationData = config.data
         weights = config.model.weights
         if weights and "://" not in weights and strategy.is_main and not config.resume:
-            find_weights(str(located(weights)))  # a missing file is an error before the data is read
+            find_weights(
+                str(located(weights))
+            )  # a missing file is an error before the data is read
         made = synthetic_samples(data.synthetic, config.seed) if data.synthetic else None
         self.train, self.val = (made, None) if made else read_splits(data)
         check_trainable(config.model, data, self.train)
         if config.trainer.overfit_batches:
-            self.train = self.val = self.train.subsample(config.trainer.overfit_batches * data.batch_size)
+            self.train = self.val = self.train.subsample(
+                config.trainer.overfit_batches * data.batch_size
+            )
         elif config.trainer.fast_dev_run and self.val is not None:
             self.val = self.val.subsample(2 * data.val_batch_size)
         self.validates = self.val is not None
         self.metric_names = (*METRICS, *(BINARY if len(self.class_names) == 2 else ()))
         monitor = config.trainer.monitor
         if monitor in BINARY and monitor not in self.metric_names:
-            raise ConfigError(f"trainer.monitor={monitor} is of two classes, and the data has {len(self.class_names)}.")
+            raise ConfigError(
+                f"trainer.monitor={monitor} is of two classes, and the data has {len(self.class_names)}."
+            )
 
     @staticmethod
     def prepare(config: Any) -> None:
@@ -83,7 +107,12 @@ class ClassificationTask(ImageTask):
         yield "val", self.val.describe() if self.val else NO_VALIDATION
         yield "model", f"{model.architecture}; weights: {model.weights or 'none, from scratch'}"
         size = f"crops of {data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
-        yield "size", f"{data.image_size} px of noise on the device, the same at every step" if data.synthetic else size
+        yield (
+            "size",
+            f"{data.image_size} px of noise on the device, the same at every step"
+            if data.synthetic
+            else size,
+        )
         yield "classes", f"{len(self.class_names)}: {truncate(self.class_names, 8)}"
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,10 +131,19 @@ class ClassificationTask(ImageTask):
         return batch.to(self.strategy.device)
 
     def unaugmented(self) -> ClassificationData:
-        off: dict[str, Any] = {"hflip": 0.0, "vflip": 0.0, "augment": None, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0}
+        off: dict[str, Any] = {
+            "hflip": 0.0,
+            "vflip": 0.0,
+            "augment": None,
+            "erasing": 0.0,
+            "mixup": 0.0,
+            "cutmix": 0.0,
+        }
         return replace(self.config.data, crop_scale=[1.0, 1.0], **off)
 
-    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
+    def build_model(
+        self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
+    ) -> nn.Module:
         """The classifier, on the CPU; pretrained weights on the main rank only, which broadcasts them."""
         weights = self.config.model.weights
 
@@ -132,7 +170,9 @@ class ClassificationTask(ImageTask):
     def largest_batch(self, size: int, device: torch.device) -> ImageBatch:
         """A batch of the training's largest crops."""
         side = self.config.data.image_size
-        images = torch.zeros(size, 3, side, side, dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+        images = torch.zeros(size, 3, side, side, dtype=torch.uint8).contiguous(
+            memory_format=torch.channels_last
+        )
         numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]
         return ImageBatch(images, numbers[0], numbers[1], torch.ones(size), numbers[2])
 
@@ -162,7 +202,10 @@ class ClassificationTask(ImageTask):
         val = self.val
         assert val is not None, "there is a validation"
         analyse(result, val.names, folder)
-        write_details(folder, lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels))
+        write_details(
+            folder,
+            lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels),
+        )
 
 
 def draw_data(data: ClassificationData) -> None:
@@ -184,5 +227,7 @@ def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
 def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Samples) -> None:
     """Raise ConfigError where settings and data do not go together."""
     if len(train.classes) < 2:
-        raise ConfigError(f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two.")
+        raise ConfigError(
+            f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two."
+        )
     check_sizes(model.architecture, model.zero_gamma, data.image_size, data.val_size)

@@ -30,7 +30,13 @@ from retina_dist.base.redaction import MASK, redacted
 from retina_dist.base.settings import MISSING, flattened, leaves, make, settings_by_key, validate
 from retina_dist.base.unknown_keys import no_value, unknown_key
 from retina_dist.config.plugins import load_plugins, schema_with, take_outside
-from retina_dist.config.run_config import TASKS, OfCheckpoint, name_of_root, names_class, schema_of_task
+from retina_dist.config.run_config import (
+    TASKS,
+    OfCheckpoint,
+    name_of_root,
+    names_class,
+    schema_of_task,
+)
 from retina_dist.optim.settings import OptimizerConfig
 
 logger = logging.getLogger(__name__)
@@ -40,7 +46,10 @@ OF_ONE_START = ("resume", "output_dir", "dry_run", "debug", "trainer.stop_after"
 
 SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module states it
 
-READERS = {"detection": "data=auto", "classification": "data=folders"}  # of a root that was not drawn
+READERS = {
+    "detection": "data=auto",
+    "classification": "data=folders",
+}  # of a root that was not drawn
 DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
 
 
@@ -91,7 +100,9 @@ def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | N
         if re.fullmatch(r"[A-Za-z_][\w-]*", first) and first != "hydra" and not is_group:
             node.setdefault(first, {} if dot else None)
     is_open = {"struct": False}
-    store = {k: OmegaConf.create(v, flags=is_open) if isinstance(v, dict) else v for k, v in node.items()}
+    store = {
+        k: OmegaConf.create(v, flags=is_open) if isinstance(v, dict) else v for k, v in node.items()
+    }
     ConfigStore.instance().store(name=f"{name}_schema", node=store)
 
 
@@ -109,16 +120,29 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
     """The override, such as data=auto, that data.root=FOLDER implies unless it was drawn into or an override names the data."""
     given = {key: value.strip("'\"") for key, _, value in (o.partition("=") for o in overrides)}
     root, resume = given.get("data.root", "null"), given.get("resume", "auto")
-    chosen = any(re.match(r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)$", key) for key in _keys(overrides))
-    if name not in ("train", "doctor", "shards") or chosen or root in ("null", "") or resume not in ("auto", "null"):
+    chosen = any(
+        re.match(r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)$", key)
+        for key in _keys(overrides)
+    )
+    if (
+        name not in ("train", "doctor", "shards")
+        or chosen
+        or root in ("null", "")
+        or resume not in ("auto", "null")
+    ):
         return []
-    drawn = any(os.path.isfile(f"{part.strip()}/{file}") for part in root.split(",") for file in DRAWN)
+    drawn = any(
+        os.path.isfile(f"{part.strip()}/{file}") for part in root.split(",") for file in DRAWN
+    )
     return [READERS[task]] if not drawn and (task := given.get("task", TASKS[0])) in READERS else []
 
 
 def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
     register(name, overrides)
-    with translate_hydra_errors(command_of(name)), initialize_config_dir(config_dir(), version_base="1.3"):
+    with (
+        translate_hydra_errors(command_of(name)),
+        initialize_config_dir(config_dir(), version_base="1.3"),
+    ):
         return compose(name, list(overrides))
 
 
@@ -127,14 +151,22 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
     register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
-def described(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[type, dict[str, str]]:
+def described(
+    name: str, overrides: Sequence[str], also: Sequence[str] = ()
+) -> tuple[type, dict[str, str]]:
     """The class of a command's settings with these overrides, except swept ones, and the redacted values by key."""
     with translate_hydra_errors(command_of(name)):
-        parsed = OverridesParser.create().parse_overrides([*overrides, *data_entry(name, overrides)])
+        parsed = OverridesParser.create().parse_overrides(
+            [*overrides, *data_entry(name, overrides)]
+        )
     overrides = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
     config = typed(_composed(name, [*overrides, *also]), name, overrides)
     flat = {key: text for key, text in flattened(asdict(config)).items() if text != MISSING}
-    shown = {key: redacted(f'{key}="{text}"').partition("=")[2][1:-1] for key, text in flat.items() if text != "null"}
+    shown = {
+        key: redacted(f'{key}="{text}"').partition("=")[2][1:-1]
+        for key, text in flat.items()
+        if text != "null"
+    }
     return type(config), flat | shown
 
 
@@ -173,7 +205,12 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
     Keys that this version lacks are left out, and nothing that the file names is looked up. With `experiment`, nothing is taken.
     """
     resume, given = composed.get("resume"), _keys(overrides)
-    if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume or "experiment" in given:
+    if (
+        not isinstance(resume, str)
+        or resume in ("", "auto")
+        or "://" in resume
+        or "experiment" in given
+    ):
         return composed
     folder = Path(resume)  # a run folder, its checkpoints or one of them
     folder = folder.parent if folder.suffix == ".pt" else folder
@@ -185,14 +222,27 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
         task = (run.get("task") or {}).get("name")
         for key in (*OF_ONE_START, *sorted(k for k in given if not k.startswith("hydra"))):
             _copy(key, composed, run)
-    except (OSError, OmegaConfBaseException, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file} does not hold the settings of a run ({first_line(error)}); remove it.") from error
+    except (
+        OSError,
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ConfigError(
+            f"{file} does not hold the settings of a run ({first_line(error)}); remove it."
+        ) from error
     now = (run.get("task") or {}).get("name")
     if task not in (None, now):
-        raise ConfigError(f"{resume} is a run of task={task}; leave task={now} out, or start a new run.")
+        raise ConfigError(
+            f"{resume} is a run of task={task}; leave task={now} out, or start a new run."
+        )
     for group, section in run.items():
         if names_class(section) and group not in given:
-            raise ConfigError(f"{file} has {group} from outside the package, which no file imports; give {group}=NAME.")
+            raise ConfigError(
+                f"{file} has {group} from outside the package, which no file imports; give {group}=NAME."
+            )
     for key, value in leaves(run):
         if isinstance(value, str) and MASK in value:
             raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
@@ -208,10 +258,14 @@ def _copy(key: str, source: dict[str, Any], target: dict[str, Any]) -> None:
     target[last] = source.get(last)
 
 
-def _remove_unknown(section: dict[str, Any], known: set[str], given: set[str], file: Path, prefix: str = "") -> None:
+def _remove_unknown(
+    section: dict[str, Any], known: set[str], given: set[str], file: Path, prefix: str = ""
+) -> None:
     for name in list(section):
         key = f"{prefix}{name}"
-        if key not in known and not any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given):
+        if key not in known and not any(
+            f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given
+        ):
             del section[name]
             logger.info(f"{file}: {key} is not a setting of this version")
         elif isinstance(section[name], dict):
@@ -228,22 +282,38 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
     for key in sorted(given & set(known)):
         section, _, _ = key.rpartition(".")
         optional = section in known and type(None) in get_args(known[section])
-        if optional and not any(k.startswith(f"{section}.") and k not in given for k, _ in leaves(content)):
+        if optional and not any(
+            k.startswith(f"{section}.") and k not in given for k, _ in leaves(content)
+        ):
             group, _, part = section.partition(".")
             entries = sorted((Path(config_dir()) / group).glob("*.yaml"))
-            having = [f"{group}={e.stem}" for e in entries if re.search(rf"^{part}:", e.read_text(), re.MULTILINE)]
-            chosen = {o for o in overrides if o.startswith(f"{group}=")} or {f"{group}={content[group].get('name')}"}
+            having = [
+                f"{group}={e.stem}"
+                for e in entries
+                if re.search(rf"^{part}:", e.read_text(), re.MULTILINE)
+            ]
+            chosen = {o for o in overrides if o.startswith(f"{group}=")} or {
+                f"{group}={content[group].get('name')}"
+            }
             if not chosen & set(having):
-                raise ConfigError(f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out.")
+                raise ConfigError(
+                    f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out."
+                )
 
 
 def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
     """Message for a chosen entry of data or model whose `key` is another built-in task's; "" for other keys."""
     tasks = [task for task in TASKS if key in settings_by_key(schema_of_task(task))]
     section = key.partition(".")[0]
-    if section not in ("data", "model") or not tasks or not isinstance(content.get("task"), Mapping):
+    if (
+        section not in ("data", "model")
+        or not tasks
+        or not isinstance(content.get("task"), Mapping)
+    ):
         return ""
-    named = f"{section}={content[section]['name']}" if "name" in content[section] else f"this {section}"
+    named = (
+        f"{section}={content[section]['name']}" if "name" in content[section] else f"this {section}"
+    )
     return f"{named} is for task={tasks[0]}, but the task is {content['task'].get('name')}; give task={tasks[0]}."
 
 
@@ -254,10 +324,14 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
         if not equals and not override.startswith("~"):
-            raise ConfigError(no_value(overrides, number, settings_by_key(schema_with(schema_of(name), {}))))
+            raise ConfigError(
+                no_value(overrides, number, settings_by_key(schema_with(schema_of(name), {})))
+            )
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
             plain = value.replace("_", "")
-            raise ConfigError(f"{override} is not a plain number; write {key}={plain}, or \"{key}='{value}'\" as text.")
+            raise ConfigError(
+                f"{override} is not a plain number; write {key}={plain}, or \"{key}='{value}'\" as text."
+            )
 
 
 @contextmanager
@@ -268,17 +342,23 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
     except UserError:
         raise
     except OverrideParseException as error:
-        raise ConfigError(f"{error.override} cannot be read as KEY=VALUE; close its brackets, or quote it.") from error
+        raise ConfigError(
+            f"{error.override} cannot be read as KEY=VALUE; close its brackets, or quote it."
+        ) from error
     except MissingConfigException as error:
         raise ConfigError(_missing_entry(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(command, error)) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"a file of the configuration is not YAML: {' '.join(str(error).split())}.") from error
+        raise ConfigError(
+            f"a file of the configuration is not YAML: {' '.join(str(error).split())}."
+        ) from error
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
             raise
-        raise ConfigError(f"groups such as data and model take a name, as in model=retinanet_r50 ({error}).") from error
+        raise ConfigError(
+            f"groups such as data and model take a name, as in model=retinanet_r50 ({error})."
+        ) from error
 
 
 def _missing_entry(error: MissingConfigException) -> str:
@@ -286,7 +366,11 @@ def _missing_entry(error: MissingConfigException) -> str:
     group, slash, value = str(error.missing_cfg_file).partition("/")
     if not slash:
         return f"there is no configuration {group}; give another --config-name."
-    if group == "data" and value and (re.search(r"[/.]|^yolo", value, re.IGNORECASE) or Path(value).is_dir()):
+    if (
+        group == "data"
+        and value
+        and (re.search(r"[/.]|^yolo", value, re.IGNORECASE) or Path(value).is_dir())
+    ):
         place = "FOLDER" if re.search(r"\.ya?ml$|^yolo", value, re.IGNORECASE) else value
         return f"data={value} is not an entry; give data=auto data.root={place}, which recognises the format."
     value, options = value.removesuffix(".yaml"), error.options or []
@@ -296,7 +380,12 @@ def _missing_entry(error: MissingConfigException) -> str:
     hint = f"did you mean {near[0]}? There" if near else "there"
     if group == "model" and value.lower().startswith(("resnet", "resnext")):
         hint = f"give model.backbone={value}, or task=classification model=classifier model.architecture={value}; there"
-    own = "" if near else "; an entry of your own needs --config-dir FOLDER, where FOLDER/" + f"{group}/{value}.yaml is"
+    own = (
+        ""
+        if near
+        else "; an entry of your own needs --config-dir FOLDER, where FOLDER/"
+        + f"{group}/{value}.yaml is"
+    )
     return f"{group}={value} does not exist; {hint} are {', '.join(options)}{own}."
 
 
@@ -305,7 +394,9 @@ def _sentence(command: str, error: Exception) -> str:
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         key, value = several.groups()
         lists = f'write "{key}=[{value}]" for a list, "{key}=\'{value}\'" for a text, a point in a number'
-        return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
+        return (
+            f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
+        )
     if absent := re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text):
         return f"{command} has no choice of {absent[1]}; leave {absent[1]}=… out."
     cause: BaseException = error
@@ -314,5 +405,7 @@ def _sentence(command: str, error: Exception) -> str:
         cause, key = inner, getattr(inner, "full_key", None) or key
     if given := re.match(r"Error merging override \+*([^=]+)=", text):  # a key below a value
         return f"{given[1]} is not a setting; see the keys with {command} --help."
-    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    reason = next(
+        (line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__
+    )
     return f"{key}: {reason.rstrip('.')}." if key else f"{reason.rstrip('.')}."

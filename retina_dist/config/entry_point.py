@@ -28,8 +28,23 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.tracking.console import configure_logging, print_redacted
 
 # Hydra's options, as its --hydra-help lists them; the second ones take a value.
-FLAGS = ["--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc"]
-VALUED = ["--cfg -c", "--info -i", "--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd"]
+FLAGS = [
+    "--help -h",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run -r",
+    "--multirun -m",
+    "--shell-completion -sc",
+]
+VALUED = [
+    "--cfg -c",
+    "--info -i",
+    "--package -p",
+    "--config-path -cp",
+    "--config-name -cn",
+    "--config-dir -cd",
+]
 OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
 for _names in FLAGS:
     OPTIONS.add_argument(*_names.split(), action="store_true")
@@ -40,10 +55,14 @@ Function = Callable[[Any], Any]  # of a command's settings
 # Arguments: a function that returns the job's settings, the function to run on them, the job's folder.
 Attempt = Callable[[Callable[[], Any], Function, Path], Any]
 
-OmegaConf.register_new_resolver("sweep_dir", lambda output_dir, name: output_dir or f"runs/{name}-sweep", replace=True)
+OmegaConf.register_new_resolver(
+    "sweep_dir", lambda output_dir, name: output_dir or f"runs/{name}-sweep", replace=True
+)
 
 
-def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Callable[[Function], Callable[[], None]]:
+def entry_point(
+    name: str, schema: type, attempt: Attempt | None = None
+) -> Callable[[Function], Callable[[], None]]:
     """Make a `main()` of a function whose argument is of the dataclass `schema`.
 
     Hydra composes `conf/NAME.yaml` and runs the function, with --multirun once for each job, through `attempt`, which handles its
@@ -54,12 +73,17 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
     def decorate(function: Function) -> Callable[[], None]:
         def job(composed: Any) -> Any:
             settings = HydraConfig.get()
-            folder, sweeps = Path(os.path.relpath(settings.runtime.output_dir)), settings.mode == RunMode.MULTIRUN
+            folder, sweeps = (
+                Path(os.path.relpath(settings.runtime.output_dir)),
+                settings.mode == RunMode.MULTIRUN,
+            )
 
             def composed_settings() -> Any:
                 try:
                     config = compose.to_object(composed, name, settings.overrides.task)
-                    if hasattr(config, "output_dir") and (sweeps or (config.output_dir is None and folder != Path())):
+                    if hasattr(config, "output_dir") and (
+                        sweeps or (config.output_dir is None and folder != Path())
+                    ):
                         config.output_dir = str(folder)
                     check_outputs(config)
                 except UserError as error:
@@ -87,15 +111,21 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
                     print(page, end="", flush=True)
                     return
                 compose.check_overrides(name, values)
-                if not (options.config_path or options.config_name) and (entry := compose.data_entry(name, values)):
-                    at = sys.argv.index(values[0], 1)  # beside the others: Hydra takes one run of overrides
+                if not (options.config_path or options.config_name) and (
+                    entry := compose.data_entry(name, values)
+                ):
+                    at = sys.argv.index(
+                        values[0], 1
+                    )  # beside the others: Hydra takes one run of overrides
                     values, sys.argv = [*values, *entry], [*sys.argv[:at], *entry, *sys.argv[at:]]
                     if options.cfg is None and detect_launch().rank == 0:
                         print_redacted(f"data.root is read by {entry[0]}")
                 prepare(name, values, options)
                 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
                 with compose.translate_hydra_errors(compose.command_of(name)):
-                    hydra.main(version_base="1.3", config_path=compose.config_dir(), config_name=name)(job)()
+                    hydra.main(
+                        version_base="1.3", config_path=compose.config_dir(), config_name=name
+                    )(job)()
                     sys.stdout.flush()
 
         return main
@@ -106,14 +136,25 @@ def entry_point(name: str, schema: type, attempt: Attempt | None = None) -> Call
 def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
     """The overrides of a command line, and Hydra's options; `also` is --config-dir as an override. Raises ConfigError."""
     options, values = OPTIONS.parse_known_args(arguments)
-    for flag, folder in (("--config-dir", options.config_dir), ("--config-path", options.config_path)):
+    for flag, folder in (
+        ("--config-dir", options.config_dir),
+        ("--config-path", options.config_path),
+    ):
         if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(f"{flag} {folder} is not a folder.")
-    options.also = [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"] if options.config_dir else []
+    options.also = (
+        [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"]
+        if options.config_dir
+        else []
+    )
     for number, value in enumerate(values):
         if value.startswith("-") and value != "-":
-            schema, _ = compose.described(name, [v for v in values if "=" in v and v[0] != "-"], options.also)
-            raise ConfigError(_no_option(name, schema, value, "".join(values[number + 1 : number + 2])))
+            schema, _ = compose.described(
+                name, [v for v in values if "=" in v and v[0] != "-"], options.also
+            )
+            raise ConfigError(
+                _no_option(name, schema, value, "".join(values[number + 1 : number + 2]))
+            )
     return values, options
 
 
@@ -133,9 +174,14 @@ def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
     """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would accept silently."""
     if path := options.config_path:  # Hydra takes it relative to this module
         flags = ("", "--config-path=", "-cp=")  # of an argument that is, or ends with, the path
-        sys.argv = [f + os.path.abspath(path) if (f := a.removesuffix(path)) in flags else a for a in sys.argv]
+        sys.argv = [
+            f + os.path.abspath(path) if (f := a.removesuffix(path)) in flags else a
+            for a in sys.argv
+        ]
     if options.multirun and any(v.startswith("output_dir=") and "," in v for v in values):
-        raise ConfigError("output_dir cannot be swept; give one folder, and each job gets its own in it.")
+        raise ConfigError(
+            "output_dir cannot be swept; give one folder, and each job gets its own in it."
+        )
     if options.cfg is not None and not options.config_path and not options.config_name:
         compose.register_defaults(name, values, options.also)
     else:
@@ -183,7 +229,11 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
             print_redacted("interrupted", sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        if isinstance(error, OSError) and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT)) and not debug:
+        if (
+            isinstance(error, OSError)
+            and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
+            and not debug
+        ):
             where = f"{error.filename}: " if error.filename else ""
             remedy = "correct that, or give another place (debug=true shows where)."
             print_redacted(f"{label}error: {where}{error.strerror}; {remedy}", sys.stderr)

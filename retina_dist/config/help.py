@@ -30,10 +30,16 @@ def help_page(name: str, schema: type, document: str, conf: Path, values: Mappin
     named = [group for entry in defaults if isinstance(entry, dict) for group in entry]
     groups = ["task", "data", "model"] * issubclass(schema, RunConfig)
     groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", "task", *groups)]
-    blocks = [document.strip(), 'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".']
+    blocks = [
+        document.strip(),
+        'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".',
+    ]
     if groups:
         blocks.append("Choices:\n" + "\n".join(_choices(conf / group) for group in groups))
-    sections = {name: "\n".join([f"{name}:"] * bool(name) + rows) for name, rows in _sections(schema, values)}
+    sections = {
+        name: "\n".join([f"{name}:"] * bool(name) + rows)
+        for name, rows in _sections(schema, values)
+    }
     later = [text for name, text in sections.items() if name.partition(".")[0] in LATER]
     blocks += [text for text in sections.values() if text not in later]
     if later:
@@ -46,14 +52,22 @@ def _choices(folder: Path) -> str:
     rare = [name for name in names if name in RARE]
     usual = ", ".join(name for name in names if name not in RARE)
     text = f"{usual}{' (for checks and tools: ' + ', '.join(rare) + ')' if rare else ''}"
-    return textwrap.fill(text, 120, initial_indent=f"  {folder.name + '=':<12}", subsequent_indent=" " * 14)
+    return textwrap.fill(
+        text, 120, initial_indent=f"  {folder.name + '=':<12}", subsequent_indent=" " * 14
+    )
 
 
-def _sections(schema: type, values: Mapping[str, str], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+def _sections(
+    schema: type, values: Mapping[str, str], prefix: str = ""
+) -> Iterator[tuple[str, list[str]]]:
     """Each section's name and the lines of its keys; first the schema's own."""
     hints = get_type_hints(schema)
     fields = dataclasses.fields(schema)
-    rows = [_row(schema, f, hints[f.name], prefix, values) for f in fields if not section_of(hints[f.name])]
+    rows = [
+        _row(schema, f, hints[f.name], prefix, values)
+        for f in fields
+        if not section_of(hints[f.name])
+    ]
     if rows:
         yield prefix.rstrip("."), rows
     for field in fields:
@@ -89,6 +103,13 @@ def default_in_words(field: Any) -> str:
 
 def allowed(limits: Limits) -> str:
     """The values that a setting may have, "" without limits."""
-    words = [str(choice or "null") if choice != 0 else "0" for choice in (*limits.choices, *limits.words)]
-    signs = (("≥", limits.at_least), (">", limits.above), ("<", limits.below), ("≤", limits.at_most))
+    words = [
+        str(choice or "null") if choice != 0 else "0" for choice in (*limits.choices, *limits.words)
+    ]
+    signs = (
+        ("≥", limits.at_least),
+        (">", limits.above),
+        ("<", limits.below),
+        ("≤", limits.at_most),
+    )
     return ", ".join([*words, *(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)])

@@ -51,7 +51,9 @@ def schema_with(schema: type, content: Mapping[str, Any]) -> type:
     sections: dict[str, type] = {}
     task = content.get("task")
     if isinstance(task, Mapping) and names_class(task):
-        implementation, settings = _implementation("task", task["_target_"], TaskConfig.contract, object)
+        implementation, settings = _implementation(
+            "task", task["_target_"], TaskConfig.contract, object
+        )
         schema = with_sections(schema, settings)
         sections["task"] = _section(task["_target_"], _OutsideTask, implementation)
     else:
@@ -79,10 +81,16 @@ def take_outside(content: dict[str, Any], given: Collection[str]) -> dict[str, A
         if names_class(section):
             contract, base = contract_of(section_of(hint)) or ("", object)
             is_task, target = group == "task", section["_target_"]
-            implementation, settings = _implementation(group, target, contract, object if is_task else base)
-            outside[f"outside_{group}"] = implementation if is_task else _section(target, settings, implementation)
+            implementation, settings = _implementation(
+                group, target, contract, object if is_task else base
+            )
+            outside[f"outside_{group}"] = (
+                implementation if is_task else _section(target, settings, implementation)
+            )
         elif group in given:
-            raise ConfigError(f"a checkpoint names a {group} of the package itself; leave {group}=… out.")
+            raise ConfigError(
+                f"a checkpoint names a {group} of the package itself; leave {group}=… out."
+            )
         elif any(key.startswith(f"{group}.") for key in given):
             content[group] = section  # whose keys are unknown
     return outside
@@ -99,14 +107,20 @@ def _implementation(group: str, target: Any, contract: str, base: type) -> tuple
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{key} cannot be imported ({error}).") from error
     if not (isinstance(implementation, type) and issubclass(implementation, kind)):
-        raise ConfigError(f"{key} is not a class of the kind {kind.__name__}; name one, or leave it out.")
+        raise ConfigError(
+            f"{key} is not a class of the kind {kind.__name__}; name one, or leave it out."
+        )
     settings = getattr(implementation, "settings", None)
     if not (isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)):
-        raise ConfigError(f"{key} has no settings; give it a dataclass below {base.__name__} as `settings`.")
+        raise ConfigError(
+            f"{key} has no settings; give it a dataclass below {base.__name__} as `settings`."
+        )
     return implementation, settings
 
 
 def _section(target: str, settings: type, implementation: type) -> type:
     """`settings` whose instances know their class as `implementation`, and write its name with them."""
     named = ("_target_", str, setting(target, choices=(target,)))
-    return make_dataclass(settings.__name__, [named], bases=(settings,), namespace={"implementation": implementation})
+    return make_dataclass(
+        settings.__name__, [named], bases=(settings,), namespace={"implementation": implementation}
+    )

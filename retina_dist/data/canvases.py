@@ -62,7 +62,11 @@ class Buckets:
     def all_canvases(self) -> set[tuple[int, int]]:
         """The canvas of every possible batch: of one bucket, or of several; two of those set the height and the width."""
         pairs = combinations_with_replacement(range(len(self)), 2)
-        return {(height, width) for pair in pairs for height, width in self.canvases[:, pair].max(axis=1).tolist()}
+        return {
+            (height, width)
+            for pair in pairs
+            for height, width in self.canvases[:, pair].max(axis=1).tolist()
+        }
 
     def next_larger(self, bucket: int) -> int | None:
         """The smallest other bucket with room for this one's images at every size, or None."""
@@ -71,7 +75,12 @@ class Buckets:
 
 
 def make_buckets(
-    sizes: npt.ArrayLike, *, min_sizes: Sequence[int], max_size: int, num_buckets: int = 6, divisor: int = 32
+    sizes: npt.ArrayLike,
+    *,
+    min_sizes: Sequence[int],
+    max_size: int,
+    num_buckets: int = 6,
+    divisor: int = 32,
 ) -> Buckets:
     """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar aspect ratio.
 
@@ -80,11 +89,15 @@ def make_buckets(
     """
     stored = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     if not len(stored):
-        raise DataError("The data set has no images; check the annotation file and the filters applied to it.")
+        raise DataError(
+            "The data set has no images; check the annotation file and the filters applied to it."
+        )
 
     # merge equal sizes, then equal canvases: the search below handles dozens of kinds instead of every image
     stored, image_kind = np.unique(stored, axis=0, return_inverse=True)
-    resized = [[resized_size(h, w, size, max_size) for size in min_sizes] for h, w in stored.tolist()]
+    resized = [
+        [resized_size(h, w, size, max_size) for size in min_sizes] for h, w in stored.tolist()
+    ]
     padded = -(-np.array(resized, dtype=np.int64) // divisor) * divisor  # [kinds, S, 2]
     shapes, shape_of_kind = np.unique(padded.reshape(len(padded), -1), axis=0, return_inverse=True)
     shapes = shapes.reshape(-1, len(min_sizes), 2)
@@ -107,11 +120,17 @@ def _best_runs(shapes: IntArray, counts: IntArray, most: int) -> list[slice]:
     """Cut `shapes` [U, S, 2] of `counts` [U] images into at most `most` runs of least total area, by dynamic programming."""
     total = len(counts)
     most = min(most, total)
-    area = np.full((most + 1, total + 1), np.inf)  # [k, end]: the least area of shapes[:end] in k runs
-    start_of = np.zeros((most + 1, total + 1), dtype=np.int64)  # where the last of those runs begins
+    area = np.full(
+        (most + 1, total + 1), np.inf
+    )  # [k, end]: the least area of shapes[:end] in k runs
+    start_of = np.zeros(
+        (most + 1, total + 1), dtype=np.int64
+    )  # where the last of those runs begins
     area[0, 0] = 0.0
     for start in range(total):
-        canvas = np.maximum.accumulate(shapes[start:], axis=0)  # of the run start..end, for every end
+        canvas = np.maximum.accumulate(
+            shapes[start:], axis=0
+        )  # of the run start..end, for every end
         run_area = canvas.prod(axis=2).sum(axis=1) * np.cumsum(counts[start:])
         for k in range(1, most + 1):
             candidate = area[k - 1, start] + run_area

@@ -35,7 +35,9 @@ class ImageCheck:
     digest: str | None = None  # SHA-256 of the file
 
 
-def check_images(files: Sequence[File], split: str, images: str, max_pixels: int) -> list[ImageCheck]:
+def check_images(
+    files: Sequence[File], split: str, images: str, max_pixels: int
+) -> list[ImageCheck]:
     """`check_image` of each in threads, since decoders release the interpreter's lock; `images="none"` opens none of them."""
     if images == "none":
         return [ImageCheck(name) for name, *_ in files]
@@ -52,7 +54,9 @@ def check_images(files: Sequence[File], split: str, images: str, max_pixels: int
     return checks
 
 
-def check_image(file: File, content: bytes | ImageError | None = None, *, decode: bool, max_pixels: int) -> ImageCheck:
+def check_image(
+    file: File, content: bytes | ImageError | None = None, *, decode: bool, max_pixels: int
+) -> ImageCheck:
     """Whether a file is there, opens (with `decode`, to its end) and has its annotated size; `content` is of `read_all`."""
     name, source, annotated = file
     try:
@@ -65,7 +69,9 @@ def check_image(file: File, content: bytes | ImageError | None = None, *, decode
     except ImageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ImageCheck(name, "missing", str(source))
-        cause = error.__cause__ or error  # the decoder's own words; our sentence has a remedy for trainings
+        cause = (
+            error.__cause__ or error
+        )  # the decoder's own words; our sentence has a remedy for trainings
         reason = "not an image" if isinstance(cause, UnidentifiedImageError) else str(cause)
         return ImageCheck(name, "unreadable", f"{name}: {reason}")
     digest = hashlib.sha256(content).hexdigest()
@@ -75,7 +81,9 @@ def check_image(file: File, content: bytes | ImageError | None = None, *, decode
     return ImageCheck(name, size=size, digest=digest)
 
 
-def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collection[str]) -> Iterator[FileFinding]:
+def file_findings(
+    checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collection[str]
+) -> Iterator[FileFinding]:
     """Missing, broken and mismatching files of each split, warnings if `tolerated`, and files that occur twice or in both."""
     same: dict[str, dict[str, list[str]]] = defaultdict(dict)  # digest -> split -> names
     for split, checks in checked.items():
@@ -87,7 +95,14 @@ def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collec
         for problem, remedy in remedies.items():
             if details := tuple(check.detail for check in checks if check.problem == problem):
                 if problem in tolerated:
-                    yield "warning", split, f"images {problem}", "left out of training", len(details), details
+                    yield (
+                        "warning",
+                        split,
+                        f"images {problem}",
+                        "left out of training",
+                        len(details),
+                        details,
+                    )
                 else:
                     yield "error", split, f"images {problem}", remedy, len(details), details
         if checks and all(check.problem in tolerated for check in checks):
@@ -96,10 +111,14 @@ def file_findings(checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collec
             if check.digest:
                 same[check.digest].setdefault(split, []).append(check.name)
     for split in checked:
-        if twins := tuple(" = ".join(names[split]) for names in same.values() if len(names.get(split, ())) > 1):
+        if twins := tuple(
+            " = ".join(names[split]) for names in same.values() if len(names.get(split, ())) > 1
+        ):
             remedy = "they count more than the others: keep one of each"
             yield "warning", split, "images that occur more than once", remedy, len(twins), twins
     both = [names for names in same.values() if "train" in names]
-    if leaks := tuple(f"{name} = {names['train'][0]} of train" for names in both for name in names.get("val", ())):
+    if leaks := tuple(
+        f"{name} = {names['train'][0]} of train" for names in both for name in names.get("val", ())
+    ):
         remedy = "take them out of one split: the metric would reward memorizing them"
         yield "error", "val", "images that are in train too", remedy, len(leaks), leaks

@@ -32,7 +32,16 @@ from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Sou
 ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The sides that are mirrored to turn an image of each orientation upright, after width and height were exchanged.
-MIRRORED: dict[int, tuple[int, ...]] = {1: (), 2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
+MIRRORED: dict[int, tuple[int, ...]] = {
+    1: (),
+    2: (2,),
+    3: (1, 2),
+    4: (1,),
+    5: (),
+    6: (2,),
+    7: (1, 2),
+    8: (1,),
+}
 
 # A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. GDAL stops at 100 scans, encoders write about 10: an
 # image of `max_pixels` may have 16, smaller ones more at the same cost.
@@ -75,7 +84,9 @@ def read_image(
             reason = f"{path} cannot be decoded ({error})"
             raise ImageError(f"{reason}; restore the file, or set data.bad_images=skip.") from error
         # after decoding: Pillow decodes a PNG to find EXIF, and hides an error there
-        orientation = _orientation_of_annotations(path, image.size, _orientation(image), annotated_size)
+        orientation = _orientation_of_annotations(
+            path, image.size, _orientation(image), annotated_size
+        )
     return _turned(pixels, orientation)
 
 
@@ -84,9 +95,13 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
-def image_sizes(path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None) -> list[tuple[int, int]]:
+def image_sizes(
+    path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None
+) -> list[tuple[int, int]]:
     """(width, height) as a viewer shows them, and as stored, before EXIF orientation; from the header alone. Raises ImageError."""
-    with _opened(path, max_pixels, content) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
+    with _opened(
+        path, max_pixels, content
+    ) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
         width, height = image.size
         shown = (height, width) if _orientation(image) in SWAPPING else (width, height)
         return [shown, (width, height)]
@@ -105,7 +120,9 @@ def _rgb(image: Image.Image) -> Tensor:
 
 def has_more_scans(jpeg: bytes, most: int) -> bool:
     """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded."""
-    if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:  # thumbnails and films after the image count here, too
+    if (
+        jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most
+    ):  # thumbnails and films after the image count here, too
         return False
     scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
     return next(islice(scans, most, None), None) is not None
@@ -127,11 +144,15 @@ def _decode_jpeg(image: JpegImageFile, max_pixels: int) -> Tensor | None:
     content = image.fp.read()
     most = min(MAX_SCANS, SCANS_AT_MAX_PIXELS * max_pixels // (image.width * image.height))
     if has_more_scans(content, most):
-        raise ValueError(f"it has more than {most} scans, each of which costs as much as a whole image")
+        raise ValueError(
+            f"it has more than {most} scans, each of which costs as much as a whole image"
+        )
     if image.format != "JPEG" or image.mode not in ("L", "RGB"):
         return None
     data = np.frombuffer(content, np.uint8)
-    if b"\xff\xe1" in content:  # TorchCodec would apply the EXIF orientation, which the annotations decide here
+    if (
+        b"\xff\xe1" in content
+    ):  # TorchCodec would apply the EXIF orientation, which the annotations decide here
         data = data.copy()
         data[[at for at, kind in _segments(content) if kind == APP1]] = COMMENT
     try:
@@ -157,7 +178,9 @@ def _opened(
     """Pillow's image of a file whose header was read and is within the limits; Pillow's warnings are off."""
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
-    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow refuses images of twice its limit, which must not be below ours
+    if (
+        Image.MAX_IMAGE_PIXELS is not None
+    ):  # Pillow refuses images of twice its limit, which must not be below ours
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
     with ExitStack() as at_end, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -166,27 +189,37 @@ def _opened(
             at_end.enter_context(file)
             image = at_end.enter_context(Image.open(file, formats=formats))
         except FileNotFoundError as error:
-            raise ImageError(f"{path} does not exist; check its folder, or set data.missing_images=skip.") from error
+            raise ImageError(
+                f"{path} does not exist; check its folder, or set data.missing_images=skip."
+            ) from error
         except Image.DecompressionBombError as error:
             count = re.findall(r"\d+", str(error))[0]  # Pillow gives the size only in the message
             raise _too_large(path, count, max_pixels) from None
         except Exception as error:  # as for a decoder
-            reason = "in no known format" if isinstance(error, UnidentifiedImageError) else str(error)
+            reason = (
+                "in no known format" if isinstance(error, UnidentifiedImageError) else str(error)
+            )
             raise _unreadable(path, f"not {', '.join(formats)}" if formats else reason) from error
         size = f"{image.width} x {image.height}"
         if image.format == "EPS" or not image.width * image.height:
-            raise _unreadable(path, "an EPS, a program to be run" if image.format == "EPS" else f"{size} pixels")
+            raise _unreadable(
+                path, "an EPS, a program to be run" if image.format == "EPS" else f"{size} pixels"
+            )
         if image.width * image.height > max_pixels:
             raise _too_large(path, size, max_pixels)
         yield image
 
 
 def _unreadable(path: Source, reason: str) -> ImageError:
-    return ImageError(f"{path} is not a readable image ({reason}); restore the file, or set data.bad_images=skip.")
+    return ImageError(
+        f"{path} is not a readable image ({reason}); restore the file, or set data.bad_images=skip."
+    )
 
 
 def _too_large(path: Source, size: str, most: int) -> ImageError:
-    return ImageError(f"{path} has {size} pixels, more than max_pixels={most}; raise it, or set data.bad_images=skip.")
+    return ImageError(
+        f"{path} has {size} pixels, more than max_pixels={most}; raise it, or set data.bad_images=skip."
+    )
 
 
 def _orientation(image: Image.Image) -> int:
@@ -225,14 +258,22 @@ def find_images(pattern: str) -> list[Path]:
     """The file, the images of the folder (if it has none, of its subfolders) or of the glob, sorted. Raises DataError for none."""
     path = parse_path(pattern)
     if isinstance(path, Url):
-        raise DataError(f"input={pattern} is a URL; copy the images, and give a local file, folder or glob.")
+        raise DataError(
+            f"input={pattern} is a URL; copy the images, and give a local file, folder or glob."
+        )
     if path.is_file():
         return [path]
-    places = [path.iterdir(), path.rglob("*")] if path.is_dir() else [map(Path, glob.glob(pattern, recursive=True))]
+    places = (
+        [path.iterdir(), path.rglob("*")]
+        if path.is_dir()
+        else [map(Path, glob.glob(pattern, recursive=True))]
+    )
     for place in places:
         if files := sorted(file for file in place if file.is_file() and is_image(file)):
             return files
-    raise DataError(f"input={pattern} names no image ({', '.join(sorted(SUFFIXES))}); give a file, folder or glob.")
+    raise DataError(
+        f"input={pattern} names no image ({', '.join(sorted(SUFFIXES))}); give a file, folder or glob."
+    )
 
 
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor
@@ -246,7 +287,9 @@ def pixels_of(image: AnyImage) -> Tensor:
     """
     if isinstance(image, str | Path):
         if not Path(image).is_file():
-            raise DataError(f"{image} is not a local file; give the path of one, or a list of paths.")
+            raise DataError(
+                f"{image} is not a local file; give the path of one, or a list of paths."
+            )
         try:
             return read_image(Path(image))
         except ImageError as error:  # without the settings of a run
@@ -254,8 +297,13 @@ def pixels_of(image: AnyImage) -> Tensor:
     if isinstance(image, Image.Image):
         try:
             return _rgb(image)
-        except (OSError, ValueError) as error:  # Pillow decodes a file when its pixels are asked for
-            raise DataError(f"a PIL image cannot be converted to RGB ({error}); give {FORMS}.") from error
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # Pillow decodes a file when its pixels are asked for
+            raise DataError(
+                f"a PIL image cannot be converted to RGB ({error}); give {FORMS}."
+            ) from error
     if isinstance(image, np.ndarray):
         pixels = torch.from_numpy(np.ascontiguousarray(image, image.dtype.newbyteorder("=")))
         pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
@@ -269,7 +317,9 @@ def pixels_of(image: AnyImage) -> Tensor:
     if pixels.is_floating_point():
         low, high = float(pixels.min()), float(pixels.max())
         if not 0 <= low <= high <= 1:
-            raise DataError(f"an image has floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1.")
+            raise DataError(
+                f"an image has floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1."
+            )
         pixels = (pixels * 255).round().to(torch.uint8)
     if pixels.dtype != torch.uint8:
         raise DataError(f"an image has values of {pixels.dtype}; give {FORMS}.")

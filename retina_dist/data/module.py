@@ -46,7 +46,11 @@ class ImageDataset(Dataset[AnyBatch]):
     """
 
     def __init__(
-        self, sources: Sequence[Source], sizes: Tensor | None, bad_images: str = "error", max_pixels: int = MAX_PIXELS
+        self,
+        sources: Sequence[Source],
+        sizes: Tensor | None,
+        bad_images: str = "error",
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.bad_images, self.max_pixels = bad_images, max_pixels
         # text is smaller than a Path when it is sent to a worker
@@ -62,7 +66,11 @@ class ImageDataset(Dataset[AnyBatch]):
         content = fetched.get(index) if fetched else None
         if isinstance(content, ImageError):
             raise content
-        annotated = None if self._sizes is None else (int(self._sizes[index, 1]), int(self._sizes[index, 0]))
+        annotated = (
+            None
+            if self._sizes is None
+            else (int(self._sizes[index, 1]), int(self._sizes[index, 0]))
+        )
         return read_image(self._sources[index], annotated, self.max_pixels, content)
 
     def fetch(self, indices: Sequence[int]) -> Contents:
@@ -103,7 +111,9 @@ class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
 def without_main() -> Iterator[None]:
     """Within it, processes start without importing the main script: `multiprocessing` finds it by these two names."""
     main = sys.modules["__main__"].__dict__
-    hidden: dict[str, Any] = {name: main.pop(name) for name in ("__spec__", "__file__") if name in main}
+    hidden: dict[str, Any] = {
+        name: main.pop(name) for name in ("__spec__", "__file__") if name in main
+    }
     main["__spec__"] = None
     try:
         yield
@@ -134,7 +144,9 @@ def start_fork_server(preload: str) -> None:
     from multiprocessing import forkserver, resource_tracker
 
     forkserver.set_forkserver_preload([preload])
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # blocked signals are inherited
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGUSR1}
+    )  # blocked signals are inherited
     try:
         resource_tracker.ensure_running()  # blocks SIGTERM by itself; starting it unblocks that here
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -158,7 +170,9 @@ class TensorBatch:
 
     def real_rows(self) -> list[int]:
         """The rows of the images, without fillers; on a GPU the host waits for them."""
-        return list(range(len(self))) if self.real is None else self.real.nonzero().flatten().tolist()
+        return (
+            list(range(len(self))) if self.real is None else self.real.nonzero().flatten().tolist()
+        )
 
     def image(self, i: int) -> Self:
         """Its image `i` alone."""
@@ -174,7 +188,9 @@ class TensorBatch:
 
     def _map(self, function: Any) -> Self:
         make: Any = type(self)
-        batch: Self = make(**{k: function(v) if isinstance(v, Tensor) else v for k, v in vars(self).items()})
+        batch: Self = make(
+            **{k: function(v) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        )
         return batch
 
 
@@ -215,7 +231,9 @@ class DataModule(Generic[AnyBatch]):
             )
             self.position = self.train_sampler.position
         if val is not None:
-            sampler = EvalSampler(buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size)
+            sampler = EvalSampler(
+                buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size
+            )
             self._val = val[0], sampler
         if settings.num_workers and (split := train or val):
             start_fork_server(type(split[0]).__module__)
@@ -223,7 +241,9 @@ class DataModule(Generic[AnyBatch]):
     def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
         """The micro-batches of each step from `start` up to `stop`, by one set of workers, which closing the iterator stops."""
         sampler = self.train_sampler
-        batches = self._read(self.train_dataset, (spec for step in range(start, stop) for spec in sampler.step(step)))
+        batches = self._read(
+            self.train_dataset, (spec for step in range(start, stop) for spec in sampler.step(step))
+        )
         try:
             for step in range(start, stop):
                 yield list(islice(batches, sampler.num_micro_batches(step)))
@@ -235,7 +255,9 @@ class DataModule(Generic[AnyBatch]):
         assert self._val is not None, "there is a validation split"
         return self._read(*self._val)
 
-    def _read(self, dataset: ImageDataset[AnyBatch], specs: Iterable[BatchSpec]) -> Generator[AnyBatch, None, None]:
+    def _read(
+        self, dataset: ImageDataset[AnyBatch], specs: Iterable[BatchSpec]
+    ) -> Generator[AnyBatch, None, None]:
         """The batches of `specs` in their order. Closing the generator stops the workers."""
         loader = DataLoader(
             _Reports(dataset),

@@ -52,7 +52,9 @@ class TrainSampler:
     repeats: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self.num_images = self.buckets.num_images if self.repeats is None else images_per_epoch(self.repeats)
+        self.num_images = (
+            self.buckets.num_images if self.repeats is None else images_per_epoch(self.repeats)
+        )
         self.steps_per_epoch = -(-self.num_images // self.batch_size)
         self._cached: tuple[int, list[IntArray]] = (-1, [])
 
@@ -90,7 +92,11 @@ class TrainSampler:
 
     def _epoch_plan(self, epoch: int) -> list[IntArray]:
         if self._cached[0] != epoch:
-            rng = np.random.default_rng(derived_seed(self.seed, "epoch", epoch)) if self.shuffle else None
+            rng = (
+                np.random.default_rng(derived_seed(self.seed, "epoch", epoch))
+                if self.shuffle
+                else None
+            )
             images = np.arange(self.buckets.num_images)
             if self.repeats is not None:
                 images = draw_repeats(self.repeats, derived_seed(self.seed, "repeats", epoch))
@@ -113,10 +119,14 @@ class EvalSampler:
 
     def __iter__(self) -> Iterator[BatchSpec]:
         min_size = self.buckets.min_sizes[-1]
-        members = [np.flatnonzero(self.buckets.of_image == bucket) for bucket in range(len(self.buckets))]
+        members = [
+            np.flatnonzero(self.buckets.of_image == bucket) for bucket in range(len(self.buckets))
+        ]
         batches = [batch for images in members for batch in _cut(images, self.batch_size)]
         for batch in batches[self.rank :: self.world_size]:
-            yield BatchSpec(0, tuple(batch.tolist()), self.buckets.canvas(batch, min_size), min_size)
+            yield BatchSpec(
+                0, tuple(batch.tolist()), self.buckets.canvas(batch, min_size), min_size
+            )
 
 
 def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
@@ -159,7 +169,9 @@ def draw_repeats(repeats: FloatArray, seed: int) -> IntArray:
     return images + len(counts) * again
 
 
-def plan_epoch(buckets: Buckets, batch_size: int, rng: np.random.Generator | None, images: IntArray) -> list[IntArray]:
+def plan_epoch(
+    buckets: Buckets, batch_size: int, rng: np.random.Generator | None, images: IntArray
+) -> list[IntArray]:
     """The `images` of one epoch by step; only the last step can hold fewer than `batch_size`.
 
     Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the cost of padding; the remainders

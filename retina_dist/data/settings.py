@@ -9,16 +9,24 @@ from retina_dist.config.run_config import DataSettings
 
 MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 # split -> names of its folders and files
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
 
 
 @dataclass
 class ImageDataSettings(DataSettings):
     """How images are read, held out for validation and batched."""
 
-    val_fraction: float | None = setting(None, "share of train to validate on without a val split", above=0, below=1)
+    val_fraction: float | None = setting(
+        None, "share of train to validate on without a val split", above=0, below=1
+    )
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
-    max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1)
+    max_pixels: int = setting(
+        MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1
+    )
     val_batch_size: int = setting(8, "images of one process", at_least=1, at_most=10**5)
     num_workers: int = setting(2, at_least=0, at_most=10**3)
     shuffle: bool = True

@@ -28,7 +28,9 @@ from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-UNFINISHED = "shards.unfinished"  # a file that is there while shards are written, and after an interruption
+UNFINISHED = (
+    "shards.unfinished"  # a file that is there while shards are written, and after an interruption
+)
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
 
 
@@ -73,13 +75,17 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
     """The shard member of each image id. Raises DataError without shards or, if `complete`, with one missing or cut."""
     index = _read_index(folder, split)
     if index is None:
-        raise DataError(f"{folder} has no {index_of(split)}; give the folder that retina_dist.shards wrote.")
+        raise DataError(
+            f"{folder} has no {index_of(split)}; give the folder that retina_dist.shards wrote."
+        )
     lengths = _lengths(folder, index["shards"]) if complete else {}
     for shard in index["shards"] if complete else ():
         name, there = shard["file"], lengths.get(shard["file"])
         if there != shard["bytes"]:
             state = "is not there" if there is None else f"has {there} bytes, not {shard['bytes']}"
-            raise DataError(f"{folder}/{name} {state}; copy it again, or leave its images out by data.bad_images=skip.")
+            raise DataError(
+                f"{folder}/{name} {state}; copy it again, or leave its images out by data.bad_images=skip."
+            )
     return {
         image_id: ArchiveMember(str(folder), shard["file"], offset, length, crc32, name)
         for shard in index["shards"]
@@ -87,7 +93,9 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
     }
 
 
-def write_splits(output: str, splits: Mapping[str, ShardSplit], shard_mb: int, report: Callable[[str], object]) -> None:
+def write_splits(
+    output: str, splits: Mapping[str, ShardSplit], shard_mb: int, report: Callable[[str], object]
+) -> None:
     """Write the splits to `output` and replace what an interrupted call wrote. Raises DataError if others are there."""
     folder = parse_path(output)
     interrupted = any(folder.glob(UNFINISHED))
@@ -101,7 +109,9 @@ def write_splits(output: str, splits: Mapping[str, ShardSplit], shard_mb: int, r
             logger.warning(f"{split}: {text}")
     write_bytes(folder / UNFINISHED, b"run the same command again\n")
     last: dict[str, bytes] = {}
-    for split, part in reversed(list(splits.items())):  # train, which every training needs, is complete last
+    for split, part in reversed(
+        list(splits.items())
+    ):  # train, which every training needs, is complete last
         shards: list[dict[str, Any]] = []
         for content, rows in _tars(part.members, shard_mb * 2**20):
             name = f"{split}-{len(shards):05d}.tar"
@@ -112,7 +122,9 @@ def write_splits(output: str, splits: Mapping[str, ShardSplit], shard_mb: int, r
         last[annotations_of(split)] = part.annotations()
         last[index_of(split)] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
         size = sum(shard["bytes"] for shard in shards) / 2**20
-        report(f"{split}: {pluralize(len(part.members), 'image')} in {pluralize(len(shards), 'shard')}, {size:.1f} MiB")
+        report(
+            f"{split}: {pluralize(len(part.members), 'image')} in {pluralize(len(shards), 'shard')}, {size:.1f} MiB"
+        )
     for name, content in last.items():
         write_bytes(folder / name, content)
     (folder / UNFINISHED).unlink()
@@ -131,7 +143,15 @@ def _tars(members: Sequence[Member], limit: int) -> Iterator[tuple[bytes, list[l
             buffer, rows, archive = _new_tar()
         info = tarfile.TarInfo(member.name)  # time 0, owner 0, mode 0644
         info.size = len(content)
-        rows.append([member.image_id, member.name, archive.offset + tarfile.BLOCKSIZE, info.size, zlib.crc32(content)])
+        rows.append(
+            [
+                member.image_id,
+                member.name,
+                archive.offset + tarfile.BLOCKSIZE,
+                info.size,
+                zlib.crc32(content),
+            ]
+        )
         archive.addfile(info, io.BytesIO(content))
     archive.close()
     yield buffer.getvalue(), rows
@@ -165,7 +185,9 @@ def _read_index(folder: PathOrUrl, split: str) -> dict[str, Any] | None:
     except UserError:  # of a place that cannot be reached
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is not an index of shards ({error}); copy or write it again.") from error
+        raise DataError(
+            f"{path} is not an index of shards ({error}); copy or write it again."
+        ) from error
 
 
 def _lengths(folder: PathOrUrl, shards: Sequence[Mapping[str, Any]]) -> dict[str, int]:

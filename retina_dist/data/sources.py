@@ -57,7 +57,9 @@ Source = str | Path | RemoteFile | ArchiveMember | DatasetItem  # str and Path: 
 
 def is_remote(source: Source) -> TypeGuard[RemoteFile | ArchiveMember]:
     """Whether reading it waits for a network: then read several at once."""
-    return isinstance(source, RemoteFile | ArchiveMember) and isinstance(parse_path(source.folder), Url)
+    return isinstance(source, RemoteFile | ArchiveMember) and isinstance(
+        parse_path(source.folder), Url
+    )
 
 
 def read(source: Source) -> bytes:
@@ -88,7 +90,9 @@ def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
         try:
             contents |= zip(parts, Url(folder).read_parts(list(parts.values())), strict=True)
         except UserError as error:
-            raise DataError(f"{error} Requested: {truncate([name for name, *_ in parts.values()])}") from error
+            raise DataError(
+                f"{error} Requested: {truncate([name for name, *_ in parts.values()])}"
+            ) from error
     return [_checked(source, contents[i]) for i, source in enumerate(sources)]
 
 
@@ -117,12 +121,24 @@ def _read_local(source: Source) -> bytes | OSError:
 
 def _checked(source: Source, content: bytes | OSError) -> bytes | ImageError:
     if isinstance(content, FileNotFoundError) and not isinstance(source, ArchiveMember):
-        missing = ImageError(f"{source} does not exist; check its folder, or set data.missing_images=skip.")
+        missing = ImageError(
+            f"{source} does not exist; check its folder, or set data.missing_images=skip."
+        )
         missing.__cause__ = content  # by which the doctor tells missing files from damaged ones
         return missing
     if isinstance(content, OSError):
-        return ImageError(f"{source} cannot be read ({content}); restore the file, or set data.bad_images=skip.")
-    if isinstance(source, ArchiveMember) and (len(content) != source.length or zlib.crc32(content) != source.crc32):
-        what = f"only {len(content)} bytes are there" if len(content) != source.length else "its CRC-32 differs"
-        return ImageError(f"{source} is damaged: {what}; copy the shard again, or set data.bad_images=skip.")
+        return ImageError(
+            f"{source} cannot be read ({content}); restore the file, or set data.bad_images=skip."
+        )
+    if isinstance(source, ArchiveMember) and (
+        len(content) != source.length or zlib.crc32(content) != source.crc32
+    ):
+        what = (
+            f"only {len(content)} bytes are there"
+            if len(content) != source.length
+            else "its CRC-32 differs"
+        )
+        return ImageError(
+            f"{source} is damaged: {what}; copy the shard again, or set data.bad_images=skip."
+        )
     return content

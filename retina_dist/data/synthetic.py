@@ -51,10 +51,16 @@ class SyntheticData(Generic[AnyBatch]):
         self.steps_per_epoch = -(-num_images // batch_size)
         if batch_size < world_size * accumulate:
             micro = f"{world_size} x {accumulate} micro-batches"
-            raise ConfigError(f"data.batch_size={batch_size} is below the {micro} of a step; raise it.")
+            raise ConfigError(
+                f"data.batch_size={batch_size} is below the {micro} of a step; raise it."
+            )
         images = np.arange(batch_size) % num_images
-        slots = [np.array_split(group, world_size)[rank] for group in np.array_split(images, accumulate)]
-        self.batches = [make_batch(slot.tolist(), len(slot) * world_size / batch_size) for slot in slots]
+        slots = [
+            np.array_split(group, world_size)[rank] for group in np.array_split(images, accumulate)
+        ]
+        self.batches = [
+            make_batch(slot.tolist(), len(slot) * world_size / batch_size) for slot in slots
+        ]
 
     def train_steps(self, start: int, stop: int) -> Iterator[Sequence[AnyBatch]]:
         """The micro-batches, once for each step from `start` up to `stop`."""
@@ -75,7 +81,9 @@ def folder_to_draw(root: str | None, key: str) -> Path:
     return folder
 
 
-def draw_once(root: Path, settings: Mapping[str, int], write: Callable[[Path], None], manifest: str) -> None:
+def draw_once(
+    root: Path, settings: Mapping[str, int], write: Callable[[Path], None], manifest: str
+) -> None:
     """Let `write` fill a temporary folder that becomes `root`; the file `manifest` in it holds the `settings`.
 
     A folder with the same settings is left as it is. Raises DataError for one with other settings, and for a folder that was not
@@ -102,10 +110,16 @@ def _check_settings(root: Path, settings: Mapping[str, int], manifest: str) -> N
     try:
         drawn = dict(json.loads(read_bytes(root / manifest)))
     except (OSError, TypeError, ValueError) as error:
-        raise DataError(f"data.root={root} exists and has no {manifest}; give a folder to draw into.") from error
+        raise DataError(
+            f"data.root={root} exists and has no {manifest}; give a folder to draw into."
+        ) from error
     if drawn != settings:
-        words = ", ".join(f"{k} {drawn.get(k)}, not {v}" for k, v in settings.items() if drawn.get(k) != v)
-        raise DataError(f"data.root={root} was drawn with other settings ({words}); give another, or delete this one.")
+        words = ", ".join(
+            f"{k} {drawn.get(k)}, not {v}" for k, v in settings.items() if drawn.get(k) != v
+        )
+        raise DataError(
+            f"data.root={root} was drawn with other settings ({words}); give another, or delete this one."
+        )
 
 
 SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
@@ -118,7 +132,12 @@ CROSS = [
 
 
 def coverage(
-    kind: str, centre: Sequence[float] | np.ndarray, radius: float, angle: float, size: tuple[int, int], hole: float
+    kind: str,
+    centre: Sequence[float] | np.ndarray,
+    radius: float,
+    angle: float,
+    size: tuple[int, int],
+    hole: float,
 ) -> np.ndarray:
     """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height); `hole` is the share of a ring's radius."""
     width, height = size
@@ -132,7 +151,13 @@ def coverage(
             draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
     else:
         cos, sin = math.cos(angle), math.sin(angle)
-        draw.polygon([(cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos)) for x, y in outline(kind)], fill=255)
+        draw.polygon(
+            [
+                (cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos))
+                for x, y in outline(kind)
+            ],
+            fill=255,
+        )
     return np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float64) / 255
 
 
@@ -142,7 +167,10 @@ def outline(kind: str) -> list[tuple[float, float]]:
         return CROSS
     count, radii = REGULAR[kind]
     turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
-    return [(radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t)) for i, t in enumerate(turns)]
+    return [
+        (radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t))
+        for i, t in enumerate(turns)
+    ]
 
 
 def contrasting_colour(rng: np.random.Generator, under: np.ndarray, least: float) -> np.ndarray:

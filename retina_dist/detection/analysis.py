@@ -35,10 +35,14 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, A
     resampled = resample(result, matched)
     ranked = [by_area[ALL] for by_area in matched]
     judged = zip(result.per_class, ranked, strict=True)
-    classes = {name: {"objects": len(each.objects), **best_threshold([each])} for name, each in judged}
+    classes = {
+        name: {"objects": len(each.objects), **best_threshold([each])} for name, each in judged
+    }
     threshold = best_threshold(ranked)
     images = judged_images(result, ranked, threshold["threshold"])
-    counted = [(each.scores[kept], each.right[0, kept]) for each in ranked for kept in (~each.ignored[0],)]
+    counted = [
+        (each.scores[kept], each.right[0, kept]) for each in ranked for kept in (~each.ignored[0],)
+    ]
     scores, right = (np.concatenate(column) for column in zip(*counted, strict=True))
     parts: dict[str, Any] = {"threshold": threshold, **errors_of(result, threshold["threshold"])}
     parts["calibration"] = calibration_of(scores, right)
@@ -63,7 +67,9 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
     return dict(zip(THRESHOLD, map(float, values), strict=True))
 
 
-def judged_images(result: CocoResult, ranked: Sequence[Ranking], threshold: float | None) -> list[dict[str, Any]]:
+def judged_images(
+    result: CocoResult, ranked: Sequence[Ranking], threshold: float | None
+) -> list[dict[str, Any]]:
     """Each image with its hits, false alarms and misses at IoU .50 among detections from `threshold` on, the worst first.
 
     `score` is its most confident wrong detection's, also below the threshold.
@@ -96,14 +102,22 @@ def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
     known = set(result.image_ids)
     entries = [entry for entry in result.coco["annotations"] if entry["image_id"] in known]
     # only what decides: hotcoco refuses a flat polygon, or a width of null
-    boxes = [{key: entry[key] for key in BOX if key in entry} | {"id": i} for i, entry in enumerate(entries, start=1)]
+    boxes = [
+        {key: entry[key] for key in BOX if key in entry} | {"id": i}
+        for i, entry in enumerate(entries, start=1)
+    ]
     categories = [{"id": entry["id"], "name": entry["name"]} for entry in result.coco["categories"]]
-    truth = hotcoco.COCO({"images": [{"id": i} for i in known], "annotations": boxes, "categories": categories})
+    truth = hotcoco.COCO(
+        {"images": [{"id": i} for i in known], "annotations": boxes, "categories": categories}
+    )
     rows = result.rows[np.isin(result.rows[:, 0], result.image_ids)]
     evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
     evaluation.evaluate()
     tide = evaluation.tide_errors()
-    types = {ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain} for key, gain in tide["delta_ap"].items()}
+    types = {
+        ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain}
+        for key, gain in tide["delta_ap"].items()
+    }
     of_classes: dict[str, Any] = {"iou_thr": 0.5, "min_score": threshold}
     labels = [*result.per_class, "background"]
     confusion = confusion_of(labels, lambda: evaluation.confusion_matrix(**of_classes)["matrix"])

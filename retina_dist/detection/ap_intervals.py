@@ -9,10 +9,18 @@ import numpy as np
 from pycocotools import mask
 
 from retina_dist.detection.coco_metrics import CocoResult
-from retina_dist.reporting.intervals import Ranking, Resampled, average_precision, digest_of, resampled_weights
+from retina_dist.reporting.intervals import (
+    Ranking,
+    Resampled,
+    average_precision,
+    digest_of,
+    resampled_weights,
+)
 
 IOUS = np.linspace(0.5, 0.95, 10)
-AREAS = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  # all, small, medium, large; px
+AREAS = np.array(
+    [[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]]
+)  # all, small, medium, large; px
 ALL, SMALL, MEDIUM, LARGE = range(4)
 MOST = 100  # detections of a class on an image
 
@@ -36,7 +44,9 @@ def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> 
     with np.errstate(invalid="ignore"):
         means = sums / counts
     named = {"AP": means[ALL].mean(axis=0), "AP50": means[ALL, 0], "AP75": means[ALL, 5]}
-    named |= {name: means[a].mean(axis=0) for name, a in (("APs", SMALL), ("APm", MEDIUM), ("APl", LARGE))}
+    named |= {
+        name: means[a].mean(axis=0) for name, a in (("APs", SMALL), ("APm", MEDIUM), ("APl", LARGE))
+    }
     values = {name: value if (value := result.stats[name]) >= 0 else np.nan for name in named}
     for name, ap, of_class in zip(result.per_class, result.per_class.values(), own, strict=True):
         named[f"AP/{name}"], values[f"AP/{name}"] = of_class, np.nan if ap is None else ap
@@ -71,7 +81,9 @@ def rankings(coco: dict[str, Any], rows: np.ndarray, image_ids: list[int]) -> li
     return result
 
 
-def _rank_class(rows: np.ndarray, images: np.ndarray, truth: dict[int, list[Object]], num_images: int) -> list[Ranking]:
+def _rank_class(
+    rows: np.ndarray, images: np.ndarray, truth: dict[int, list[Object]], num_images: int
+) -> list[Ranking]:
     """For each area, of a class's rows by image, `images` [n] being their images, and its objects by image."""
     outside = _outside(rows[:, 3] * rows[:, 4])
     right = np.zeros((len(AREAS), len(IOUS), len(rows)), bool)
@@ -86,12 +98,20 @@ def _rank_class(rows: np.ndarray, images: np.ndarray, truth: dict[int, list[Obje
         part = slice(bounds[image], bounds[image + 1])
         if part.start < part.stop:
             boxes = np.array([entry["bbox"] for entry in entries], float)
-            matched, ignores = _match(mask.iou(rows[part, 1:5], boxes, crowd.astype(np.uint8)), skipped, crowd)
+            matched, ignores = _match(
+                mask.iou(rows[part, 1:5], boxes, crowd.astype(np.uint8)), skipped, crowd
+            )
             right[:, :, part] = matched & ~ignores
             ignored[:, :, part] = np.where(matched, ignores, ignored[:, :, part])
     order = np.argsort(-rows[:, 5], kind="stable")
     return [
-        Ranking(rows[order, 5], images[order], right[a][:, order], ignored[a][:, order], np.array(objects[a], np.int64))
+        Ranking(
+            rows[order, 5],
+            images[order],
+            right[a][:, order],
+            ignored[a][:, order],
+            np.array(objects[a], np.int64),
+        )
         for a in range(len(AREAS))
     ]
 
@@ -101,7 +121,9 @@ def _outside(area: np.ndarray) -> np.ndarray:
     return (area < AREAS[:, :1]) | (area > AREAS[:, 1:])
 
 
-def _match(ious: np.ndarray, skipped: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _match(
+    ious: np.ndarray, skipped: np.ndarray, crowd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Whether each of D detections, best first, is matched, and whether to an object that does not count; both [A, T, D].
 
     `ious` is [D, G]; `skipped` [A, G] says which objects do not count for an area. A detection takes the object of highest
@@ -115,7 +137,9 @@ def _match(ious: np.ndarray, skipped: np.ndarray, crowd: np.ndarray) -> tuple[np
     area, threshold = np.arange(len(skipped))[:, None], np.arange(len(IOUS))
     for d in np.flatnonzero((ious >= thresholds[0]).any(axis=1)):
         fits = free & (ious[d] >= thresholds)
-        best = ious.shape[1] - 1 - (fits * (ious[d] + preference))[:, :, ::-1].argmax(axis=2)  # [A, T]
+        best = (
+            ious.shape[1] - 1 - (fits * (ious[d] + preference))[:, :, ::-1].argmax(axis=2)
+        )  # [A, T]
         matched[:, :, d] = fits.any(axis=2)
         ignores[:, :, d] = matched[:, :, d] & skipped[area, best]
         free[area, threshold, best] &= ~matched[:, :, d] | crowd[best]

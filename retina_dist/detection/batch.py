@@ -66,7 +66,10 @@ def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
 
 
 def collate(
-    samples: Sequence[Sample], canvas: tuple[int, int], weight: float = 1.0, images: Tensor | None = None
+    samples: Sequence[Sample],
+    canvas: tuple[int, int],
+    weight: float = 1.0,
+    images: Tensor | None = None,
 ) -> Batch:
     """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
 
@@ -93,7 +96,9 @@ def collate(
         labels=labels,
         num_boxes=torch.tensor(counts),
         weight=weight,
-        real=None if all(sample.real for sample in samples) else torch.tensor([sample.real for sample in samples]),
+        real=None
+        if all(sample.real for sample in samples)
+        else torch.tensor([sample.real for sample in samples]),
     )
 
 
@@ -102,7 +107,12 @@ def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
     image = torch.zeros(3, *canvas, dtype=torch.uint8)
     batch = collate([filler(image, canvas)] * count, canvas)
     rows = padded_rows(most_boxes)
-    return replace(batch, boxes=torch.zeros(count, rows, 4), labels=batch.labels.new_zeros(count, rows), real=None)
+    return replace(
+        batch,
+        boxes=torch.zeros(count, rows, 4),
+        labels=batch.labels.new_zeros(count, rows),
+        real=None,
+    )
 
 
 def padded_rows(count: int) -> int:
@@ -119,7 +129,9 @@ def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
     if get_worker_info() is None:
         images = torch.zeros(shape, dtype=torch.uint8)
     else:
-        shared = torch.UntypedStorage._new_shared(math.prod(shape))  # fresh pages of the system, which are zero
+        shared = torch.UntypedStorage._new_shared(
+            math.prod(shape)
+        )  # fresh pages of the system, which are zero
         images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
     return images.permute(0, 3, 1, 2)
 

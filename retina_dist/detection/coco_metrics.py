@@ -53,7 +53,9 @@ STATS = {
 }
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
-Part = tuple[list[int], np.ndarray, dict[str, Tensor]]  # image ids, rows [n, 7], sums of the losses of a batch
+Part = tuple[
+    list[int], np.ndarray, dict[str, Tensor]
+]  # image ids, rows [n, 7], sums of the losses of a batch
 ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
 
 
@@ -80,24 +82,43 @@ class CocoResult:
         known = [k for k, ap in enumerate(self.per_class.values()) if ap is not None]
         names = ["all classes", *(name for name, ap in self.per_class.items() if ap is not None)]
         precision = self.precision[:, :, known]
-        views = {"IoU .50": precision[0], "IoU .75": precision[5], "Mean of IoU .50:.95": precision.mean(axis=0)}
-        lines = {title: np.vstack([view.mean(axis=1), view.T]).round(4) for title, view in views.items() if known}
-        return {title: dict(zip(names, line.tolist(), strict=True)) for title, line in lines.items()}
+        views = {
+            "IoU .50": precision[0],
+            "IoU .75": precision[5],
+            "Mean of IoU .50:.95": precision.mean(axis=0),
+        }
+        lines = {
+            title: np.vstack([view.mean(axis=1), view.T]).round(4)
+            for title, view in views.items()
+            if known
+        }
+        return {
+            title: dict(zip(names, line.tolist(), strict=True)) for title, line in lines.items()
+        }
 
 
 def evaluate_rows(
-    coco: dict[str, Any], rows: np.ndarray, *, image_ids: Sequence[int] | None = None, evaluator: str | None = None
+    coco: dict[str, Any],
+    rows: np.ndarray,
+    *,
+    image_ids: Sequence[int] | None = None,
+    evaluator: str | None = None,
 ) -> CocoResult:
     """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict) on `image_ids`, by default all.
 
     `evaluator` is one of EVALUATORS, by default the fastest that is installed.
     """
-    truth_module, metrics_module = map(import_module, EVALUATORS[evaluator or installed_evaluators()[0]])
+    truth_module, metrics_module = map(
+        import_module, EVALUATORS[evaluator or installed_evaluators()[0]]
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         truth, detected = truth_module.COCO(), truth_module.COCO()
         # The evaluators write marks into the annotations. An id of 0 means "no match" to them: such a box is always missed.
         boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
-        truth.dataset, detected.dataset = {**coco, "annotations": boxes}, {**coco, "annotations": []}
+        truth.dataset, detected.dataset = (
+            {**coco, "annotations": boxes},
+            {**coco, "annotations": []},
+        )
         truth.createIndex(), detected.createIndex()
         rows = rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])]
         if len(rows):
@@ -108,12 +129,18 @@ def evaluate_rows(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MOST_DETECTIONS]  # [T, R, K]
-    names = Categories.from_coco(coco["categories"]).distinct_names  # by id, as the evaluators take them
+    precision = np.asarray(evaluation.eval["precision"])[
+        :, :, :, ALL_AREAS, MOST_DETECTIONS
+    ]  # [T, R, K]
+    names = Categories.from_coco(
+        coco["categories"]
+    ).distinct_names  # by id, as the evaluators take them
     defined = {name: precision[:, :, k][precision[:, :, k] > -1] for k, name in enumerate(names)}
     return CocoResult(
         stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
-        per_class={name: float(values.mean()) if len(values) else None for name, values in defined.items()},
+        per_class={
+            name: float(values.mean()) if len(values) else None for name, values in defined.items()
+        },
         precision=precision,
         coco=coco,
         image_ids=[int(i) for i in evaluation.params.imgIds],
@@ -121,15 +148,21 @@ def evaluate_rows(
     )
 
 
-def detections_to_rows(detections: Sequence[Detections], image_ids: list[int], categories: Categories) -> np.ndarray:
+def detections_to_rows(
+    detections: Sequence[Detections], image_ids: list[int], categories: Categories
+) -> np.ndarray:
     """Rows [n, 7] of some images' detections, with category ids in place of labels; labels without a category are left out."""
     if not detections:
         return np.zeros((0, COLUMNS))
     columns = zip(*((each["boxes"], each["scores"], each["labels"]) for each in detections))
     boxes, scores, labels = (torch.cat(column).double() for column in columns)
-    values = torch.column_stack((boxes, scores, labels)).cpu().numpy()  # one copy from the device for all
+    values = (
+        torch.column_stack((boxes, scores, labels)).cpu().numpy()
+    )  # one copy from the device for all
     category = np.array(categories.ids, dtype=np.float64)[values[:, 5].astype(np.int64)]
-    image = np.repeat(np.array(image_ids, dtype=np.float64), [len(each["scores"]) for each in detections])
+    image = np.repeat(
+        np.array(image_ids, dtype=np.float64), [len(each["scores"]) for each in detections]
+    )
     size = values[:, 2:4] - values[:, :2]
     rows = np.column_stack((image, values[:, :2], size, values[:, 4], category))
     return rows[category >= 0]
@@ -138,7 +171,10 @@ def detections_to_rows(detections: Sequence[Detections], image_ids: list[int], c
 def write_results(rows: np.ndarray, path: Path) -> None:
     """COCO's results json; boxes to a hundredth of a pixel, scores to five digits, as COCO's own files."""
     keys = ("image_id", "category_id", "bbox", "score")
-    values = ((int(i), int(c), [round(x, 2) for x in box], round(score, 5)) for i, *box, score, c in rows.tolist())
+    values = (
+        (int(i), int(c), [round(x, 2) for x in box], round(score, 5))
+        for i, *box, score, c in rows.tolist()
+    )
     write_json(path, [dict(zip(keys, row, strict=True)) for row in values], indent=None)
 
 
@@ -146,24 +182,39 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
     """Rows [n, 7] of a COCO results json for the ground truth `coco`. Raises DataError naming file and entry."""
     try:
         entries = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError) as error:  # a number of 5000 digits is a mere ValueError
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of 5000 digits is a mere ValueError
         raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
     if not isinstance(entries, list):
-        raise DataError(f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …].")
-    known = {what: {e["id"] for e in coco[key]} for what, key in (("image", "images"), ("category", "categories"))}
+        raise DataError(
+            f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …]."
+        )
+    known = {
+        what: {e["id"] for e in coco[key]}
+        for what, key in (("image", "images"), ("category", "categories"))
+    }
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
-            if not math.isfinite(sum(row)):  # json lets NaN and Infinity pass; null and text are a TypeError here
+            if not math.isfinite(
+                sum(row)
+            ):  # json lets NaN and Infinity pass; null and text are a TypeError here
                 raise ValueError("not finite")
             rows[i] = row
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: entry {i} is {entry!s:.120}; give image_id, category_id, bbox, score.") from error
+            raise DataError(
+                f"{path}: entry {i} is {entry!s:.120}; give image_id, category_id, bbox, score."
+            ) from error
         for what, ids in known.items():
             if entry[f"{what}_id"] not in ids:
-                raise DataError(f"{path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth lacks.")
+                raise DataError(
+                    f"{path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth lacks."
+                )
     return rows
 
 
@@ -174,13 +225,19 @@ class CocoEvaluator(Evaluator[CocoResult]):
     The ground truth of an image that no rank could read is left out, with a warning.
     """
 
-    metric_names = (*(f"coco/{name}" for name in STATS), "val/loss", *(f"val/loss_{name}" for name in LOSSES))
+    metric_names = (
+        *(f"coco/{name}" for name in STATS),
+        "val/loss",
+        *(f"val/loss_{name}" for name in LOSSES),
+    )
 
     def take(self, model: Any, batch: Batch) -> Part:
         with self.autocast():
             losses, detections = model.evaluate(batch)
         image_ids = batch.image_ids.tolist()
-        first = dict(zip(reversed(image_ids), reversed(detections), strict=True))  # of an image that comes twice
+        first = dict(
+            zip(reversed(image_ids), reversed(detections), strict=True)
+        )  # of an image that comes twice
         rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
         return image_ids, rows, {name: x.float() * len(batch) for name, x in losses.items()}
 
@@ -189,14 +246,19 @@ class CocoEvaluator(Evaluator[CocoResult]):
         losses = self._mean_losses(parts)
         rows, image_ids = self._gathered(parts)
         if not image_ids:
-            raise DataError("no validation image could be read, so there is no metric.", collective=True)
+            raise DataError(
+                "no validation image could be read, so there is no metric.", collective=True
+            )
         images = len(self.val.coco["images"])
         if missing := images - len(image_ids):
             logger.warning(f"{missing} of {images} validation images are left out of the metrics.")
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
         doing("computing the metrics")
         result = evaluate_rows(self.val.coco, rows, image_ids=image_ids if missing else None)
-        stats = {f"coco/{name}": value if value >= 0 else math.nan for name, value in result.stats.items()}
+        stats = {
+            f"coco/{name}": value if value >= 0 else math.nan
+            for name, value in result.stats.items()
+        }
         return result, {**stats, **losses}
 
     def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
@@ -210,13 +272,19 @@ class CocoEvaluator(Evaluator[CocoResult]):
             for image_id in image_ids:
                 part_of.setdefault(image_id, number)
         rank, device = self.strategy.rank, self.strategy.device
-        pairs = torch.tensor([(image_id, rank) for image_id in part_of], dtype=torch.int64).reshape(-1, 2)
-        rank_of = dict(reversed(self.strategy.all_gather(pairs.to(device)).tolist()))  # the lowest that has an image
+        pairs = torch.tensor([(image_id, rank) for image_id in part_of], dtype=torch.int64).reshape(
+            -1, 2
+        )
+        rank_of = dict(
+            reversed(self.strategy.all_gather(pairs.to(device)).tolist())
+        )  # the lowest that has an image
         own = [np.zeros((0, COLUMNS))]
         for number, (image_ids, rows, _) in enumerate(parts):
             kept = [i for i in image_ids if part_of[i] == number and rank_of[i] == rank]
             own.append(rows[np.isin(rows[:, 0], kept)])
-        everyone = self.strategy.all_gather(torch.from_numpy(np.concatenate(own)).to(device)).cpu().numpy()
+        everyone = (
+            self.strategy.all_gather(torch.from_numpy(np.concatenate(own)).to(device)).cpu().numpy()
+        )
         return everyone[np.argsort(everyone[:, 0], kind="stable")], sorted(rank_of)
 
     def _mean_losses(self, parts: list[Part]) -> dict[str, float]:
@@ -230,10 +298,14 @@ class CocoEvaluator(Evaluator[CocoResult]):
         text = "".join(f"{name}\n" for name in sums).encode()
         known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=device))
         names = dict.fromkeys(bytes(known.tolist()).decode().splitlines())
-        images = torch.tensor(float(sum(len(image_ids) for image_ids, _, _ in parts)), device=device)
+        images = torch.tensor(
+            float(sum(len(image_ids) for image_ids, _, _ in parts)), device=device
+        )
         values = torch.stack([*(sums[name] for name in names), images]).double()
         *totals, count = self.strategy.all_reduce(values, "sum").tolist()
-        means = {f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)}
+        means = {
+            f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)
+        }
         return {"val/loss": sum(means.values()), **means} if means else {}
 
 

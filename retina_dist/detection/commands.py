@@ -52,7 +52,11 @@ def predict(config: PredictConfig) -> Path:
         counts = torch.bincount(labels, minlength=len(names)).tolist()
         words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n)
         if not words:
-            best = f"the highest score is {output['scores'].max():.2f}" if len(kept) else "there is no candidate"
+            best = (
+                f"the highest score is {output['scores'].max():.2f}"
+                if len(kept)
+                else "there is no candidate"
+            )
             words = f"nothing at score_threshold={config.score_threshold}; {best}"
         objects = detector.answer(output, config.score_threshold)["detections"]
         predicted.append(Predicted("", pixels.shape[2], pixels.shape[1], objects))
@@ -60,21 +64,36 @@ def predict(config: PredictConfig) -> Path:
         return to_pil_image(picture), words
 
     detector, outputs = predict_files(config, predictor_of, draw)
-    rows = detections_to_rows([output for _, output in outputs.values()], list(outputs), detector.categories)
+    rows = detections_to_rows(
+        [output for _, output in outputs.values()], list(outputs), detector.categories
+    )
     folder = Path(str(config.output_dir))
     write_results(rows, folder / "results.json")
     images = [{"id": i, "file_name": str(file)} for i, (file, _) in outputs.items()]
-    named = {i: n for i, n in zip(detector.categories.ids, detector.categories.names, strict=True) if i >= 0}
+    named = {
+        i: n
+        for i, n in zip(detector.categories.ids, detector.categories.names, strict=True)
+        if i >= 0
+    }
     lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named.items()]}
     write_json(folder / "images.json", lists)
     written = "results.json"
     if config.format != "coco":
         name, write = TOOLS[config.format]
         files = [file for file, _ in outputs.values()]
-        top = config.input if Path(config.input).is_dir() else os.path.commonpath([file.parent for file in files])
-        if config.format == "label_studio":  # which takes no folder as its root that is a storage itself
+        top = (
+            config.input
+            if Path(config.input).is_dir()
+            else os.path.commonpath([file.parent for file in files])
+        )
+        if (
+            config.format == "label_studio"
+        ):  # which takes no folder as its root that is a storage itself
             top = os.path.dirname(os.path.abspath(top))
-        named_images = [one._replace(name=os.path.relpath(f, top)) for one, f in zip(predicted, files, strict=True)]
+        named_images = [
+            one._replace(name=os.path.relpath(f, top))
+            for one, f in zip(predicted, files, strict=True)
+        ]
         text = write(named_images, list(named.values()))
         (folder / name).write_text(text, encoding="utf-8")
         written += f" and {name}"
@@ -88,10 +107,14 @@ def write_shards(config: ShardsConfig) -> None:
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
     parts = {"train": train, "val": read_split(data, "val", train.categories)}
-    splits = {split: _split(part, data.max_pixels) for split, part in parts.items() if part is not None}
+    splits = {
+        split: _split(part, data.max_pixels) for split, part in parts.items() if part is not None
+    }
     write_splits(config.output, splits, config.shard_mb, print_redacted)
 
 
 def _split(part: Annotations, max_pixels: int) -> ShardSplit:
     members = [Member(record.image_id, record.path) for record in part.records]
-    return ShardSplit(members, lambda: (json.dumps(sized_coco(part, max_pixels)) + "\n").encode(), part.warnings)
+    return ShardSplit(
+        members, lambda: (json.dumps(sized_coco(part, max_pixels)) + "\n").encode(), part.warnings
+    )

@@ -74,7 +74,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         precision: str = "fp32",
     ) -> None:
         if not hasattr(model, "evaluate"):
-            raise ConfigError(f"model is of type {type(model).__name__}; give rd.build_retinanet(...).")
+            raise ConfigError(
+                f"model is of type {type(model).__name__}; give rd.build_retinanet(...)."
+            )
         if not isinstance(categories, Categories):
             check_names(categories)
             categories = Categories(tuple(range(len(categories))), tuple(categories))
@@ -82,9 +84,13 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if isinstance(model, RetinaNet):
             num_classes = model.head.classification_head.num_classes
         if categories.num_classes != num_classes:
-            raise ConfigError(f"{categories.num_classes} categories do not fit a model of {num_classes} classes.")
+            raise ConfigError(
+                f"{categories.num_classes} categories do not fit a model of {num_classes} classes."
+            )
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
-            raise ConfigError(f"{min_size=} {max_size=} is invalid; give 1 <= min_size <= max_size <= {MAX_SIZE} px.")
+            raise ConfigError(
+                f"{min_size=} {max_size=} is invalid; give 1 <= min_size <= max_size <= {MAX_SIZE} px."
+            )
         super().__init__(model, device, precision)
         self.categories = categories
         self.min_size, self.max_size = min_size, max_size
@@ -98,11 +104,15 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         load_weights(model, name)
         known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
         ids = tuple(label if k else -1 for label, k in enumerate(known))
-        categories = Categories(ids, tuple(text if k else "" for text, k in zip(names, known, strict=True)))
+        categories = Categories(
+            ids, tuple(text if k else "" for text, k in zip(names, known, strict=True))
+        )
         return cls(model, categories, min_size=800, max_size=1333, **how)
 
     @classmethod
-    def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[nn.Module, dict[str, Any]]:
+    def _read(
+        cls, content: Mapping[str, Any], model: ModelSettings | None
+    ) -> tuple[nn.Module, dict[str, Any]]:
         categories = Categories.from_state(content["categories"])
         sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
         if outside := getattr(model, "implementation", None):
@@ -127,20 +137,32 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
 
     def val_of(self, data: Any) -> Annotations:
         if not isinstance(data, DetectionData):
-            raise ConfigError(f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER).")
+            raise ConfigError(
+                f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER)."
+            )
         validate(data, "data.")
         annotations = read_split(data, "val", self.categories)
         if annotations is None:
-            raise ConfigError(f"data={data.name} has no validation set; give root=FOLDER or val_annotations=FILE.")
+            raise ConfigError(
+                f"data={data.name} has no validation set; give root=FOLDER or val_annotations=FILE."
+            )
         return annotations
 
-    def evaluator_of(self, val: Annotations, data: DetectionData, strategy: DistributedStrategy) -> CocoEvaluator:
+    def evaluator_of(
+        self, val: Annotations, data: DetectionData, strategy: DistributedStrategy
+    ) -> CocoEvaluator:
         if val.held_out:
             logger.info(f"evaluating on {describe_split(val)}")
-        sized = data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size)
-        job: dict[str, Any] = {name: getattr(strategy, name) for name in ("rank", "world_size", "device")}
+        sized = data.with_values(
+            min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size
+        )
+        job: dict[str, Any] = {
+            name: getattr(strategy, name) for name in ("rank", "world_size", "device")
+        }
         module = CocoDataModule(sized, train=None, val=val, **job)
-        return CocoEvaluator(val, module.val_batches, strategy, autocast(strategy.device, self.precision))
+        return CocoEvaluator(
+            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
+        )
 
     def prepare(self, image: AnyImage) -> Batch:
         """The image, resized as for the validation, on the smallest canvas that holds it; on the CPU, in any thread."""
@@ -149,7 +171,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         resized = resized_size(height, width, self.min_size, self.max_size)
         canvas = (_round_up(resized[0]), _round_up(resized[1]))
         boxes, labels = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-        sample = EvalTransform(max_size=self.max_size)(pixels, boxes, labels, min_size=self.min_size, canvas=canvas)
+        sample = EvalTransform(max_size=self.max_size)(
+            pixels, boxes, labels, min_size=self.min_size, canvas=canvas
+        )
         return collate([Sample(*sample, 0, (height, width))], canvas)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
@@ -159,18 +183,27 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             together.setdefault(tuple(batch.images.shape), []).append(i)
         detections: dict[int, Detections] = {}
         for places in together.values():
-            detections |= zip(places, self._detect(joined([prepared[i] for i in places])), strict=True)
+            detections |= zip(
+                places, self._detect(joined([prepared[i] for i in places])), strict=True
+            )
         return [detections[i] for i in range(len(prepared))]
 
     def answer(self, output: Detections, score_threshold: float) -> dict[str, Any]:
         """Objects of a category, best first, with boxes as x, y, width, height."""
         boxes = output["boxes"].to(torch.float64)
         boxes[:, 2:] -= boxes[:, :2]
-        rows = zip(boxes.tolist(), output["scores"].tolist(), output["labels"].tolist(), strict=True)
+        rows = zip(
+            boxes.tolist(), output["scores"].tolist(), output["labels"].tolist(), strict=True
+        )
         ids, names = self.categories.ids, self.categories.names
         return {
             "detections": [
-                {"category_id": ids[label], "category_name": names[label], "bbox": box, "score": score}
+                {
+                    "category_id": ids[label],
+                    "category_name": names[label],
+                    "bbox": box,
+                    "score": score,
+                }
                 for box, score, label in rows
                 if score >= score_threshold and ids[label] >= 0
             ]
@@ -178,12 +211,18 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
 
     @property
     def class_names(self) -> list[str]:
-        return [name for i, name in zip(self.categories.ids, self.categories.names, strict=True) if i >= 0]
+        return [
+            name
+            for i, name in zip(self.categories.ids, self.categories.names, strict=True)
+            if i >= 0
+        ]
 
     def about(self) -> dict[str, Any]:
         labelled = enumerate(zip(self.categories.ids, self.categories.names, strict=True))
         about = {
-            "categories": {str(label): {"id": i, "name": name} for label, (i, name) in labelled if i >= 0},
+            "categories": {
+                str(label): {"id": i, "name": name} for label, (i, name) in labelled if i >= 0
+            },
             "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say",
             "min_size": self.min_size,  # px, the shorter side, or less where the longer would pass max_size
             "max_size": self.max_size,
@@ -199,7 +238,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         with self.autocast():
             detections = self.model(batch.to(self.device))
         return [
-            Detections(boxes=each["boxes"].cpu(), scores=each["scores"].cpu(), labels=each["labels"].cpu())
+            Detections(
+                boxes=each["boxes"].cpu(), scores=each["scores"].cpu(), labels=each["labels"].cpu()
+            )
             for each in detections
         ]
 
@@ -207,7 +248,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
 def joined(batches: Sequence[Batch]) -> Batch:
     """Batches on one canvas, none with boxes, as one."""
     columns = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(Batch)}
-    tensors: dict[str, Any] = {n: torch.cat(values) for n, values in columns.items() if isinstance(values[0], Tensor)}
+    tensors: dict[str, Any] = {
+        n: torch.cat(values) for n, values in columns.items() if isinstance(values[0], Tensor)
+    }
     return Batch(**tensors)
 
 

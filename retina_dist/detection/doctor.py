@@ -42,7 +42,9 @@ def examine(config: DoctorConfig) -> DoctorReport:
 
     Raises UserError for annotations that cannot be read at all; everything else is a finding.
     """
-    data = replace(config.data, missing_images="ignore", keep_empty_images=True)  # nothing is to stop or hide anything
+    data = replace(
+        config.data, missing_images="ignore", keep_empty_images=True
+    )  # nothing is to stop or hide anything
     train = read_split(data, "train", check=False)
     assert train is not None, "a missing train split is an error"
     val = read_split(data, "val", train.categories, check=False)
@@ -60,7 +62,9 @@ def examine(config: DoctorConfig) -> DoctorReport:
         findings += box_findings(part, split)
         if config.images != "decode":
             remedy = f"as images={config.images} says"
-            findings.append(Finding("info", split, "image files not decoded", remedy, len(part.records)))
+            findings.append(
+                Finding("info", split, "image files not decoded", remedy, len(part.records))
+            )
     tolerated = {"missing"} if config.data.missing_images == "skip" else set()
     tolerated |= {"unreadable", "of another size"} if config.data.bad_images == "skip" else set()
     findings += [Finding(*f) for f in file_findings(checked, tolerated)]
@@ -69,7 +73,10 @@ def examine(config: DoctorConfig) -> DoctorReport:
         remedy = "training has no metrics and no best checkpoint: data.val_fraction=0.1, or data.val_annotations"
         findings.append(Finding("warning", "val", "no validation split", remedy))
 
-    objects = {split: objects_table(part, train.categories.distinct_names) for split, part in splits.items()}
+    objects = {
+        split: objects_table(part, train.categories.distinct_names)
+        for split, part in splits.items()
+    }
     images = {split: len(part.records) for split, part in splits.items()}
     facts = _format_objects(objects, images, config.output)
     facts[:0] = [f"{train.format} in {config.data.root}"] if train.format else []
@@ -77,7 +84,9 @@ def examine(config: DoctorConfig) -> DoctorReport:
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
         coverage = _coverage(splits["train"], config.data, config.model)
         if coverage.unreached > WORTH_SAYING:
-            what = f"boxes that no anchor fits, {coverage.unreached:.1%} of {len(coverage.best_iou)}"
+            what = (
+                f"boxes that no anchor fits, {coverage.unreached:.1%} of {len(coverage.best_iou)}"
+            )
             remedy = better_anchors(splits["train"], config.data, config.model, coverage)
             findings.append(Finding("warning", "train", what, remedy, coverage.num_unreached))
         findings += _small_objects(coverage, config.data)
@@ -97,8 +106,14 @@ def _small_objects(coverage: Coverage, data: DetectionData) -> list[Finding]:
     scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
     sides = [max(round(side * scale / 32), side // 32 + 1) * 32 for side in data.min_sizes]
     remedy = f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, {scale**2:.1f} times the memory"
-    remedy += "" if scale < 2 else ", or experiment=small_objects, which trains on windows of full resolution"
-    return [Finding("warning", "train", f"boxes below {SMALL_SIDE} px after the resize", remedy, count)]
+    remedy += (
+        ""
+        if scale < 2
+        else ", or experiment=small_objects, which trains on windows of full resolution"
+    )
+    return [
+        Finding("warning", "train", f"boxes below {SMALL_SIDE} px after the resize", remedy, count)
+    ]
 
 
 def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
@@ -107,7 +122,9 @@ def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
     from retina_dist.reporting.pictures import sheet, titled
 
     pictures = []
-    for i in np.unique(np.linspace(0, len(part.records) - 1, SHEET_IMAGES).round().astype(int)).tolist():
+    for i in np.unique(
+        np.linspace(0, len(part.records) - 1, SHEET_IMAGES).round().astype(int)
+    ).tolist():
         record = part.records[i]
         try:
             image = read_image(record.path, record.size, max_pixels)
@@ -115,7 +132,9 @@ def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
             continue  # a finding already
         boxes, labels = torch.from_numpy(part.boxes[i]), torch.from_numpy(part.labels[i])
         picture = draw_boxes(image, boxes, labels, part.categories.names)
-        pictures.append(titled(picture, f"{escape(record.file_name, 60)}: {pluralize(len(boxes), 'box')}"))
+        pictures.append(
+            titled(picture, f"{escape(record.file_name, 60)}: {pluralize(len(boxes), 'box')}")
+        )
     if pictures:
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet(pictures).save(path, quality=92)
@@ -142,11 +161,16 @@ class Coverage:
 
 def _coverage(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
     cells = anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors
-    return anchor_coverage(train, [anchors.numpy() for anchors in cells], data, model.foreground_iou)
+    return anchor_coverage(
+        train, [anchors.numpy() for anchors in cells], data, model.foreground_iou
+    )
 
 
 def anchor_coverage(
-    data: Annotations, cell_anchors: Sequence[np.ndarray], settings: DetectionData, threshold: float = 0.5
+    data: Annotations,
+    cell_anchors: Sequence[np.ndarray],
+    settings: DetectionData,
+    threshold: float = 0.5,
 ) -> Coverage:
     """Which boxes an anchor reaches at the largest of the settings' `min_sizes`, on the canvas of each image's bucket.
 
@@ -173,36 +197,61 @@ def anchor_coverage(
     canvas = canvases[image].T
     grid = canvas // 4
     for anchors in cell_anchors:
-        grid = -(-grid // 2)  # P3 is an eighth of the canvas, each further level half of the one before, rounded up
+        grid = -(
+            -grid // 2
+        )  # P3 is an eighth of the canvas, each further level half of the one before, rounded up
         stride = canvas // grid  # as torchvision places anchors
         nearest = np.clip(np.round((low + high) / 2 / stride), 0, grid - 1) * stride
         for left, top, right, bottom in anchors.astype(np.float64):
-            common = np.minimum(high, nearest + [[bottom], [right]]) - np.maximum(low, nearest + [[top], [left]])
+            common = np.minimum(high, nearest + [[bottom], [right]]) - np.maximum(
+                low, nearest + [[top], [left]]
+            )
             both = common.clip(0).prod(axis=0)
             best = np.maximum(best, both / (area + (right - left) * (bottom - top) - both))
     return Coverage(best, np.sqrt(area), threshold)
 
 
-def better_anchors(train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage) -> str:
+def better_anchors(
+    train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage
+) -> str:
     """Of the usual changes of anchors, each tried on the boxes, the one that leaves the fewest without an anchor."""
     sizes = model.anchor_sizes
-    smaller, larger = [[[max(1, int(size * factor)) for size in level] for level in sizes] for factor in (0.5, 2)]
+    smaller, larger = [
+        [[max(1, int(size * factor)) for size in level] for level in sizes] for factor in (0.5, 2)
+    ]
     wider = [smaller[0], *sizes[1:-1], larger[-1]]
-    ratios = sorted({*model.aspect_ratios, min(model.aspect_ratios) / 2, max(model.aspect_ratios) * 2})
+    ratios = sorted(
+        {*model.aspect_ratios, min(model.aspect_ratios) / 2, max(model.aspect_ratios) * 2}
+    )
     tried = []
-    for anchor_sizes in (sizes, smaller, larger, wider, [smaller[0], *sizes[1:]], [*sizes[:-1], larger[-1]]):
+    for anchor_sizes in (
+        sizes,
+        smaller,
+        larger,
+        wider,
+        [smaller[0], *sizes[1:]],
+        [*sizes[:-1], larger[-1]],
+    ):
         for aspect_ratios in (model.aspect_ratios, ratios):
             other = replace(model, anchor_sizes=anchor_sizes, aspect_ratios=aspect_ratios)
-            changed = [key for key in ("anchor_sizes", "aspect_ratios") if getattr(other, key) != getattr(model, key)]
+            changed = [
+                key
+                for key in ("anchor_sizes", "aspect_ratios")
+                if getattr(other, key) != getattr(model, key)
+            ]
             settings = [f"model.{key}={getattr(other, key)}".replace(", ", ",") for key in changed]
-            tried.append((_coverage(train, data, other).unreached, len(settings), " ".join(settings)))
+            tried.append(
+                (_coverage(train, data, other).unreached, len(settings), " ".join(settings))
+            )
     unreached, _, text = min(tried)
     if unreached > WORTH_DOING * now.unreached:
         return "neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes"
     return f"{unreached:.1%} are left, tried on these boxes, with {text}"
 
 
-def _format_objects(tables: dict[str, Any], images: dict[str, int], output: str | None) -> list[str]:
+def _format_objects(
+    tables: dict[str, Any], images: dict[str, int], output: str | None
+) -> list[str]:
     columns = (*SIZES, "all")
     names = sorted(tables["train"], key=lambda name: -tables["train"][name]["all"])
     used = [name for name in names if any(table[name]["all"] for table in tables.values())]
@@ -211,11 +260,22 @@ def _format_objects(tables: dict[str, Any], images: dict[str, int], output: str 
     def row(title: str, counts: list[int]) -> str:
         return f"  {escape(title, width):<{width}}" + "".join(f"{count:>9}" for count in counts)
 
-    rows = [row(name, [table[name][column] for table in tables.values() for column in columns]) for name in used]
-    if (more := len(rows) - NUM_CLASSES) > 0:  # the rarest are as telling as the most frequent: leave out the middle
+    rows = [
+        row(name, [table[name][column] for table in tables.values() for column in columns])
+        for name in used
+    ]
+    if (
+        more := len(rows) - NUM_CLASSES
+    ) > 0:  # the rarest are as telling as the most frequent: leave out the middle
         where = "" if output else "; output=FILE.json has all"
-        rows[NUM_CLASSES // 2 : -NUM_CLASSES // 2] = [f"  ... {pluralize(more, 'more class')}{where}"]
-    totals = [sum(line[column] for line in table.values()) for table in tables.values() for column in columns]
+        rows[NUM_CLASSES // 2 : -NUM_CLASSES // 2] = [
+            f"  ... {pluralize(more, 'more class')}{where}"
+        ]
+    totals = [
+        sum(line[column] for line in table.values())
+        for table in tables.values()
+        for column in columns
+    ]
     heads = [f"{split}, {pluralize(images[split], 'image')}" for split in tables]
     return [
         "Objects by the area of their box in the stored image: small below 32^2 px, large from 96^2 px",
@@ -251,17 +311,29 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
     for fault, mask in box_faults(boxes, sizes)[1].items():
         examples = []
         for i in np.flatnonzero(mask):
-            size = f"{records[i].width} x {records[i].height}" if np.isfinite(sizes[i]).all() else "an unknown size"
+            size = (
+                f"{records[i].width} x {records[i].height}"
+                if np.isfinite(sizes[i]).all()
+                else "an unknown size"
+            )
             box = ", ".join(f"{value:g}" for value in boxes[i])
-            examples.append(f"annotation {entries[i]['id']}: [{box}] in {records[i].file_name} of {size}")
+            examples.append(
+                f"annotation {entries[i]['id']}: [{box}] in {records[i].file_name} of {size}"
+            )
         level: Level = "info" if fault == "reaching out of the image" else "warning"
-        findings += _finding(level, split, f"boxes {fault}", examples, remedies.get(fault, not_learnt))
+        findings += _finding(
+            level, split, f"boxes {fault}", examples, remedies.get(fault, not_learnt)
+        )
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
-    empty = [r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)]
+    empty = [
+        r.file_name for r, boxes in zip(data.records, data.boxes, strict=True) if not len(boxes)
+    ]
     if len(empty) < len(data.records):
-        remedy = "background to learn from" if split == "train" else "every detection there is wrong"
+        remedy = (
+            "background to learn from" if split == "train" else "every detection there is wrong"
+        )
         return findings + _finding("info", split, "images without boxes", empty, remedy)
     if split == "val":  # `implausible_boxes` judges the training boxes
         remedy = "nothing to measure: is data.val_annotations the right file?"
@@ -274,10 +346,19 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     names = train.categories.distinct_names
     learnt, judged = (_images_by_label(part) if part else Counter() for part in (train, val))
     absent = [name for label, name in enumerate(names) if learnt and label not in learnt]
-    findings = _finding("warning", "train", "categories without a box", absent, "nothing to learn them from")
+    findings = _finding(
+        "warning", "train", "categories without a box", absent, "nothing to learn them from"
+    )
     most = max(learnt.values(), default=0)
-    few = [(names[label], count) for label, count in learnt.items() if count <= RARE and 10 * count <= most]
-    rare = [f"{name} (in {pluralize(count, 'image')})" for name, count in sorted(few, key=lambda item: item[1])]
+    few = [
+        (names[label], count)
+        for label, count in learnt.items()
+        if count <= RARE and 10 * count <= most
+    ]
+    rare = [
+        f"{name} (in {pluralize(count, 'image')})"
+        for name, count in sorted(few, key=lambda item: item[1])
+    ]
     remedy = f"draw their images more often with data.repeat_threshold={min(0.1, 100 / len(train.records)):.2g}"
     findings += _finding("info", "train", "rare classes", rare, remedy)
     if judged:
@@ -295,12 +376,16 @@ def objects_table(data: Annotations, names: Sequence[str]) -> dict[str, dict[str
     """Boxes to train on of each label, which `names` name, by COCO's sizes (area of the box in pixels of the stored image)."""
     boxes = np.concatenate([np.zeros((0, 4)), *data.boxes])
     labels = np.concatenate([np.zeros(0, np.int64), *data.labels])
-    size = np.searchsorted((SMALL, MEDIUM), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), side="right")
+    size = np.searchsorted(
+        (SMALL, MEDIUM), (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), side="right"
+    )
     counts = np.zeros((data.categories.num_classes, len(SIZES)), dtype=np.int64)
     np.add.at(counts, (labels, size), 1)
     rows = zip(names, counts.tolist(), strict=True)
     return {name: dict(zip(SIZES, row, strict=True)) | {"all": sum(row)} for name, row in rows}
 
 
-def _finding(level: Level, split: str, what: str, examples: Sequence[str], remedy: str) -> list[Finding]:
+def _finding(
+    level: Level, split: str, what: str, examples: Sequence[str], remedy: str
+) -> list[Finding]:
     return [Finding(level, split, what, remedy, len(examples), tuple(examples))] if examples else []

@@ -12,7 +12,13 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import parse_path, write_json
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.analysis import analyse
-from retina_dist.detection.coco_metrics import STATS, CocoResult, evaluate_rows, read_results, write_results
+from retina_dist.detection.coco_metrics import (
+    STATS,
+    CocoResult,
+    evaluate_rows,
+    read_results,
+    write_results,
+)
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
 from retina_dist.detection.readers.coco import Annotations, load_annotations
@@ -38,9 +44,13 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     With `output_dir` also metrics.json, what `analysis_of` writes and, of a checkpoint, results.json.
     """
     if (config.checkpoint is None) == (config.results is None):
-        raise ConfigError("give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json.")
+        raise ConfigError(
+            "give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json."
+        )
     if config.images and not config.annotations:
-        raise ConfigError(f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER.")
+        raise ConfigError(
+            f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER."
+        )
     if config.root and (config.images or config.results):
         raise ConfigError(f"root={config.root} has no effect with images or results; leave it out.")
     folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
@@ -48,7 +58,9 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
         max_pixels, (result, annotations) = MAX_PIXELS, _of_results(config)
     else:
         with make_strategy(device=config.device) as strategy, heartbeat():
-            detector, data, annotations = strategy.run_collectively(lambda: _opened(config, strategy.device))
+            detector, data, annotations = strategy.run_collectively(
+                lambda: _opened(config, strategy.device)
+            )
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
             result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
             max_pixels = data.max_pixels
@@ -66,10 +78,16 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
 def format_table(result: CocoResult, resampled: Resampled) -> str:
     """The twelve numbers and AP of each class, a line each, APs with their 95 % intervals; a dash without ground truth."""
     bars = {name: str(resampled.interval(name)) for name in resampled.values}
-    lines = [f"{n:<7}{STATS[n]:<27}{_number(value)}   {bars.get(f'coco/{n}', '')}" for n, value in result.stats.items()]
+    lines = [
+        f"{n:<7}{STATS[n]:<27}{_number(value)}   {bars.get(f'coco/{n}', '')}"
+        for n, value in result.stats.items()
+    ]
     width = max((len(name) for name in result.per_class), default=0)
     lines += ["", "AP of each class"]
-    lines += [f"  {n:<{width}}  {_number(ap)}   {bars[f'coco/AP/{n}']}" for n, ap in result.per_class.items()]
+    lines += [
+        f"  {n:<{width}}  {_number(ap)}   {bars[f'coco/AP/{n}']}"
+        for n, ap in result.per_class.items()
+    ]
     lines[0] = f"{lines[0]}   95 % interval"
     return "\n".join(line.rstrip() for line in lines)
 
@@ -79,7 +97,9 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
         raise ConfigError("results=… needs annotations=FILE.json, the ground truth it is for.")
     truth = parse_path(str(config.annotations))
     images = parse_path(config.images) if config.images else truth.parent
-    annotations = load_annotations(truth, images, missing_images="ignore", box_format=config.box_format)
+    annotations = load_annotations(
+        truth, images, missing_images="ignore", box_format=config.box_format
+    )
     read_as = DetectionData(name="truth", box_format=config.box_format)
     if problem := implausible_boxes(annotations, "the ground truth", read_as):
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
@@ -87,16 +107,24 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     return evaluate_rows(annotations.coco, rows), annotations
 
 
-def predictor_of(config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device) -> Detector:
+def predictor_of(
+    config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device
+) -> Detector:
     """The detector of `config.checkpoint`."""
     how: dict[str, Any] = {"precision": config.precision, "model": config.outside_model}
     detector = Detector.from_checkpoint(str(config.checkpoint), device=device, **how)
     return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
 
 
-def _opened(config: EvaluateConfig, device: torch.device) -> tuple[Detector, DetectionData, Annotations]:
+def _opened(
+    config: EvaluateConfig, device: torch.device
+) -> tuple[Detector, DetectionData, Annotations]:
     path, detector = str(config.checkpoint), predictor_of(config, device)
-    places = {"root": config.root, "val_annotations": config.annotations, "val_images": config.images}
+    places = {
+        "root": config.root,
+        "val_annotations": config.annotations,
+        "val_images": config.images,
+    }
     if is_torchvision_name(path):
         data = DetectionData(name="coco").with_values(**places)
     else:

@@ -61,10 +61,14 @@ class ExportableRetinaNet(nn.Module):
         outputs = model.head(features)
         levels = self._anchors(values, features)
         counts = [level.shape[0] for level in levels]
-        candidates = best_candidates(outputs["cls_logits"], counts, model.score_thresh, model.topk_candidates)
+        candidates = best_candidates(
+            outputs["cls_logits"], counts, model.score_thresh, model.topk_candidates
+        )
         scores, anchors, labels = candidates
         boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
-        boxes = torch.stack((boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)), dim=-1).flatten(2)
+        boxes = torch.stack(
+            (boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)), dim=-1
+        ).flatten(2)
         is_candidate = scores > model.score_thresh  # [1, N]
         moved = moved_by_label(boxes, labels, is_candidate)
         candidate = is_candidate.nonzero()[:, 1]
@@ -77,15 +81,21 @@ class ExportableRetinaNet(nn.Module):
         generator = self.model.anchor_generator
         generator.set_cell_anchors(torch.float32, canvas.device)
         sizes = [feature.shape[-2:] for feature in features]
-        strides = [[canvas.shape[-2] // height, canvas.shape[-1] // width] for height, width in sizes]
+        strides = [
+            [canvas.shape[-2] // height, canvas.shape[-1] // width] for height, width in sizes
+        ]
         levels: list[Tensor] = generator.grid_anchors(sizes, strides)
         return levels
 
 
 def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """`nms` of any number of boxes with scores >= 0; torchvision tells torch.export that at least two are left."""
-    apart = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])  # two that overlap with none and come last
-    return nms(torch.cat((boxes, apart)), torch.cat((scores, scores.new_tensor([-1, -2]))), iou_threshold)[:-2]
+    apart = boxes.new_tensor(
+        [[-2, -2, -1, -1], [-4, -4, -3, -3]]
+    )  # two that overlap with none and come last
+    return nms(
+        torch.cat((boxes, apart)), torch.cat((scores, scores.new_tensor([-1, -2]))), iou_threshold
+    )[:-2]
 
 
 def exportable(model: Any) -> nn.Module:
@@ -99,7 +109,9 @@ def export_graph(model: nn.Module, size: Sequence[int] | None = None) -> Exporte
     example = torch.zeros(1, 3, height, width, dtype=torch.uint8)
     dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():
-        return torch.export.export(exportable(model), (example,), dynamic_shapes=dynamic, strict=False)
+        return torch.export.export(
+            exportable(model), (example,), dynamic_shapes=dynamic, strict=False
+        )
 
 
 def export(config: ExportConfig) -> dict[str, float]:
@@ -107,13 +119,22 @@ def export(config: ExportConfig) -> dict[str, float]:
     output = Path(config.output)
     check_ending(output)
     if config.size is not None and (len(config.size) != 2 or min(config.size) < 1):
-        raise ConfigError(f"size={config.size} is not a height and a width in px, such as [800,1066].")
+        raise ConfigError(
+            f"size={config.size} is not a height and a width in px, such as [800,1066]."
+        )
     if output.suffix == ".pt" and config.size is not None:
         raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
     detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
     low, high = detector.min_size, detector.max_size
-    if output.suffix == ".pt2" and config.size is None and low < LEAST and isinstance(detector.model, RetinaNet):
-        raise ConfigError(f"a .pt2 for any size needs {LEAST} px a side, not {low}; give size=[{low},{high}].")
+    if (
+        output.suffix == ".pt2"
+        and config.size is None
+        and low < LEAST
+        and isinstance(detector.model, RetinaNet)
+    ):
+        raise ConfigError(
+            f"a .pt2 for any size needs {LEAST} px a side, not {low}; give size=[{low},{high}]."
+        )
     rng, side = np.random.default_rng(0), max(32, low)
     images: Sequence[AnyImage] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
     if config.images:
@@ -122,7 +143,11 @@ def export(config: ExportConfig) -> dict[str, float]:
     expected = [detections for batch in batches for detections in detector.run([batch])]
     if not any(len(detections["scores"]) for detections in expected):
         best = detector.record.get("best") or {}
-        trained = f" (its run's best {best['name']} is {best['value']:.3f})" if best.get("value") is not None else ""
+        trained = (
+            f" (its run's best {best['name']} is {best['value']:.3f})"
+            if best.get("value") is not None
+            else ""
+        )
         nothing = f"{config.checkpoint} detects nothing in {len(images)} images to compare{trained}"
         raise UserError(f"{nothing}; train it for longer, or give images=FOLDER of its objects.")
     worst = {"detections": float(sum(len(detections["scores"]) for detections in expected))}
@@ -132,11 +157,20 @@ def export(config: ExportConfig) -> dict[str, float]:
             differences(detector, detections, run_exported(run, batch), config.score_tolerance)
             for detections, batch in zip(expected, batches, strict=True)
         ]
-        worst["boxes"], worst["scores"] = torch.cat([torch.zeros(1, 2), *parts]).amax(dim=0).tolist()
-        for name, unit, most in (("boxes", " px", config.box_tolerance), ("scores", "", config.score_tolerance)):
+        worst["boxes"], worst["scores"] = (
+            torch.cat([torch.zeros(1, 2), *parts]).amax(dim=0).tolist()
+        )
+        for name, unit, most in (
+            ("boxes", " px", config.box_tolerance),
+            ("scores", "", config.score_tolerance),
+        ):
             if not worst[name] <= most:
-                apart = f"its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}"
-                raise UserError(f"{output} was not written: {apart}; report it, or raise the tolerance.")
+                apart = (
+                    f"its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}"
+                )
+                raise UserError(
+                    f"{output} was not written: {apart}; report it, or raise the tolerance."
+                )
 
     exporter_of(detector, config.checkpoint, config.size).write(output, compare)
     print(
@@ -146,7 +180,9 @@ def export(config: ExportConfig) -> dict[str, float]:
     print(f"described in {write_card(output, detector, config.checkpoint, config.intended_use)}")
     eps = batch_norm_eps(detector.model)
     if output.suffix == ".pt" and eps not in (None, 1e-5):
-        print(f"set eps={eps:g} on the batch norms of the model that takes {output}: a state_dict does not hold it")
+        print(
+            f"set eps={eps:g} on the batch norms of the model that takes {output}: a state_dict does not hold it"
+        )
     return worst
 
 
@@ -167,7 +203,9 @@ def run_exported(run: Runner, batch: Batch) -> Detections:
     return Detections(boxes=boxes * scale.to(boxes), scores=scores, labels=labels)
 
 
-def differences(detector: Detector, one: Detections, other: Detections, margin: float = 0.0) -> Tensor:
+def differences(
+    detector: Detector, one: Detections, other: Detections, margin: float = 0.0
+) -> Tensor:
     """[N, 2]: differences of box (px) and score of each detection from the nearest of its label on the other side; else inf.
 
     Detections that the other side may lack do not count: with a score within `margin` of the threshold, or of the lowest one of an
@@ -176,14 +214,20 @@ def differences(detector: Detector, one: Detections, other: Detections, margin: 
     rows = [torch.zeros(0, 2, dtype=torch.float64)]
     for these, those in ((one, other), (other, one)):
         least = getattr(detector.model, "score_thresh", -math.inf)
-        if len(those["scores"]) == getattr(detector.model, "detections_per_img", None):  # the rest was cut off
+        if len(those["scores"]) == getattr(
+            detector.model, "detections_per_img", None
+        ):  # the rest was cut off
             least = max(least, float(those["scores"].min()))
         counted = ~(these["scores"] <= least + margin)  # NaN too
-        apart = (these["boxes"][counted][:, None].double() - those["boxes"].double()).abs().amax(dim=2)  # [N, M]
+        apart = (
+            (these["boxes"][counted][:, None].double() - those["boxes"].double()).abs().amax(dim=2)
+        )  # [N, M]
         scores = (these["scores"][counted][:, None].double() - those["scores"].double()).abs()
         pairs = torch.stack((apart, scores), dim=2).nan_to_num(nan=torch.inf, posinf=torch.inf)
         pairs[these["labels"][counted][:, None] != those["labels"]] = torch.inf
-        pairs = torch.cat((pairs, pairs.new_full((len(pairs), 1, 2), torch.inf)), dim=1)  # of no detection
+        pairs = torch.cat(
+            (pairs, pairs.new_full((len(pairs), 1, 2), torch.inf)), dim=1
+        )  # of no detection
         rows.append(pairs[torch.arange(len(pairs)), pairs.sum(dim=2).argmin(dim=1)])
     return torch.cat(rows)
 
@@ -193,7 +237,9 @@ def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Ba
     if size is not None:
         image = resize_image(pixels_of(image), list(size), antialias=True)
         low, high = sorted(size)
-        detector = Detector(detector.model, detector.categories, min_size=low, max_size=high, device=detector.device)
+        detector = Detector(
+            detector.model, detector.categories, min_size=low, max_size=high, device=detector.device
+        )
     batch = detector.prepare(image)
     return replace(batch, original_sizes=batch.image_sizes)
 

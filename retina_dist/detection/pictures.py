@@ -18,7 +18,14 @@ from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.readers.coco import Annotations
-from retina_dist.reporting.pictures import enlarged, font_of, font_size, sheet, titled, write_details
+from retina_dist.reporting.pictures import (
+    enlarged,
+    font_of,
+    font_size,
+    sheet,
+    titled,
+    write_details,
+)
 
 NUM_IMAGES = 12
 
@@ -45,14 +52,22 @@ def draw_boxes(
     if not order:
         return picture
     (height, width), scale = picture.shape[-2:], picture.shape[-1] / image.shape[-1]
-    corners = (boxes[order] * scale).round().clamp(min=0).minimum(torch.tensor([width, height] * 2) - 1)
+    corners = (
+        (boxes[order] * scale).round().clamp(min=0).minimum(torch.tensor([width, height] * 2) - 1)
+    )
     corners = torch.cat((corners[:, :2], corners[:, 2:].maximum(corners[:, :2])), dim=1)
     classes = labels[order].tolist()
     texts = [(names[label] if 0 <= label < len(names) else "") or str(label) for label in classes]
     if scores is not None:
-        texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores[order].tolist(), strict=True)]
+        texts = [
+            f"{text} {score:.2f}" for text, score in zip(texts, scores[order].tolist(), strict=True)
+        ]
     drawn = to_pil_image(picture)
-    pen, font, line = ImageDraw.Draw(drawn), font_of(font_size(picture)), max(1, round(min(height, width) / 300))
+    pen, font, line = (
+        ImageDraw.Draw(drawn),
+        font_of(font_size(picture)),
+        max(1, round(min(height, width) / 300)),
+    )
     for (x, y, right, bottom), text, label in zip(corners.tolist(), texts, classes, strict=True):
         pen.rectangle((x, y, right, bottom), outline=class_color(label), width=line)
         pen.rectangle(pen.textbbox((x + line, y + line), text, font=font), fill=class_color(label))
@@ -69,11 +84,15 @@ def draw_first_batch(data: CocoDataModule, names: Sequence[str], path: Path) -> 
         count = int(batch.num_boxes[i])
         title = f"image {int(batch.image_ids[i])}, {width} x {height}: {pluralize(count, 'box')}"
         image = batch.images[i, :, :height, :width]
-        pictures.append(titled(draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names), title))
+        pictures.append(
+            titled(draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names), title)
+        )
     sheet(pictures).save(path, quality=92)
 
 
-def write_report_details(result: CocoResult, annotations: Annotations, folder: Path, max_pixels: int) -> None:
+def write_report_details(
+    result: CocoResult, annotations: Annotations, folder: Path, max_pixels: int
+) -> None:
     """`folder`/details.json: precision over recall, and the images that analysis.json lists with objects and predictions.
 
     Predictions are those at and above the threshold of best F1.
@@ -86,11 +105,19 @@ def write_report_details(result: CocoResult, annotations: Annotations, folder: P
         return read_image(record.path, record.size, max_pixels)
 
     def marks(image_id: int, analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
-        objects = [entry for entry in annotations.coco["annotations"] if entry["image_id"] == image_id]
+        objects = [
+            entry for entry in annotations.coco["annotations"] if entry["image_id"] == image_id
+        ]
         least = (analysis.get("threshold") or {}).get("threshold") or 0.0
         kept = result.rows[(result.rows[:, 0] == image_id) & (result.rows[:, 5] >= least)]
-        return [{"kind": "object", "place": e["bbox"], "text": names[e["category_id"]]} for e in objects] + [
-            {"kind": "prediction", "place": [round(x, 1) for x in row[1:5]], "text": f"{names[row[6]]} {row[5]:.2f}"}
+        return [
+            {"kind": "object", "place": e["bbox"], "text": names[e["category_id"]]} for e in objects
+        ] + [
+            {
+                "kind": "prediction",
+                "place": [round(x, 1) for x in row[1:5]],
+                "text": f"{names[row[6]]} {row[5]:.2f}",
+            }
             for row in kept.tolist()
         ]
 

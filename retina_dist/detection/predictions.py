@@ -30,7 +30,11 @@ def fiftyone(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     """labels.json of a FiftyOneImageDetectionDataset; boxes are shares of the image's width and height."""
     labels = {
         str(Path(image.name).with_suffix("")): [
-            {"label": o["category_name"], "bounding_box": _shares(o, image), "confidence": o["score"]}
+            {
+                "label": o["category_name"],
+                "bounding_box": _shares(o, image),
+                "confidence": o["score"],
+            }
             for o in image.objects
         ]
         for image in images
@@ -47,13 +51,24 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
             percent = (100 * share for share in _shares(o, image))
             place = dict(zip(("x", "y", "width", "height"), percent, strict=True))
             value = {**place, "rotation": 0, "rectanglelabels": [o["category_name"]]}
-            names = {"id": str(number), "type": "rectanglelabels", "from_name": "label", "to_name": "image"}
-            size = {"original_width": image.width, "original_height": image.height, "image_rotation": 0}
+            names = {
+                "id": str(number),
+                "type": "rectanglelabels",
+                "from_name": "label",
+                "to_name": "image",
+            }
+            size = {
+                "original_width": image.width,
+                "original_height": image.height,
+                "image_rotation": 0,
+            }
             result.append({**names, **size, "value": value, "score": o["score"]})
         best = max((o["score"] for o in image.objects), default=0.0)
         prediction = {"model_version": "retina_dist", "score": best, "result": result}
         file = quote(image.name, errors="surrogateescape")
-        tasks.append({"data": {"image": f"/data/local-files/?d={file}"}, "predictions": [prediction]})
+        tasks.append(
+            {"data": {"image": f"/data/local-files/?d={file}"}, "predictions": [prediction]}
+        )
     return json.dumps(tasks, indent=1) + "\n"
 
 
@@ -62,11 +77,21 @@ def cvat(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
     for number, image in enumerate(images):
-        about = {"id": str(number), "name": escape(image.name), "width": str(image.width), "height": str(image.height)}
+        about = {
+            "id": str(number),
+            "name": escape(image.name),
+            "width": str(image.width),
+            "height": str(image.height),
+        }
         node = ElementTree.SubElement(root, "image", about)
         for o in image.objects:
             x, y, width, height = o["bbox"]
-            corners = {"xtl": f"{x:.2f}", "ytl": f"{y:.2f}", "xbr": f"{x + width:.2f}", "ybr": f"{y + height:.2f}"}
+            corners = {
+                "xtl": f"{x:.2f}",
+                "ytl": f"{y:.2f}",
+                "xbr": f"{x + width:.2f}",
+                "ybr": f"{y + height:.2f}",
+            }
             drawn = {"label": o["category_name"], "source": "auto", "occluded": "0", "z_order": "0"}
             ElementTree.SubElement(node, "box", {**drawn, **corners})
     ElementTree.indent(root)

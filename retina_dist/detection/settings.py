@@ -10,12 +10,24 @@ from retina_dist.base.settings import setting
 from retina_dist.config.run_config import ModelSettings, RunConfig
 from retina_dist.data.settings import ImageDataSettings
 
-FOLDER_FORMATS = ("voc", "yolo", "labelme", "cvat", "openimages")  # a local folder with everything in it
+FOLDER_FORMATS = (
+    "voc",
+    "yolo",
+    "labelme",
+    "cvat",
+    "openimages",
+)  # a local folder with everything in it
 FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")
 IMAGES = ("train_images", "val_images")
 # what has no effect on a format
-IGNORED: dict[str, Sequence[str]] = {"coco": ["classes"], "csv": ["box_format"], "shards": ("classes", *IMAGES)}
-IGNORED |= dict.fromkeys(FOLDER_FORMATS, ("classes", "box_format", "train_annotations", "val_annotations", *IMAGES))
+IGNORED: dict[str, Sequence[str]] = {
+    "coco": ["classes"],
+    "csv": ["box_format"],
+    "shards": ("classes", *IMAGES),
+}
+IGNORED |= dict.fromkeys(
+    FOLDER_FORMATS, ("classes", "box_format", "train_annotations", "val_annotations", *IMAGES)
+)
 
 
 @dataclass
@@ -40,7 +52,9 @@ class SyntheticConfig:
     def check(self) -> None:
         """Raise ConfigError for a canvas that the feature pyramid cannot have."""
         if len(self.canvas) != 2 or any(side < 32 or side % 32 for side in self.canvas):
-            raise ConfigError(f"data.synthetic.canvas={self.canvas} needs two multiples of 32, such as [800,1088].")
+            raise ConfigError(
+                f"data.synthetic.canvas={self.canvas} needs two multiples of 32, such as [800,1088]."
+            )
 
 
 @dataclass
@@ -49,45 +63,73 @@ class DetectionData(ImageDataSettings):
 
     contract = "retina_dist.detection.readers.formats.AnnotationReader"
 
-    format: str = setting("auto", "auto: recognised by the files in root, see docs/data.md", choices=FORMATS)
-    root: str | None = setting(None, "the data set's folder, a path or a URL such as az://container/coco")
-    train_annotations: str | None = setting(None, "a file, instead of or beside root, as are the next three")
+    format: str = setting(
+        "auto", "auto: recognised by the files in root, see docs/data.md", choices=FORMATS
+    )
+    root: str | None = setting(
+        None, "the data set's folder, a path or a URL such as az://container/coco"
+    )
+    train_annotations: str | None = setting(
+        None, "a file, instead of or beside root, as are the next three"
+    )
     train_images: str | None = None
     val_annotations: str | None = None
     val_images: str | None = None
     classes: str | None = setting(None, "csv only: name,index")
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
-    synthetic: SyntheticConfig | None = setting(None, "random images made on the device; no files, no validation")
-    box_format: str | None = setting(None, "null: xywh; for a torch Dataset xyxy", choices=(None, "xywh", "xyxy"))
+    synthetic: SyntheticConfig | None = setting(
+        None, "random images made on the device; no files, no validation"
+    )
+    box_format: str | None = setting(
+        None, "null: xywh; for a torch Dataset xyxy", choices=(None, "xywh", "xyxy")
+    )
     keep_empty_images: bool = True
-    missing_images: str = setting("error", "files that the annotations name", choices=("error", "skip"))
+    missing_images: str = setting(
+        "error", "files that the annotations name", choices=("error", "skip")
+    )
     repeat_threshold: float | None = setting(
         None, "repeat images of classes rarer than this share (LVIS: 0.001)", above=0, at_most=1
     )
-    min_sizes: list[int] = setting([800], "shorter side in px; one is drawn for each step", at_least=32)
+    min_sizes: list[int] = setting(
+        [800], "shorter side in px; one is drawn for each step", at_least=32
+    )
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
     max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)
-    num_buckets: int = setting(6, "static canvases for each of min_sizes", at_least=1, at_most=10**4)
+    num_buckets: int = setting(
+        6, "static canvases for each of min_sizes", at_least=1, at_most=10**4
+    )
     photometric: float = setting(0.0, "probability", fraction=True)
-    scale_jitter: list[float] | None = setting(None, "factors [low, high] on the resize, e.g. [0.8, 1.25]")
+    scale_jitter: list[float] | None = setting(
+        None, "factors [low, high] on the resize, e.g. [0.8, 1.25]"
+    )
 
     @property
     def has_corners(self) -> bool:
         """Whether boxes are read as two corners."""
-        return (self.box_format or ("xywh" if self.format in ("auto", "coco", "shards") else "xyxy")) == "xyxy"
+        return (
+            self.box_format or ("xywh" if self.format in ("auto", "coco", "shards") else "xyxy")
+        ) == "xyxy"
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
         for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
             if size is not None and size > self.max_size:
-                raise ConfigError(f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; raise it.")
+                raise ConfigError(
+                    f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; raise it."
+                )
         for key in IGNORED.get(self.format, ()):
             if value := getattr(self, key):
-                raise ConfigError(f"data.{key}={value} has no effect on data.format={self.format}; leave it out.")
+                raise ConfigError(
+                    f"data.{key}={value} has no effect on data.format={self.format}; leave it out."
+                )
         factors = self.scale_jitter
-        if factors is not None and not (len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100):
-            raise ConfigError(f"data.scale_jitter={factors} needs two rising factors from 0.01 to 100.")
+        if factors is not None and not (
+            len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100
+        ):
+            raise ConfigError(
+                f"data.scale_jitter={factors} needs two rising factors from 0.01 to 100."
+            )
 
 
 @dataclass
@@ -97,24 +139,38 @@ class DetectorSettings(ModelSettings):
     contract = "retina_dist.detection.model.build.DetectionModel"
 
     # readers.categories.MAX_LABELS
-    num_classes: int | None = setting(None, "null: as many as the data has", at_least=1, at_most=20_000)
+    num_classes: int | None = setting(
+        None, "null: as many as the data has", at_least=1, at_most=20_000
+    )
 
 
 @dataclass
 class ModelConfig(DetectorSettings):
     """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
 
-    backbone: str = setting("resnet50", "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin")
+    backbone: str = setting(
+        "resnet50", "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin"
+    )
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(256, at_least=1, at_most=4096)
-    trainable_layers: int = setting(5, "stages that train, counted from the last; 5 is all", at_least=0, at_most=5)
-    activation_checkpointing: bool = setting(False, "compute the body twice: less memory, more time")
-    norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
-    norm_eps: float | None = setting(None, "null: the weights' (COCO_V1: 0), else 1e-5", at_least=0, at_most=1)
-    anchor_sizes: list[list[int]] = setting(
-        [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]], at_least=1, at_most=10**5
+    trainable_layers: int = setting(
+        5, "stages that train, counted from the last; 5 is all", at_least=0, at_most=5
     )
-    aspect_ratios: list[float] = setting([0.5, 1.0, 2.0], "height by width", at_least=0.001, at_most=1000)
+    activation_checkpointing: bool = setting(
+        False, "compute the body twice: less memory, more time"
+    )
+    norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
+    norm_eps: float | None = setting(
+        None, "null: the weights' (COCO_V1: 0), else 1e-5", at_least=0, at_most=1
+    )
+    anchor_sizes: list[list[int]] = setting(
+        [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]],
+        at_least=1,
+        at_most=10**5,
+    )
+    aspect_ratios: list[float] = setting(
+        [0.5, 1.0, 2.0], "height by width", at_least=0.001, at_most=1000
+    )
     score_threshold: float = setting(0.05, at_least=0, below=1)
     nms_threshold: float = setting(0.5, fraction=True)
     detections_per_image: int = setting(300, at_least=1, at_most=10**5)
@@ -123,17 +179,27 @@ class ModelConfig(DetectorSettings):
     background_iou: float = setting(0.4, fraction=True)
     focal_alpha: float = setting(0.25, above=0, below=1)
     focal_gamma: float = setting(2.0, at_least=0, at_most=100)
-    box_loss: str | None = setting(None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou"))
+    box_loss: str | None = setting(
+        None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou")
+    )
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
-    weights: str | None = setting(None, "whole detector: torchvision's COCO_V1 or DEFAULT, a run folder, file or URL")
-    backbone_weights: str | None = setting(None, "torchvision's IMAGENET1K_V1 or DEFAULT, a run folder, file or URL")
+    weights: str | None = setting(
+        None, "whole detector: torchvision's COCO_V1 or DEFAULT, a run folder, file or URL"
+    )
+    backbone_weights: str | None = setting(
+        None, "torchvision's IMAGENET1K_V1 or DEFAULT, a run folder, file or URL"
+    )
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.background_iou > self.foreground_iou:
-            raise ConfigError(f"model.background_iou={self.background_iou} is above model.foreground_iou; swap them.")
+            raise ConfigError(
+                f"model.background_iou={self.background_iou} is above model.foreground_iou; swap them."
+            )
         if len(set(map(len, self.anchor_sizes))) != 1:
-            raise ConfigError(f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level.")
+            raise ConfigError(
+                f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level."
+            )
 
 
 @dataclass

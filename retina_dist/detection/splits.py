@@ -17,8 +17,20 @@ from retina_dist.data.shards import annotations_of, has_shards
 from retina_dist.data.synthetic import folder_to_draw
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, clean, ground_truth_of, load_annotations, without_empty
-from retina_dist.detection.readers.formats import TITLES, coco_files, find_split, read_folder, recognise
+from retina_dist.detection.readers.coco import (
+    Annotations,
+    clean,
+    ground_truth_of,
+    load_annotations,
+    without_empty,
+)
+from retina_dist.detection.readers.formats import (
+    TITLES,
+    coco_files,
+    find_split,
+    read_folder,
+    recognise,
+)
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
@@ -54,13 +66,17 @@ def read_split(
         content, source, images = place
         keys = ("format", "classes", "box_format", "missing_images", "bad_images", "max_pixels")
         options: dict[str, Any] = {key: getattr(data, key) for key in keys}
-        part = load_annotations(source, images, content=content, split=split, categories=categories, **options)
+        part = load_annotations(
+            source, images, content=content, split=split, categories=categories, **options
+        )
         if data.format != given.format and data.shapes is None:
             part.format = TITLES[data.format]
     if part is None:
         return None
     if not part.records:
-        raise DataError(f"{source} leaves no image for {split}; give annotations or a dataset with images.")
+        raise DataError(
+            f"{source} leaves no image for {split}; give annotations or a dataset with images."
+        )
     if check and (problem := implausible_boxes(part, split, data)):
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
     return part if data.keep_empty_images or split == "val" else without_empty(part)
@@ -73,12 +89,21 @@ def _has_val(data: DetectionData) -> bool:
     return data.shapes is not None or _locate(with_format(data), "val") is not None
 
 
-def _part_of_train(data: DetectionData, split: str, categories: Categories | None, check: bool) -> Annotations:
+def _part_of_train(
+    data: DetectionData, split: str, categories: Categories | None, check: bool
+) -> Annotations:
     """The training images that `val_fraction` holds out for "val", or leaves for "train". Raises DataError where none is left."""
     fraction = data.val_fraction or 0.0
-    whole = read_split(data.with_values(val_fraction=None, keep_empty_images=True), "train", categories, check=check)
+    whole = read_split(
+        data.with_values(val_fraction=None, keep_empty_images=True),
+        "train",
+        categories,
+        check=check,
+    )
     assert whole is not None, "a missing train split is an error"
-    part = _with_ground_truth(whole, held_out_rows([record.file_name for record in whole.records], fraction)[split])
+    part = _with_ground_truth(
+        whole, held_out_rows([record.file_name for record in whole.records], fraction)[split]
+    )
     part.held_out = fraction if split == "val" else None
     return part if data.keep_empty_images or split == "val" else without_empty(part)
 
@@ -90,15 +115,21 @@ def with_format(data: DetectionData) -> DetectionData:
         return data
     path = parse_path(place)
     if place == data.root and isinstance(path, Path) and not path.is_dir():
-        raise DataError(f"data.root={path} is not a folder; give the one that holds the annotations.")
+        raise DataError(
+            f"data.root={path} is not a folder; give the one that holds the annotations."
+        )
     if data.format == "auto":
         by_ending = "csv" if path.name.lower().endswith(".csv") else "coco"
-        data = data.with_values(format=by_ending if place != data.root and not path.is_dir() else recognise(path))
+        data = data.with_values(
+            format=by_ending if place != data.root and not path.is_dir() else recognise(path)
+        )
         data.check()
     return data
 
 
-def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | None, PathOrUrl, PathOrUrl] | None:
+def _locate(
+    data: DetectionData, split: str
+) -> tuple[Items | dict[str, Any] | None, PathOrUrl, PathOrUrl] | None:
     """(content, annotations, folder of the images) of a split; the content is None where the annotations are a file.
 
     None for a validation set that the settings do not name, or that is to be held out of train.
@@ -115,7 +146,9 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
     if annotations is None and data.root is None:
         if optional:
             return None
-        raise ConfigError(f"data={data.name} needs data.root=FOLDER, or data.train_annotations and data.train_images.")
+        raise ConfigError(
+            f"data={data.name} needs data.root=FOLDER, or data.train_annotations and data.train_images."
+        )
     root = parse_path(data.root) if data.root else parse_path(annotations).parent
     if data.format in FOLDER_FORMATS:
         content = read_folder(data.format, root, split)
@@ -123,7 +156,11 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
     if data.format == "shards":
         if optional and not has_shards(root, split):
             return None
-        return None, (parse_path(annotations) if annotations else root / annotations_of(split)), root
+        return (
+            None,
+            (parse_path(annotations) if annotations else root / annotations_of(split)),
+            root,
+        )
     if optional and data.val_fraction:  # without the fraction, a missing one is an error
         found = root.glob("val.csv") if data.format == "csv" else coco_files(root, "val")
         if not any(found):
@@ -137,7 +174,9 @@ def _locate(data: DetectionData, split: str) -> tuple[Items | dict[str, Any] | N
     return None, file, parse_path(images) if images else folder
 
 
-def implausible_boxes(part: Annotations, split: str, data: DetectionData | None = None) -> tuple[str, str] | None:
+def implausible_boxes(
+    part: Annotations, split: str, data: DetectionData | None = None
+) -> tuple[str, str] | None:
     """The fault of most boxes of a split that was read as `data` says, and the remedy; None where they can be trained on.
 
     Boxes read in the wrong form mostly leave their image or have no area, and fit when read in another. `data.box_format=xywh`
@@ -147,28 +186,51 @@ def implausible_boxes(part: Annotations, split: str, data: DetectionData | None 
     boxes = np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
     start, side = boxes[:, :2], boxes[:, 2:]
     if len(boxes) and (np.abs(side) <= 1).all():
-        return "no box is larger than one pixel", "multiply shares of the image by its width and height"
+        return (
+            "no box is larger than one pixel",
+            "multiply shares of the image by its width and height",
+        )
     size_of = {record.image_id: (record.width, record.height) for record in part.records}
-    sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64).reshape(-1, 2)
+    sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64).reshape(
+        -1, 2
+    )
     known = sizes.min(axis=1, initial=np.inf) > 0
     fits = _fits(start, start + side, sizes)[known]
-    if known.sum() >= FEWEST_BOXES and fits.mean() < 0.9 and not (data and data.box_format == "xywh"):
+    if (
+        known.sum() >= FEWEST_BOXES
+        and fits.mean() < 0.9
+        and not (data and data.box_format == "xywh")
+    ):
         corners = data is not None and data.has_corners
         if corners:
-            form, remedy = "they are x, y, width, height", "set data.box_format=xywh (csv, voc: correct the files)"
+            form, remedy = (
+                "they are x, y, width, height",
+                "set data.box_format=xywh (csv, voc: correct the files)",
+            )
         else:
-            form, remedy = "they are two corners, x1, y1, x2, y2", "set data.box_format=xyxy, or xywh if they are right"
-        readings = [(form, remedy, start, side + 2 * start * corners, 0.95 if fits.mean() < 0.5 else 1)]
+            form, remedy = (
+                "they are two corners, x1, y1, x2, y2",
+                "set data.box_format=xyxy, or xywh if they are right",
+            )
+        readings = [
+            (form, remedy, start, side + 2 * start * corners, 0.95 if fits.mean() < 0.5 else 1)
+        ]
         if known.sum() >= 20:
             form, remedy = "x, y is the centre of a box", "subtract half of width and height"
             readings.append((form, remedy, start - side / 2, start + side / 2, 1))
         for form, remedy, low, high, share in readings:
             if _fits(low, high, sizes)[known].mean() >= share:
                 bad = int((~fits).sum())
-                return f"{bad} of {len(fits)} boxes leave their image or have no area, but fit if {form}", remedy
+                return (
+                    f"{bad} of {len(fits)} boxes leave their image or have no area, but fit if {form}",
+                    remedy,
+                )
     if not sum(map(len, part.boxes)) and (len(boxes) or split == "train"):
         causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
-        return f"no box is left ({', '.join(causes)})", "correct the boxes, or give the right annotations"
+        return (
+            f"no box is left ({', '.join(causes)})",
+            "correct the boxes, or give the right annotations",
+        )
     return None
 
 
@@ -181,7 +243,9 @@ def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
     """The first `count` images that have boxes, or of all where none has, as a data set with their ground truth."""
-    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)] or range(len(annotations.records))
+    rows = [i for i, boxes in enumerate(annotations.boxes) if len(boxes)] or range(
+        len(annotations.records)
+    )
     return _with_ground_truth(annotations, rows[:count])
 
 
@@ -196,7 +260,9 @@ def _with_ground_truth(annotations: Annotations, rows: Sequence[int]) -> Annotat
 def sized_coco(part: Annotations, max_pixels: int) -> dict[str, Any]:
     """The ground truth with the width and height of each image whose file is there and has at most `max_pixels`."""
     records = fill_sizes(list(part.records), "skip", max_pixels, [])
-    size_of = {record.image_id: {"width": record.width, "height": record.height} for record in records}
+    size_of = {
+        record.image_id: {"width": record.width, "height": record.height} for record in records
+    }
     images = [entry | size_of.get(entry["id"], {}) for entry in part.coco["images"]]
     return part.coco | {"images": images}
 
@@ -206,9 +272,19 @@ def describe_split(part: Annotations) -> str:
     boxes = sum(map(len, part.boxes))
     empty = sum(1 for b in part.boxes if not len(b))
     extra = [f"{pluralize(empty, 'image')} without boxes"] if empty else []
-    extra += [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"] if part.num_crowd else []
-    extra += [f"{pluralize(count, 'box')} dropped: {name}" for name, count in part.dropped.items() if count]
+    extra += (
+        [f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)"]
+        if part.num_crowd
+        else []
+    )
+    extra += [
+        f"{pluralize(count, 'box')} dropped: {name}"
+        for name, count in part.dropped.items()
+        if count
+    ]
     extra += [f"{pluralize(part.clipped, 'box')} clipped to their image"] if part.clipped else []
     extra += [f"held out of train by data.val_fraction={part.held_out}"] if part.held_out else []
     extra += [f"{part.format}, as recognised"] if part.format else []
-    return "; ".join([f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra])
+    return "; ".join(
+        [f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}", *extra]
+    )

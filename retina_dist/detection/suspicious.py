@@ -73,7 +73,9 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             annotations = read_split(data, split, detector.categories)
             if annotations is None:
                 continue
-            rows, image_ids = detector.evaluator_of(annotations, data, strategy).detect(detector.model)
+            rows, image_ids = detector.evaluator_of(annotations, data, strategy).detect(
+                detector.model
+            )
             ranked = suspects_of(annotations.coco, rows, image_ids)
             suspects = [each for each in ranked if each.suspicion >= WORTH_LOOKING]
             page = folder / f"suspicious_{split}.html"
@@ -81,10 +83,18 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             write_page(annotations, suspects, page, data.max_pixels)
             files = {record.image_id: record.file_name for record in annotations.records}
             for kind, title in TITLES.items():
-                own = tuple(files.get(each.image_id, str(each.image_id)) for each in suspects if each.kind == kind)
+                own = tuple(
+                    files.get(each.image_id, str(each.image_id))
+                    for each in suspects
+                    if each.kind == kind
+                )
                 if own:
-                    findings.append(Finding("warning", split, title, f"look at {page}", len(own), own))
-            facts.append(f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}")
+                    findings.append(
+                        Finding("warning", split, title, f"look at {page}", len(own), own)
+                    )
+            facts.append(
+                f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}"
+            )
     return DoctorReport(facts, findings)
 
 
@@ -117,11 +127,18 @@ def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray)
         ious = mask.iou(rows[:, 1:5], boxes, crowd.astype(np.uint8))
     same = categories[:, None] == np.array([entry["category_id"] for entry in labels], np.int64)
     free = np.asarray((ious < SAME).all(axis=1))
-    agreement = (scores * same * np.clip((ious - NONE) / (FULL - NONE), 0, 1)).max(axis=0, initial=0)  # [G]
-    other, beside = scores * (~same & (ious >= SAME)), scores * (same & (ious >= NEAR) & free[:, None])
+    agreement = (scores * same * np.clip((ious - NONE) / (FULL - NONE), 0, 1)).max(
+        axis=0, initial=0
+    )  # [G]
+    other, beside = (
+        scores * (~same & (ious >= SAME)),
+        scores * (same & (ious >= NEAR) & free[:, None]),
+    )
     suspects: list[tuple[float, Kind, int, np.ndarray, int | None]] = []
     for g in np.flatnonzero(~crowd).tolist():
-        kind: Kind = "wrong" if other[:, g].max(initial=0) > beside[:, g].max(initial=0) else "moved"
+        kind: Kind = (
+            "wrong" if other[:, g].max(initial=0) > beside[:, g].max(initial=0) else "moved"
+        )
         against = other[:, g] if kind == "wrong" else beside[:, g]
         contradiction = against.max(initial=0)
         entry, doubt = labels[g], (1 - agreement[g]) * (1 + contradiction) / 2
@@ -145,12 +162,19 @@ def _of_image(image_id: int, labels: Sequence[dict[str, Any]], rows: np.ndarray)
 
 def write_proposals(coco: dict[str, Any], suspects: Sequence[Suspect], path: Path) -> None:
     """A COCO json of the proposed boxes alone, each with the values of its `Suspect`."""
-    extra = ({"id": i, "area": each.bbox[2] * each.bbox[3], "iscrowd": 0} for i, each in enumerate(suspects, 1))
+    extra = (
+        {"id": i, "area": each.bbox[2] * each.bbox[3], "iscrowd": 0}
+        for i, each in enumerate(suspects, 1)
+    )
     proposals = [more | asdict(each) for more, each in zip(extra, suspects, strict=True)]
-    write_json(path, {"images": coco["images"], "categories": coco["categories"], "annotations": proposals})
+    write_json(
+        path, {"images": coco["images"], "categories": coco["categories"], "annotations": proposals}
+    )
 
 
-def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path, max_pixels: int) -> None:
+def write_page(
+    annotations: Annotations, suspects: Sequence[Suspect], path: Path, max_pixels: int
+) -> None:
     """One self-contained page with an image for each of the first suspects: the label in question, and the proposal."""
     records = {record.image_id: record for record in annotations.records}
     labels = {entry["id"]: entry for entry in annotations.coco["annotations"]}
@@ -166,7 +190,10 @@ def write_page(annotations: Annotations, suspects: Sequence[Suspect], path: Path
         marked.append((each.bbox, f"proposed: {names[each.category_id]}"))
         boxes = torch.tensor([box for box, _ in marked], dtype=torch.float32)
         boxes[:, 2:] += boxes[:, :2]
-        picture, data = draw_boxes(image, boxes, torch.arange(len(marked)), [text for _, text in marked]), io.BytesIO()
+        picture, data = (
+            draw_boxes(image, boxes, torch.arange(len(marked)), [text for _, text in marked]),
+            io.BytesIO(),
+        )
         to_pil_image(picture).save(data, "JPEG", quality=80)
         source = base64.b64encode(data.getvalue()).decode()
         words = html.escape(f"{each.suspicion:.2f} {each.kind}: {record.file_name}")

@@ -49,7 +49,9 @@ class TiledDetector(Detector):
             raise ConfigError(
                 f"tile={tile} tile_overlap={overlap} is invalid; give at least 32 px, and 0 to below 0.9."
             )
-        how: dict[str, Any] = {k: getattr(detector, k) for k in ("min_size", "max_size", "device", "precision")}
+        how: dict[str, Any] = {
+            k: getattr(detector, k) for k in ("min_size", "max_size", "device", "precision")
+        }
         super().__init__(detector.model, detector.categories, **how)
         self.tile, self.overlap, self.record = tile, overlap, detector.record
 
@@ -59,51 +61,86 @@ class TiledDetector(Detector):
         windows = windows_of(pixels.shape[-2], pixels.shape[-1], self.tile, self.overlap)
         if len(windows) == 1:
             return whole
-        batches = [super(TiledDetector, self).prepare(pixels[:, y1:y2, x1:x2]) for x1, y1, x2, y2 in windows]
+        batches = [
+            super(TiledDetector, self).prepare(pixels[:, y1:y2, x1:x2])
+            for x1, y1, x2, y2 in windows
+        ]
         parts = [batches[i : i + WINDOWS_AT_ONCE] for i in range(0, len(batches), WINDOWS_AT_ONCE)]
-        return TiledBatch(**vars(whole), windows=torch.tensor(windows), parts=tuple(map(joined, parts)))
+        return TiledBatch(
+            **vars(whole), windows=torch.tensor(windows), parts=tuple(map(joined, parts))
+        )
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
         outputs = super().run(prepared)
         for i, batch in enumerate(prepared):
             if isinstance(batch, TiledBatch) and batch.windows is not None:
-                in_windows = [detections for part in batch.parts for detections in self._detect(part)]
+                in_windows = [
+                    detections for part in batch.parts for detections in self._detect(part)
+                ]
                 # a model from outside may have no threshold
-                outputs[i] = merge(outputs[i], in_windows, batch.windows, getattr(self.model, "nms_thresh", 0.5))
+                outputs[i] = merge(
+                    outputs[i], in_windows, batch.windows, getattr(self.model, "nms_thresh", 0.5)
+                )
         return outputs
 
-    def evaluator_of(self, val: Annotations, data: DetectionData, strategy: DistributedStrategy) -> TiledEvaluator:
+    def evaluator_of(
+        self, val: Annotations, data: DetectionData, strategy: DistributedStrategy
+    ) -> TiledEvaluator:
         return TiledEvaluator(self, val, data, strategy)
 
 
-def windows_of(height: int, width: int, tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
+def windows_of(
+    height: int, width: int, tile: int, overlap: float
+) -> list[tuple[int, int, int, int]]:
     """Windows (x1, y1, x2, y2) of equal size that cover an image, the last ones of a row or column moved inwards."""
     step = max(1, round(tile * (1 - overlap)))
 
     def starts(length: int) -> list[int]:
-        return sorted({min(start, max(0, length - tile)) for start in range(0, max(1, length - tile + step), step)})
+        return sorted(
+            {
+                min(start, max(0, length - tile))
+                for start in range(0, max(1, length - tile + step), step)
+            }
+        )
 
-    return [(x, y, min(x + tile, width), min(y + tile, height)) for y in starts(height) for x in starts(width)]
+    return [
+        (x, y, min(x + tile, width), min(y + tile, height))
+        for y in starts(height)
+        for x in starts(width)
+    ]
 
 
-def merge(whole: Detections, in_windows: Sequence[Detections], windows: Tensor, nms_threshold: float) -> Detections:
+def merge(
+    whole: Detections, in_windows: Sequence[Detections], windows: Tensor, nms_threshold: float
+) -> Detections:
     """Detections of an image, best score first, from the detections in the whole and in its `windows` [n, 4], in pixels of each.
 
     A box that an inner edge of its window cuts is left out where a larger box of its class covers more than half of it and has at
     least half its score. NMS for each class removes what several windows saw.
     """
     parts, corners = [*in_windows, whole], windows.to(torch.float32)
-    ends = torch.cat((corners[:, :2].amin(0), corners[:, 2:].amax(0)))  # the whole image, as the last window
+    ends = torch.cat(
+        (corners[:, :2].amin(0), corners[:, 2:].amax(0))
+    )  # the whole image, as the last window
     corners = torch.cat((corners, ends[None]))
-    window = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(each["scores"]) for each in parts]))
+    window = torch.arange(len(parts)).repeat_interleave(
+        torch.tensor([len(each["scores"]) for each in parts])
+    )
     boxes = torch.cat([each["boxes"] for each in parts]) + corners[window, :2].repeat(1, 2)
     scores, labels = (torch.cat([each[key] for each in parts]) for key in ("scores", "labels"))
     cut = (((boxes - corners[window]).abs() <= EDGE) & (corners[window] != ends)).any(dim=1)
     area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
     left = torch.ones(len(boxes), dtype=torch.bool)
     for i in cut.nonzero().flatten().tolist():
-        inner = (torch.minimum(boxes[:, 2:], boxes[i, 2:]) - torch.maximum(boxes[:, :2], boxes[i, :2])).clamp(min=0)
-        others = (labels == labels[i]) & (window != window[i]) & (area > area[i]) & (scores >= AS_SURE * scores[i])
+        inner = (
+            torch.minimum(boxes[:, 2:], boxes[i, 2:]) - torch.maximum(boxes[:, :2], boxes[i, :2])
+        ).clamp(min=0)
+        others = (
+            (labels == labels[i])
+            & (window != window[i])
+            & (area > area[i])
+            & (scores >= AS_SURE * scores[i])
+        )
         left[i] = not (others & (inner.prod(dim=1) > COVERED * area[i])).any()
     boxes, scores, labels = boxes[left], scores[left], labels[left]
     kept = batched_nms(boxes, scores, labels, nms_threshold)
@@ -114,7 +151,11 @@ class TiledEvaluator(CocoEvaluator):
     """COCO metrics of a `TiledDetector` over `val`, which is read as `data` says; without losses."""
 
     def __init__(
-        self, detector: TiledDetector, val: Annotations, data: DetectionData, strategy: DistributedStrategy
+        self,
+        detector: TiledDetector,
+        val: Annotations,
+        data: DetectionData,
+        strategy: DistributedStrategy,
     ) -> None:
         super().__init__(val, tuple, strategy)
         reading: dict[str, Any] = {"bad_images": data.bad_images, "max_pixels": data.max_pixels}

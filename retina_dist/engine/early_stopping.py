@@ -28,7 +28,9 @@ class BestMetric:
     number. Without a `name`, as in a run that does not validate, a resume keeps what there was.
     """
 
-    def __init__(self, name: str | None = None, mode: str | None = None, patience: int | None = None) -> None:
+    def __init__(
+        self, name: str | None = None, mode: str | None = None, patience: int | None = None
+    ) -> None:
         self.name = name
         self.mode: str = mode or default_mode(name or "")
         self.patience = patience
@@ -62,18 +64,27 @@ class BestMetric:
 
     def describe_stop(self) -> str:
         """Why the run ends, where `exhausted`."""
-        return f"stopped early: {self.name} has not improved in {self.evals_since_best} validations."
+        return (
+            f"stopped early: {self.name} has not improved in {self.evals_since_best} validations."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values. The patience is a setting and may change on resume."""
-        return {"name": self.name, "mode": self.mode, "value": self.value, "evals_since_best": self.evals_since_best}
+        return {
+            "name": self.name,
+            "mode": self.mode,
+            "value": self.value,
+            "evals_since_best": self.evals_since_best,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back what `state_dict` returned; the value of another metric or mode is forgotten."""
         if self.name is None and state.get("name"):
             self.name, self.mode = state["name"], state["mode"]
         same = self.same_metric(state)
-        self.value, self.evals_since_best = (state["value"], int(state["evals_since_best"])) if same else (None, 0)
+        self.value, self.evals_since_best = (
+            (state["value"], int(state["evals_since_best"])) if same else (None, 0)
+        )
 
     def same_metric(self, state: Mapping[str, Any]) -> bool:
         """Whether a state's value can be compared with this metric's."""
@@ -84,4 +95,6 @@ class BestMetric:
 def check_metric(name: str, metrics: Iterable[str]) -> None:
     """Raise ConfigError, on all ranks alike, unless the validation gives the metric `name`."""
     if name not in metrics:
-        raise ConfigError(f"trainer.monitor={name} is not one of {', '.join(sorted(metrics))}.", collective=True)
+        raise ConfigError(
+            f"trainer.monitor={name} is not one of {', '.join(sorted(metrics))}.", collective=True
+        )

@@ -63,7 +63,9 @@ class NonFiniteGuard:
 
     def begin(self) -> None:
         """Save the running statistics, which a forward pass changes."""
-        statistics = [x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)]
+        statistics = [
+            x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)
+        ]
         if list(map(id, statistics)) != list(map(id, self._statistics)):
             self._statistics, self._before = statistics, [torch.empty_like(x) for x in statistics]
         copy_each(self._before, self._statistics)
@@ -76,34 +78,60 @@ class NonFiniteGuard:
         copy_each(self._statistics, self._before)
         return False
 
-    def record(self, micro_batches: Sequence[Any], losses: dict[str, Tensor], norm: Tensor, autocast: Autocast) -> None:
+    def record(
+        self,
+        micro_batches: Sequence[Any],
+        losses: dict[str, Tensor],
+        norm: Tensor,
+        autocast: Autocast,
+    ) -> None:
         """Count and report a skipped step. Every rank must call it."""
-        state, scaler, step, lr = self.state, self.state.scaler, self.state.step + 1, self.plan.lr_at(self.state.step)
+        state, scaler, step, lr = (
+            self.state,
+            self.state.scaler,
+            self.state.step + 1,
+            self.plan.lr_at(self.state.step),
+        )
         state.skipped_steps += 1
         if scaler.is_enabled() and scaler.get_scale() > 1:
             bad = any(not value.isfinite() for value in losses.values())
             if not self.strategy.all_reduce_max_async(int(bad), "loss scale")():
-                logger.info(f"step {step}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}")
+                logger.info(
+                    f"step {step}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}"
+                )
                 return
         state.consecutive_skips += 1
-        own = {"rank": self.strategy.rank, "losses": {name: float(value) for name, value in losses.items()}}
+        own = {
+            "rank": self.strategy.rank,
+            "losses": {name: float(value) for name, value in losses.items()},
+        }
         if self.inspect:
             with _inspection(state.model, autocast):
                 own["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
-        ranks = [self.strategy.broadcast_object(own, rank) for rank in range(self.strategy.world_size)]
+        ranks = [
+            self.strategy.broadcast_object(own, rank) for rank in range(self.strategy.world_size)
+        ]
         words = f"step {step}: loss or gradient is not finite"
         if self.strategy.is_main and self.folder:
             path = self.folder / f"nonfinite_{step:08d}.json"
             # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
             facts: dict[str, Any] = {"step": step, "epoch": self.plan.epoch_at(step), "lr": lr}
-            facts |= {"grad_norm": float(norm), "loss_scale": scaler.get_scale(), "in_a_row": state.consecutive_skips}
+            facts |= {
+                "grad_norm": float(norm),
+                "loss_scale": scaler.get_scale(),
+                "in_a_row": state.consecutive_skips,
+            }
             facts |= {"world_size": self.strategy.world_size, "ranks": ranks}
             write_json(path, redacted_tree(facts))
             words += f"; see {path}"
         if state.consecutive_skips > self.limit:
             words += f", at lr={lr:g}, {pluralize(state.consecutive_skips, 'step')} in a row"
-            raise Divergence(f"{words}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip.")
-        words += f"; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)"
+            raise Divergence(
+                f"{words}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
+            )
+        words += (
+            f"; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)"
+        )
         logger.warning(words, extra={"rank_zero_only": True})
 
 

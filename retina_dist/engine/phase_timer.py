@@ -138,14 +138,21 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     step = sum(times.values(), np.zeros(1))
     times |= {"own": step - times["communication"], "step": step}
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-    on_gpu = torch.cuda.max_memory_allocated(timer.device) / 2**30 if timer.device.type == "cuda" else None
+    on_gpu = (
+        torch.cuda.max_memory_allocated(timer.device) / 2**30
+        if timer.device.type == "cuda"
+        else None
+    )
     mine: dict[str, Any] = {
         "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
         "wall_s": round(timer.wall, 6),
         "steps": timer.num_steps,
         "peak_gib": {"process": round(process, 4), "device": on_gpu},
         "step_ms": {
-            name: {key: round(float(np.percentile(values, p)) * 1000, 4) for key, p in PERCENTILES.items()}
+            name: {
+                key: round(float(np.percentile(values, p)) * 1000, 4)
+                for key, p in PERCENTILES.items()
+            }
             for name, values in times.items()
         },
     }
@@ -158,7 +165,9 @@ def format_timings(timings: dict[str, Any]) -> str:
     """The main rank's time and its largest parts, and how much slower the slowest rank is than the fastest."""
     main = timings["ranks"][0]
     largest = sorted(PARTS, key=lambda name: -main["seconds"][name])[:3]
-    shares = ", ".join(f"{name} {main['seconds'][name] / max(main['wall_s'], 1e-9):.0%}" for name in largest)
+    shares = ", ".join(
+        f"{name} {main['seconds'][name] / max(main['wall_s'], 1e-9):.0%}" for name in largest
+    )
     text = f"{format_duration(main['wall_s'])} for {pluralize(main['steps'], 'step')}: {shares}"
     own = [rank["step_ms"]["own"]["p50"] for rank in timings["ranks"]]
     if len(own) > 1:

@@ -17,7 +17,9 @@ from retina_dist.base.text import pluralize
 from retina_dist.optim.learning_rate import Schedule, base_lr, build_schedule
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 
-_FORM = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kM]?)\s*(step|epoch|ep|image|img)s?\s*", re.ASCII)
+_FORM = re.compile(
+    r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kM]?)\s*(step|epoch|ep|image|img)s?\s*", re.ASCII
+)
 _MULTIPLE = {"": 1, "k": 1_000, "M": 1_000_000}
 
 
@@ -25,32 +27,64 @@ _MULTIPLE = {"": 1, "k": 1_000, "M": 1_000_000}
 class TrainerConfig(KnownArguments):
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
-    max_duration: str = setting(MISSING, "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps")
+    max_duration: str = setting(
+        MISSING, "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps"
+    )
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
     validate_every: str = setting("1epoch", "0steps: only at the end")
     checkpoint_every: str = setting("1epoch", "0steps: only at the end")
-    checkpoint_minutes: float | None = setting(None, "also after so many minutes", above=0, at_most=10**6)
+    checkpoint_minutes: float | None = setting(
+        None, "also after so many minutes", above=0, at_most=10**6
+    )
     log_every: int = setting(10, "steps", at_least=1)
-    accumulate: int | str = setting(1, "micro-batches a step; auto: as few as fit the GPU", at_least=1, words=("auto",))
-    precision: str = setting("fp32", "tf32: a GPU rounds matrix inputs", choices=("fp32", "tf32", "bf16", "fp16"))
-    gradient_clip: float | None = setting(None, "largest norm or value", above=0, at_most=10**9, null_is_off=True)
-    gradient_clip_algorithm: str = setting("global_norm", choices=("global_norm", "tensor_norm", "value"))
-    ema_decay: float | None = setting(None, "validation and best.pt use averages", above=0, below=1, null_is_off=True)
+    accumulate: int | str = setting(
+        1, "micro-batches a step; auto: as few as fit the GPU", at_least=1, words=("auto",)
+    )
+    precision: str = setting(
+        "fp32", "tf32: a GPU rounds matrix inputs", choices=("fp32", "tf32", "bf16", "fp16")
+    )
+    gradient_clip: float | None = setting(
+        None, "largest norm or value", above=0, at_most=10**9, null_is_off=True
+    )
+    gradient_clip_algorithm: str = setting(
+        "global_norm", choices=("global_norm", "tensor_norm", "value")
+    )
+    ema_decay: float | None = setting(
+        None, "validation and best.pt use averages", above=0, below=1, null_is_off=True
+    )
     channels_last: bool = setting(False, "memory format NHWC, which tensor cores prefer")
     compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
-    deterministic: bool = setting(False, "only operations that give the same bits each time; slower on GPUs")
-    num_threads: int | None = setting(None, "torch threads; null: torch's own choice", at_least=1, at_most=10**4)
+    deterministic: bool = setting(
+        False, "only operations that give the same bits each time; slower on GPUs"
+    )
+    num_threads: int | None = setting(
+        None, "torch threads; null: torch's own choice", at_least=1, at_most=10**4
+    )
     monitor: str | None = setting(None, "the metric of the best checkpoint; null: the task's own")
-    monitor_mode: str | None = setting(None, "null: min for losses and errors, else max", choices=(None, "max", "min"))
-    patience: int | None = setting(None, "stop after so many validations without a better monitor", at_least=1)
-    max_nonfinite_steps: int = setting(5, "steps in a row with a loss of inf or NaN that are skipped", at_least=0)
-    check_replicas_every: str = setting("1epoch", "compare the ranks' weights bit by bit; 0steps: never")
-    checkpoint_dir: str | None = setting(None, "a folder, or a URL such as az://container/run; null: checkpoints/")
+    monitor_mode: str | None = setting(
+        None, "null: min for losses and errors, else max", choices=(None, "max", "min")
+    )
+    patience: int | None = setting(
+        None, "stop after so many validations without a better monitor", at_least=1
+    )
+    max_nonfinite_steps: int = setting(
+        5, "steps in a row with a loss of inf or NaN that are skipped", at_least=0
+    )
+    check_replicas_every: str = setting(
+        "1epoch", "compare the ranks' weights bit by bit; 0steps: never"
+    )
+    checkpoint_dir: str | None = setting(
+        None, "a folder, or a URL such as az://container/run; null: checkpoints/"
+    )
     keep_last: int = setting(1, "checkpoints kept", at_least=1)
     save_top_k: int = setting(1, "best checkpoints kept", at_least=0)
-    profile: str | None = setting(None, "so many steps, e.g. 3steps, traced by torch.profiler into the run's profile/")
+    profile: str | None = setting(
+        None, "so many steps, e.g. 3steps, traced by torch.profiler into the run's profile/"
+    )
     fast_dev_run: bool = setting(False, "two steps, two validation batches: does everything run?")
-    overfit_batches: int = setting(0, "train and validate on so many train batches", at_least=0, at_most=10**6)
+    overfit_batches: int = setting(
+        0, "train and validate on so many train batches", at_least=0, at_most=10**6
+    )
 
     @property
     def micro_batches(self) -> int:
@@ -72,7 +106,9 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         return epoch * min(100, max(12, math.ceil(2000 / epoch)))
     form = _FORM.fullmatch(str(duration))
     if form is None:
-        raise ConfigError(f"{key}={duration} is not a duration; write it as 12epochs, 90ksteps or 500images.")
+        raise ConfigError(
+            f"{key}={duration} is not a duration; write it as 12epochs, 90ksteps or 500images."
+        )
     amount, unit = Fraction(form[1]) * _MULTIPLE[form[2]], form[3]
     if unit in ("epoch", "ep"):
         amount *= epoch
@@ -137,7 +173,9 @@ class Plan:
         validate = self.validates_at(step) and not stopping
         save = self.validates_at(step) or last or _every(self.checkpoint_every, step)
         check, log = _every(self.check_every, step), save or _every(self.log_every, step)
-        return Due(check=check, log=log, validate=validate, save=save or stopping or timed, last=last)
+        return Due(
+            check=check, log=log, validate=validate, save=save or stopping or timed, last=last
+        )
 
     def __str__(self) -> str:
         schedule = self.schedule
@@ -148,10 +186,16 @@ class Plan:
             "batch": f"{pluralize(self.batch_size, 'image')} a step = {pluralize(self.world_size, 'process')} x "
             f"{self.accumulate} accumulated x {' or '.join(map(str, self.micro_batches))}",
             "epoch": f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
-            + ("; data.batch_size is larger than the data: lower it" if self.num_images < self.batch_size else ""),
+            + (
+                "; data.batch_size is larger than the data: lower it"
+                if self.num_images < self.batch_size
+                else ""
+            ),
             "length": f"{pluralize(self.total_steps, 'step')} = {pluralize(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": f"every {pluralize(self.validate_every, 'step')}" if self.validate_every else "at the end",
+            "validate": f"every {pluralize(self.validate_every, 'step')}"
+            if self.validate_every
+            else "at the end",
         }
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
@@ -177,14 +221,24 @@ def resolve_plan(
         return to_steps(duration, key=key, num_images=num_images, batch_size=batch_size)
 
     if num_images < 1:
-        raise ConfigError("the training set has no image; check data.root, or data.keep_empty_images if all are empty.")
+        raise ConfigError(
+            "the training set has no image; check data.root, or data.keep_empty_images if all are empty."
+        )
     if trainer.micro_batches > batch_size:
-        raise ConfigError(f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; use at most {batch_size}.")
+        raise ConfigError(
+            f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; use at most {batch_size}."
+        )
     total = steps("trainer.max_duration", trainer.max_duration)
-    stop = total if trainer.stop_after is None else min(total, steps("trainer.stop_after", trainer.stop_after))
+    stop = (
+        total
+        if trainer.stop_after is None
+        else min(total, steps("trainer.stop_after", trainer.stop_after))
+    )
     for key, number in (("max_duration", total), ("stop_after", stop)):
         if number < 1:
-            raise ConfigError(f"trainer.{key}={getattr(trainer, key)} is less than one step; use at least 1step.")
+            raise ConfigError(
+                f"trainer.{key}={getattr(trainer, key)} is less than one step; use at least 1step."
+            )
     return Plan(
         num_images=num_images,
         batch_size=batch_size,

@@ -26,8 +26,12 @@ def autocast(device: torch.device, precision: str) -> Autocast:
 
     @contextmanager
     def context() -> Iterator[None]:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-        with torch.autocast(device.type, dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision == "tf32"
+        )
+        with torch.autocast(
+            device.type, dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST
+        ):
             yield
 
     return context

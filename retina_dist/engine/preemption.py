@@ -33,7 +33,9 @@ class PreemptionWatch:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # elsewhere Python takes no handlers
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 

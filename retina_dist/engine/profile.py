@@ -45,7 +45,9 @@ def profiled(
         logger.info(f"profile: {path}, for https://ui.perfetto.dev, and rank_{rank}.txt beside it")
 
     chosen = schedule(wait=0, warmup=skipped, active=steps, repeat=1)
-    with profile(activities=activities, schedule=chosen, on_trace_ready=write, record_shapes=True) as profiler:
+    with profile(
+        activities=activities, schedule=chosen, on_trace_ready=write, record_shapes=True
+    ) as profiler:
 
         def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
             values = take_step(micro_batches)

@@ -26,7 +26,9 @@ class ReplicaMismatch(CollectiveError):
     """The ranks no longer train the same model."""
 
 
-def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0) -> None:
+def average_statistics(
+    model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0
+) -> None:
     """Replace the running statistics of batch norms by their mean over ranks; one collective, none if there are no such norms.
 
     Norms that train on all ranks' images together, or not at all, are equal as they are. `weight` is this rank's share of the
@@ -35,18 +37,26 @@ def average_statistics(model: nn.Module, strategy: DistributedStrategy, weight: 
     if strategy.world_size == 1:
         return
     norms = [norm for norm in live_norms(model) if getattr(norm, "sum_over_ranks", None) is None]
-    statistics = [x for norm in norms for x in (norm.running_mean, norm.running_var) if x is not None]
+    statistics = [
+        x for norm in norms for x in (norm.running_mean, norm.running_var) if x is not None
+    ]
     if statistics:
         own = torch.cat([s.flatten() for s in statistics])
         sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
         means = torch.where(sums[-1] > 0, sums[:-1] / sums[-1], own)
-        for mine, mean in zip(statistics, means.split([s.numel() for s in statistics]), strict=True):
+        for mine, mean in zip(
+            statistics, means.split([s.numel() for s in statistics]), strict=True
+        ):
             mine.copy_(mean.view_as(mine))
 
 
 def live_norms(model: nn.Module) -> list[_BatchNorm]:
     """The batch norms whose running statistics a forward pass changes."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+    return [
+        m
+        for m in model.modules()
+        if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None
+    ]
 
 
 def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
@@ -58,18 +68,24 @@ def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
         torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def check_shares(weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False) -> None:
+def check_shares(
+    weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False
+) -> None:
     """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches, at least one, with the right `weights`.
 
     Their sums have the mean 1 over ranks, or less where a run `skips` images.
     """
     rows = [[sum(weights), len(weights)]]
     if strategy.world_size > 1:
-        rows = strategy.all_gather(torch.tensor(rows, dtype=torch.float64, device=strategy.device)).tolist()
+        rows = strategy.all_gather(
+            torch.tensor(rows, dtype=torch.float64, device=strategy.device)
+        ).tolist()
     sums, counts = zip(*rows, strict=True)
     mean = sum(sums) / len(sums)
     if len(set(counts)) > 1 or not counts[0]:
-        raise ReplicaMismatch(f"step {step} has {_by_rank(counts)} micro-batches; give each as many, at least one.")
+        raise ReplicaMismatch(
+            f"step {step} has {_by_rank(counts)} micro-batches; give each as many, at least one."
+        )
     if abs(mean - 1) > TOLERANCE and not (skips and 0 <= mean < 1):
         raise ReplicaMismatch(
             f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
@@ -108,12 +124,16 @@ def _by_rank(values: Sequence[float]) -> str:
     """ "1 on rank 0 and 0.5 on rank 2": the first value, and the first that differs from it."""
     first, *others = values
     other = next(((rank, x) for rank, x in enumerate(others, start=1) if x != first), None)
-    return f"{first:.6g} on " + (f"rank 0 and {other[1]:.6g} on rank {other[0]}" if other else "each rank")
+    return f"{first:.6g} on " + (
+        f"rank 0 and {other[1]:.6g} on rank {other[0]}" if other else "each rank"
+    )
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
     """The public attributes of the model's modules, by name: they define it together with its state_dict."""
-    return _public(model) | {name: _public(module) for name, module in model.named_modules() if name}
+    return _public(model) | {
+        name: _public(module) for name, module in model.named_modules() if name
+    }
 
 
 def _public(thing: object) -> dict[str, Any]:
@@ -131,11 +151,19 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
     named = dict(leaves_of(parts))
     counts = strategy.all_gather(torch.tensor([len(named)], device=strategy.device)).tolist()
     if len(set(counts)) > 1:
-        raise ReplicaMismatch(f"after step {step} the ranks hold different numbers of tensors and settings: {counts}.")
-    plain = {name: _digest(f"{name}={x!r}") for name, x in named.items() if not isinstance(x, Tensor)}
-    tensors = [checksum(x).to(strategy.device)[None] for x in named.values() if isinstance(x, Tensor)]
+        raise ReplicaMismatch(
+            f"after step {step} the ranks hold different numbers of tensors and settings: {counts}."
+        )
+    plain = {
+        name: _digest(f"{name}={x!r}") for name, x in named.items() if not isinstance(x, Tensor)
+    }
+    tensors = [
+        checksum(x).to(strategy.device)[None] for x in named.values() if isinstance(x, Tensor)
+    ]
     names = [*(name for name in named if name not in plain), *plain]
-    own = torch.cat([*tensors, torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)])
+    own = torch.cat(
+        [*tensors, torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)]
+    )
     everyone = strategy.all_gather(own[None])  # [world_size, T]
     different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if not different:
@@ -158,7 +186,9 @@ def _sides(values: list[int]) -> str:
 def checksum(tensor: Tensor) -> Tensor:
     """A 64-bit scalar of a tensor's bits in order; NaNs count by their bits. One changed element always changes it."""
     flat = tensor.detach().contiguous().flatten()
-    bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    bits = flat.view(
+        {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    )
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, len(bits), CHUNK):
         piece = bits[start : start + CHUNK].long()

@@ -48,7 +48,9 @@ class ExponentialMovingAverage:
 
 def _statistics(model: nn.Module) -> list[Tensor]:
     """The buffers that training changes."""
-    from torchvision.ops import FrozenBatchNorm2d  # takes seconds, since it imports torch's compiler
+    from torchvision.ops import (
+        FrozenBatchNorm2d,
+    )  # takes seconds, since it imports torch's compiler
 
     live = (module for module in model.modules() if not isinstance(module, FrozenBatchNorm2d))
     return [x for module in live for x in module.buffers(recurse=False)]
@@ -101,23 +103,38 @@ class TrainState:
 
     def replicated(self) -> dict[str, Any]:
         """The values that are equal on all ranks, by name: tensors, and the settings of modules and parameter groups."""
-        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        names: dict[torch.Tensor, str] = {
+            parameter: name for name, parameter in self.model.named_parameters()
+        }
         optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
         ema = {"ema": self.ema.model.state_dict()} if self.ema else {}
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        groups = [
+            {k: v for k, v in group.items() if k != "params"}
+            for group in self.optimizer.param_groups
+        ]
         settings = {"settings": settings_of(self.model), "groups": groups}
-        return {"model": self.model.state_dict(), "optimizer": dict(sorted(optimizer.items())), **ema, **settings}
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": dict(sorted(optimizer.items())),
+            **ema,
+            **settings,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
         self.step = state["step"]
         self.best.load_state_dict(state["best"])
         self.last_eval_step = state["last_eval_step"]
-        self.skipped_steps, self.consecutive_skips = state["skipped_steps"], state["consecutive_skips"]
+        self.skipped_steps, self.consecutive_skips = (
+            state["skipped_steps"],
+            state["consecutive_skips"],
+        )
         self.meter.load_state_dict(state["pending_metrics"])
         self.model.load_state_dict(state["model"])
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})
-        load_optimizer(self.optimizer, state["optimizer"], self._groups, state.get("parameter_groups"))
+        load_optimizer(
+            self.optimizer, state["optimizer"], self._groups, state.get("parameter_groups")
+        )
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

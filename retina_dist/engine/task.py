@@ -83,7 +83,9 @@ class Task(ABC):
         """The batches of this rank. Must not communicate."""
 
     @abstractmethod
-    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
+    def build_model(
+        self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
+    ) -> nn.Module:
         """The model on the CPU: in training mode it maps a batch to a dict of losses, means over the batch's examples.
 
         Pretrained weights are loaded on the main rank only, and not when the run is `resumed`. To estimate memory it is called on a

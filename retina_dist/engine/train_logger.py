@@ -47,18 +47,30 @@ class StepMeter:
             return {}
         self._stop_clock()
         sums = (self.mean_over_ranks(self.sums) if self._differs else self.sums).cpu()
-        return {"names": self.names, "sums": sums, "steps": self.steps, "images": self.images, "seconds": self.seconds}
+        return {
+            "names": self.names,
+            "sums": sums,
+            "steps": self.steps,
+            "images": self.images,
+            "seconds": self.seconds,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned, on any number of ranks."""
         self._clear()
         if state:
             self.names, self.sums = list(state["names"]), state["sums"].clone()
-            self.steps, self.images, self.seconds = state["steps"], state["images"], state["seconds"]
+            self.steps, self.images, self.seconds = (
+                state["steps"],
+                state["images"],
+                state["seconds"],
+            )
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
         """Add one step's values (scalars, equal in meaning on every rank; none of a step left out) and its images."""
-        if values and self.names and self.names != list(values):  # of a checkpoint of another version
+        if (
+            values and self.names and self.names != list(values)
+        ):  # of a checkpoint of another version
             self._clear()
         self.images += images
         if not values:
@@ -77,7 +89,10 @@ class StepMeter:
 
     def _stop_clock(self) -> None:
         now = time.perf_counter()
-        self.seconds, self._started = self.seconds + now - self._started, now  # once, where pauses overlap
+        self.seconds, self._started = (
+            self.seconds + now - self._started,
+            now,
+        )  # once, where pauses overlap
 
     def compute(self) -> dict[str, float]:
         """Mean of each value since the last call, and `time/images_per_s`; then start over. Every rank must call it."""
@@ -104,7 +119,12 @@ class TrainLogger:
     """
 
     def __init__(
-        self, state: TrainState, plan: Plan, strategy: DistributedStrategy, metric_logger: MetricLogger, data: TaskData
+        self,
+        state: TrainState,
+        plan: Plan,
+        strategy: DistributedStrategy,
+        metric_logger: MetricLogger,
+        data: TaskData,
     ) -> None:
         self.state, self.plan, self.strategy = state, plan, strategy
         self.metric_logger, self.data = metric_logger, data
@@ -125,8 +145,12 @@ class TrainLogger:
             return
         weight = metrics.pop(WEIGHT, 1.0)
         if weight < 1 - 1e-9:  # bad images were left out
-            losses = {name: value for name, value in metrics.items() if name.startswith("train/loss")}
-            metrics |= {name: value / weight if weight else math.nan for name, value in losses.items()}
+            losses = {
+                name: value for name, value in metrics.items() if name.startswith("train/loss")
+            }
+            metrics |= {
+                name: value / weight if weight else math.nan for name, value in losses.items()
+            }
         self.last_loss = metrics["train/loss"]
         self.speeds.append(metrics["time/images_per_s"])
         if state.skipped_steps:

@@ -59,13 +59,20 @@ class TrainStep:
         self.autocast = autocast(strategy.device, precision)
         self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
-        self.net = strategy.prepare(compiled(state.model) if compiles else state.model, plan.accumulate)
+        self.net = strategy.prepare(
+            compiled(state.model) if compiles else state.model, plan.accumulate
+        )
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1:
             self.timer.watch(state.model.parameters())
-        self._poison_parameter = min((p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel())
+        self._poison_parameter = min(
+            (p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel()
+        )
         self._layouts_checked = False
-        self._unchecked = {False, True}  # kinds of steps whose shares were not checked yet: True is an epoch's last
+        self._unchecked = {
+            False,
+            True,
+        }  # kinds of steps whose shares were not checked yet: True is an epoch's last
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
         state, timer = self.state, self.timer
@@ -80,7 +87,9 @@ class TrainStep:
         timer.mark("communication")
         state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
         # 3. as applied
-        norm = clip_gradients(state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm)
+        norm = clip_gradients(
+            state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm
+        )
         finite, weight = self.guard.accept(norm), sum(batch.weight for batch in micro_batches)
         if not self._layouts_checked:
             check_layouts(state.optimizer)
@@ -101,7 +110,12 @@ class TrainStep:
             return {}
         parts = {f"train/loss_{name}": value for name, value in losses.items()}
         total = torch.stack(list(losses.values())).sum()
-        return {"train/loss": total, **parts, "train/grad_norm": norm, WEIGHT: torch.full_like(total, weight)}
+        return {
+            "train/loss": total,
+            **parts,
+            "train/grad_norm": norm,
+            WEIGHT: torch.full_like(total, weight),
+        }
 
     def _check_shares(self, weights: list[float]) -> None:
         last_of_epoch = (self.state.step + 1) % self.plan.steps_per_epoch == 0
@@ -145,7 +159,9 @@ class TrainStep:
 
 def compiled(model: nn.Module, **options: Any) -> nn.Module:
     """`model` with its passes compiled, a graph for each shape; `model` itself stays eager. `options` are torch.compile's."""
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MAX_SHAPES
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = (
+        MAX_SHAPES
+    )
     return cast(nn.Module, torch.compile(model, dynamic=False, **options))
 
 
@@ -156,7 +172,9 @@ def zero_gradients(model: nn.Module) -> Iterator[None]:
     For a micro-batch at weight 0: a mean over no examples is NaN, and 0 times its gradient is NaN too.
     """
     hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]
-    norms = [module for module in model.modules() if getattr(module, "sum_over_ranks", None) is not None]
+    norms = [
+        module for module in model.modules() if getattr(module, "sum_over_ranks", None) is not None
+    ]
     hooks += [norm.register_forward_hook(_zero_gradient_of) for norm in norms]
     try:
         with torch.compiler.set_stance("force_eager"):  # hooks would recompile the model

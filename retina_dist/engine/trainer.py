@@ -47,10 +47,23 @@ class Trainer:
         resume_with: str = "resume=auto",
     ) -> None:
         self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
-        self.data, self.validate, self.stop_reason, self.resume_with = data, validate, stop_reason, resume_with
-        self.state, self.plan, self.strategy = train_step.state, train_step.plan, train_step.strategy
+        self.data, self.validate, self.stop_reason, self.resume_with = (
+            data,
+            validate,
+            stop_reason,
+            resume_with,
+        )
+        self.state, self.plan, self.strategy = (
+            train_step.state,
+            train_step.plan,
+            train_step.strategy,
+        )
         self.net, self.timer = train_step.net, train_step.timer
-        self.store, self.metadata, self.checkpoint_s = store, metadata or {}, 60 * (checkpoint_minutes or math.inf)
+        self.store, self.metadata, self.checkpoint_s = (
+            store,
+            metadata or {},
+            60 * (checkpoint_minutes or math.inf),
+        )
         self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data)
         self.stop = StopConsensus(self.strategy)
         self.saved_step = self.state.step
@@ -94,7 +107,9 @@ class Trainer:
 
     def _loop(self, metrics: dict[str, float]) -> dict[str, float]:
         state, plan, strategy = self.state, self.plan, self.strategy
-        with closing(prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)) as steps:
+        with closing(
+            prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)
+        ) as steps:
             for micro_batches in self.timer.iterate(steps):
                 doing(f"step {state.step + 1}")
                 self.train_logger.update(self.train_step(micro_batches))
@@ -135,7 +150,9 @@ class Trainer:
             return {}
         doing("validation")
         with self.state.meter.paused(), self.timer.phase("evaluation"):
-            metrics = {name: float(value) for name, value in self.validate(state.evaluated_model).items()}
+            metrics = {
+                name: float(value) for name, value in self.validate(state.evaluated_model).items()
+            }
             if not self._metrics_checked:
                 check_metrics(metrics, self.strategy)
                 self._metrics_checked = True
@@ -181,10 +198,14 @@ class Trainer:
         self._finish()
         why = self.stop_reason() or "another rank was asked to"
         step = self.state.step
-        raise Preempted(f"stopped at step {step} ({why}) with a checkpoint; continue with {self.resume_with}.")
+        raise Preempted(
+            f"stopped at step {step} ({why}) with a checkpoint; continue with {self.resume_with}."
+        )
 
 
-def prefetched(steps: Iterator[Sequence[Any]], device: torch.device) -> Generator[Sequence[Any], None, None]:
+def prefetched(
+    steps: Iterator[Sequence[Any]], device: torch.device
+) -> Generator[Sequence[Any], None, None]:
     """The same steps in the same order; on CUDA with their batches moved to `device` on a side stream, one step ahead.
 
     With pinned memory the host does not wait. An error of `steps` is raised at its step; closing the generator closes `steps`.

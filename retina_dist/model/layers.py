@@ -36,7 +36,9 @@ class StridedConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rounds = torch.is_autocast_enabled("cpu") and input.device.type == "cpu"
         kernel = self.dilation[1] * (self.kernel_size[1] - 1) + 1
-        columns = (input.shape[-1] + 2 * int(self.padding[1]) - kernel) // self.stride[1] + 1  # of the output
+        columns = (input.shape[-1] + 2 * int(self.padding[1]) - kernel) // self.stride[
+            1
+        ] + 1  # of the output
         if not (rounds and self.stride[1] > 1 and columns == 1):
             return super()._conv_forward(input, weight, bias)
         return super()._conv_forward(F.pad(input, (0, self.stride[1])), weight, bias)[..., :1]
@@ -46,7 +48,11 @@ def replace_strided_convs(model: nn.Module) -> None:
     """Let every strided convolution below `model` that pads zeros be a StridedConv2d, in place."""
 
     def replacement(module: nn.Module) -> nn.Module:
-        if type(module) is not nn.Conv2d or module.stride[1] == 1 or isinstance(module.padding, str):
+        if (
+            type(module) is not nn.Conv2d
+            or module.stride[1] == 1
+            or isinstance(module.padding, str)
+        ):
             return module
         return as_kind(StridedConv2d, module) if module.padding_mode == "zeros" else module
 
@@ -55,12 +61,19 @@ def replace_strided_convs(model: nn.Module) -> None:
 
 def replace_batch_norms(model: nn.Module, norm: str) -> None:
     """Put the kind `norm` in the place of every `nn.BatchNorm2d` below `model`, with its values; names stay as they are."""
-    replace_modules(model, lambda module: _norm_of_kind(module, norm) if isinstance(module, nn.BatchNorm2d) else module)
+    replace_modules(
+        model,
+        lambda module: (
+            _norm_of_kind(module, norm) if isinstance(module, nn.BatchNorm2d) else module
+        ),
+    )
 
 
 def _norm_of_kind(old: nn.BatchNorm2d, norm: str) -> nn.Module:
     if norm == "frozen_bn":
-        new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)  # drops num_batches_tracked
+        new: nn.Module = FrozenBatchNorm2d(
+            old.num_features, eps=old.eps
+        )  # drops num_batches_tracked
     else:
         kind = SyncBatchNorm2d if norm == "sync_bn" else BatchNorm2d
         new = kind(old.num_features, eps=old.eps, momentum=old.momentum)
@@ -110,7 +123,11 @@ def fold_frozen_norms(body: nn.Module) -> None:
     for module in list(body.modules()):
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in zip(children, children[1:], strict=False):
-            if isinstance(conv, nn.Conv2d) and conv.bias is None and type(norm) is FrozenBatchNorm2d:
+            if (
+                isinstance(conv, nn.Conv2d)
+                and conv.bias is None
+                and type(norm) is FrozenBatchNorm2d
+            ):
                 folded, held = as_kind(FoldedConv2d, conv), as_kind(FoldedBatchNorm2d, norm)
                 folded.__dict__["_norm"] = (held,)
                 setattr(module, conv_name, folded)

@@ -38,17 +38,25 @@ class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or (self.sum_over_ranks is None and self._real is None):
             if self.training and x.numel() == x.shape[1]:
-                raise ConfigError("model.norm=bn: one value of a channel has no variance; raise data.batch_size.")
+                raise ConfigError(
+                    "model.norm=bn: one value of a channel has no variance; raise data.batch_size."
+                )
             if self._recomputes:  # with as many tensors for the backward pass as in the first pass
                 statistics = self.running_mean.clone(), self.running_var.clone()
-                return F.batch_norm(x, *statistics, self.weight, self.bias, True, self.momentum, self.eps)
+                return F.batch_norm(
+                    x, *statistics, self.weight, self.bias, True, self.momentum, self.eps
+                )
             return super().forward(x)
         sum_over_ranks = self.sum_over_ranks or torch.clone
-        y, mean, variance, count = _Normalise.apply(x, self._real, self.weight, self.bias, self.eps, sum_over_ranks)
+        y, mean, variance, count = _Normalise.apply(
+            x, self._real, self.weight, self.bias, self.eps, sum_over_ranks
+        )
         if self._recomputes:
             return y
         with torch.no_grad():
-            momentum = (count > 1).to(self.running_mean.dtype) * self.momentum  # one value has no variance
+            momentum = (count > 1).to(
+                self.running_mean.dtype
+            ) * self.momentum  # one value has no variance
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
@@ -86,7 +94,11 @@ def count_only(model: nn.Module, real: Tensor | None, recomputes: bool = False) 
     With `recomputes`, running statistics stay as they are.
     """
     concerned = real is not None or recomputes
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)] if concerned else []
+    norms = (
+        [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+        if concerned
+        else []
+    )
     for norm in norms:
         norm._real, norm._recomputes = real, recomputes
     try:
@@ -96,9 +108,13 @@ def count_only(model: nn.Module, real: Tensor | None, recomputes: bool = False) 
             norm._real, norm._recomputes = None, False
 
 
-def recomputation(model: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def recomputation(
+    model: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same fillers and change no statistic."""
-    real = next((module._real for module in model.modules() if isinstance(module, BatchNorm2d)), None)
+    real = next(
+        (module._real for module in model.modules() if isinstance(module, BatchNorm2d)), None
+    )
     return nullcontext(), count_only(model, real, recomputes=True)
 
 
@@ -111,7 +127,13 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, real: Tensor | None, weight: Tensor, bias: Tensor, eps: float, sum_over_ranks: Sum
+        ctx: Any,
+        x: Tensor,
+        real: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        sum_over_ranks: Sum,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # [B, C, H, W]
         images, channels, height, width = x.shape
@@ -132,7 +154,11 @@ class _Normalise(torch.autograd.Function):
         variance = (sums[channels:-1] / divisor - exact_mean.square()).clamp(min=0)
         mean = exact_mean.to(wide.dtype)
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
-        y = (wide - _per_channel(mean)).mul_(_per_channel(inverse * weight)).add_(_per_channel(bias))
+        y = (
+            (wide - _per_channel(mean))
+            .mul_(_per_channel(inverse * weight))
+            .add_(_per_channel(bias))
+        )
         ctx.save_for_backward(x, real, weight, mean, inverse, divisor)
         ctx.sum_over_ranks = sum_over_ranks
         ctx.mark_non_differentiable(mean, variance, count)

@@ -38,7 +38,9 @@ def find_weights(source: str) -> PathOrUrl | WeightsEnum:
     if isinstance(where, Url) or where.is_file():
         return where
     if not is_torchvision_name(source):
-        raise CheckpointError(f"{source} is neither a file nor a URL; give one, or a name such as {EXAMPLES}.")
+        raise CheckpointError(
+            f"{source} is neither a file nor a URL; give one, or a name such as {EXAMPLES}."
+        )
     return published(source)
 
 
@@ -66,21 +68,35 @@ def published(name: str) -> WeightsEnum:
     try:
         return get_weight(name)
     except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{name} is not known to torchvision; give a name such as {EXAMPLES}.") from error
+        raise ConfigError(
+            f"{name} is not known to torchvision; give a name such as {EXAMPLES}."
+        ) from error
 
 
 def _from_file(path: PathOrUrl) -> State:
     whole, sha256 = load_torch(path)
     content = whole
     # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
-    for key in ("ema", "model", "state_dict"):  # in our own, the averaged weights are "ema" and then "model"
+    for key in (
+        "ema",
+        "model",
+        "state_dict",
+    ):  # in our own, the averaged weights are "ema" and then "model"
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    if (
+        not isinstance(content, Mapping)
+        or not content
+        or not all(isinstance(v, Tensor) for v in content.values())
+    ):
         raise CheckpointError(f"{path} does not hold a state_dict (a mapping of names to tensors).")
     names = [str(k) for k in content]
-    cut = len("module.") if all(n.startswith("module.") for n in names) else 0  # saved from a wrapped model
-    return State({n[cut:]: value for n, value in zip(names, content.values(), strict=True)}, whole, sha256)
+    cut = (
+        len("module.") if all(n.startswith("module.") for n in names) else 0
+    )  # saved from a wrapped model
+    return State(
+        {n[cut:]: value for n, value in zip(names, content.values(), strict=True)}, whole, sha256
+    )
 
 
 @dataclass(frozen=True)
@@ -91,13 +107,17 @@ class WeightsReport:
     loaded: tuple[str, ...]  # the model's names, as in `missing`
     missing: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
     left_over: tuple[str, ...]  # tensors of the file that the model does not have
-    misfits: tuple[str, ...]  # "name: why" for tensors that both have, of another shape or for other classes
+    misfits: tuple[
+        str, ...
+    ]  # "name: why" for tensors that both have, of another shape or for other classes
 
     def __str__(self) -> str:
         listed = {"missing": self.missing, "left over": self.left_over, "misfits": self.misfits}
         counts = ", ".join(f"{len(items)} {kind}" for kind, items in listed.items())
         lines = [f"{self.source}: {len(self.loaded)} tensors loaded, {counts}"]
-        return "\n".join(lines + [f"  {kind:<11}{item}" for kind, items in listed.items() for item in items])
+        return "\n".join(
+            lines + [f"  {kind:<11}{item}" for kind, items in listed.items() for item in items]
+        )
 
 
 def load_fitting(
@@ -124,7 +144,9 @@ def load_fitting(
         if target not in own:
             left_over += [] if name.endswith(COUNTER) else [name]  # frozen batch norms have none
         elif own[target].shape != value.shape:
-            misfits[target] = f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model"
+            misfits[target] = (
+                f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model"
+            )
         elif why := misfit(target):
             misfits[target] = f"{name}: {why}"
         else:

@@ -13,7 +13,9 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
 
 AUTO_WARMUP_STEPS = 50
-ToSteps = Callable[[str, str], int]  # (key, duration), such as 16epochs, to optimizer steps; raises ConfigError
+ToSteps = Callable[
+    [str, str], int
+]  # (key, duration), such as 16epochs, to optimizer steps; raises ConfigError
 
 
 class Decay(ABC):
@@ -49,10 +51,14 @@ class MultiStep(Decay):
 
     def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
         super().__init__(settings, total, warmup, to_steps)
-        self.milestones = tuple(to_steps("schedule.milestones", milestone) for milestone in settings.milestones)
+        self.milestones = tuple(
+            to_steps("schedule.milestones", milestone) for milestone in settings.milestones
+        )
         given = f"schedule.milestones={list(settings.milestones)}"
         if not all(0 < step < total for step in self.milestones):
-            raise ConfigError(f"{given} must be between 0 and the end at step {total}; raise trainer.max_duration.")
+            raise ConfigError(
+                f"{given} must be between 0 and the end at step {total}; raise trainer.max_duration."
+            )
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(f"{given} do not rise; list them in order, each once.")
 
@@ -60,7 +66,9 @@ class MultiStep(Decay):
         return float(self.settings.gamma ** bisect.bisect_right(self.milestones, step))
 
     def describe(self, lr: float) -> str:
-        return f"multistep, x{self.settings.gamma:g} at steps {', '.join(map(str, self.milestones))}"
+        return (
+            f"multistep, x{self.settings.gamma:g} at steps {', '.join(map(str, self.milestones))}"
+        )
 
 
 class Cosine(Decay):
@@ -100,7 +108,9 @@ def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) ->
     if settings.warmup != "auto":
         warmup = to_steps("schedule.warmup", settings.warmup)
     if warmup >= total:
-        raise ConfigError(f"schedule.warmup={settings.warmup} fills all {total} steps; give at most {total - 1}steps.")
+        raise ConfigError(
+            f"schedule.warmup={settings.warmup} fills all {total} steps; give at most {total - 1}steps."
+        )
     kind: type[Decay] = getattr(settings, "implementation", None) or BUILT_IN[settings.name]
     return Schedule(kind(settings, total, warmup, to_steps), warmup, settings.warmup_factor)
 

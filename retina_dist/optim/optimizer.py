@@ -23,8 +23,13 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     if settings.backbone_lr_scale != 1:
         named: Any = getattr(model, "backbone_parameters", None)
         if named is None:
-            given, method = f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g}", "backbone_parameters"
-            raise ConfigError(f"{given} needs a method {type(model).__name__}.{method}; define it, or set 1.")
+            given, method = (
+                f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g}",
+                "backbone_parameters",
+            )
+            raise ConfigError(
+                f"{given} needs a method {type(model).__name__}.{method}; define it, or set 1."
+            )
         body = set(named())
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -40,7 +45,10 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
             decay = settings.weight_decay if special is None else special
             scale = settings.backbone_lr_scale if parameter in body else 1.0
             groups.setdefault((decay, scale), []).append(parameter)
-    return [{"params": ps, "weight_decay": decay, "lr_scale": scale} for (decay, scale), ps in groups.items()]
+    return [
+        {"params": ps, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), ps in groups.items()
+    ]
 
 
 def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -58,7 +66,9 @@ def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.op
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True)
+    return kind(
+        groups, lr=lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True
+    )
 
 
 def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -95,19 +105,29 @@ def load_optimizer(
     for group, made in zip(merged, groups, strict=True):
         for then, saved in zip(saved_groups or (), state["param_groups"], strict=True):
             if then["names"] == made["names"]:
-                same = [k for k in saved if (k in then) == (k in made) and then.get(k) == made.get(k)]
+                same = [
+                    k for k in saved if (k in then) == (k in made) and then.get(k) == made.get(k)
+                ]
                 group |= {k: saved[k] for k in same if k != "params"}
     index = {name: i for i, name in enumerate(saved_names)}
-    values = {i: state["state"][index[name]] for i, name in enumerate(names) if index[name] in state["state"]}
+    values = {
+        i: state["state"][index[name]]
+        for i, name in enumerate(names)
+        if index[name] in state["state"]
+    }
     optimizer.load_state_dict({"state": values, "param_groups": merged})
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():
             if torch.is_tensor(value):  # copied, so that later steps do not change `state`
                 like = parameter if value.shape == parameter.shape else value
-                kept[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(value)
+                kept[name] = torch.empty_like(like, dtype=value.dtype, device=value.device).copy_(
+                    value
+                )
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None, kind: str = "global_norm") -> Tensor:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], limit: float | None, kind: str = "global_norm"
+) -> Tensor:
     """Clip all gradients in place and return their total 2-norm before clipping, a scalar on their device.
 
     "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`), "tensor_norm" scales each tensor
@@ -135,12 +155,20 @@ def check_layouts(optimizer: torch.optim.Optimizer) -> None:
     Fused optimizers read both in memory order without a check: the step would be silently wrong (torch 2.15).
     """
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        kept = [x for x in optimizer.state[p].values() if torch.is_tensor(x)] if p in optimizer.state else []
+        kept = (
+            [x for x in optimizer.state[p].values() if torch.is_tensor(x)]
+            if p in optimizer.state
+            else []
+        )
         for x in (p.grad, *kept):
             if x is not None and x.shape == p.shape and not _same_order(p, x):
-                raise RuntimeError(f"a gradient of shape {tuple(p.shape)} has strides {x.stride()}, not {p.stride()}")
+                raise RuntimeError(
+                    f"a gradient of shape {tuple(p.shape)} has strides {x.stride()}, not {p.stride()}"
+                )
 
 
 def _same_order(a: Tensor, b: Tensor) -> bool:
     """Whether the strides differ only in dimensions of one element."""
-    return all(size == 1 or i == j for size, i, j in zip(a.shape, a.stride(), b.stride(), strict=True))
+    return all(
+        size == 1 or i == j for size, i, j in zip(a.shape, a.stride(), b.stride(), strict=True)
+    )

@@ -41,7 +41,10 @@ def analysis_of(
         "task": task,
         "images": len(images),
         "metrics": {name.partition("/")[2]: resampled.interval(name).to_dict() for name in names},
-        "classes": {name: {**resampled.interval(f"{main}/{name}").to_dict(), **more} for name, more in classes.items()},
+        "classes": {
+            name: {**resampled.interval(f"{main}/{name}").to_dict(), **more}
+            for name, more in classes.items()
+        },
         **parts,
         "worst": list(images[:SHOWN]),
         "best": list(images[: -SHOWN - 1 : -1]),
@@ -56,7 +59,11 @@ def analysis_of(
 
 def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
     """`confusion` of analysis.json, of the matrix that `counts` gives; None above MOST_IN_MATRIX labels."""
-    return {"labels": list(labels), "counts": counts().tolist()} if len(labels) <= MOST_IN_MATRIX else None
+    return (
+        {"labels": list(labels), "counts": counts().tolist()}
+        if len(labels) <= MOST_IN_MATRIX
+        else None
+    )
 
 
 def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | None:
@@ -69,7 +76,12 @@ def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | No
     from hotcoco import metrics
 
     ece, mce = metrics.calibration_error(scores, right, n_bins=10)
-    names = {"bin_lower": "low", "bin_upper": "high", "avg_confidence": "confidence", "avg_accuracy": "accuracy"}
+    names = {
+        "bin_lower": "low",
+        "bin_upper": "high",
+        "avg_confidence": "confidence",
+        "avg_accuracy": "accuracy",
+    }
     curve = metrics.calibration_curve(scores, right, n_bins=10)
     bins = [{names.get(key, key): value for key, value in each.items()} for each in curve]
     return {"ece": ece, "mce": mce, "bins": bins}
@@ -79,7 +91,9 @@ def confusions_of(analysis: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """True label, predicted label and number of each confusion, the most frequent first."""
     labels, counts = analysis["confusion"]["labels"], np.array(analysis["confusion"]["counts"])
     np.fill_diagonal(counts, 0)
-    order = [divmod(int(place), len(labels)) for place in np.argsort(-counts, axis=None, kind="stable")]
+    order = [
+        divmod(int(place), len(labels)) for place in np.argsort(-counts, axis=None, kind="stable")
+    ]
     return [(labels[i], labels[j], int(counts[i, j])) for i, j in order if counts[i, j]]
 
 
@@ -95,12 +109,18 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
         words = [f"{name.replace('_', ' ')} +{kind['gain']:.3f}" for name, kind in kinds]
         lines += [f"AP50 by correcting   {', '.join(words[:4])}", f"{'':<21}{', '.join(words[4:])}"]
     if analysis["confusion"]:
-        pairs = [pair for pair in confusions_of(analysis) if analysis["classes"].keys() >= set(pair[:2])]
+        pairs = [
+            pair for pair in confusions_of(analysis) if analysis["classes"].keys() >= set(pair[:2])
+        ]
         words = [f"{right} taken for {other} ({count})" for right, other, count in pairs[:3]]
         lines.append(f"most confused   {', '.join(words) or 'none'}")
     if calibration := analysis["calibration"]:
-        lines.append(f"calibration error   {calibration['ece']:.3f}, at most {calibration['mce']:.3f} in a bin")
+        lines.append(
+            f"calibration error   {calibration['ece']:.3f}, at most {calibration['mce']:.3f} in a bin"
+        )
     lines.append("worst images   hits / false alarms / misses")
     for image in analysis["worst"][:3]:
-        lines.append(f"  {image['file_name']}   {image['hits']} / {image['false_alarms']} / {image['misses']}")
+        lines.append(
+            f"  {image['file_name']}   {image['hits']} / {image['false_alarms']} / {image['misses']}"
+        )
     return lines

@@ -49,15 +49,28 @@ class DoctorReport:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with every example."""
         counts = {title.lower(): self.count(level) for level, title in TITLES.items()}
-        findings = sorted(map(asdict, self.findings), key=lambda finding: list(TITLES).index(finding["level"]))
+        findings = sorted(
+            map(asdict, self.findings), key=lambda finding: list(TITLES).index(finding["level"])
+        )
         return {**counts, "findings": findings, **self.details}
 
     def text(self) -> str:
         """For a terminal: the facts, the findings by level, and whether to train."""
-        errors, warnings = (pluralize(self.count(level), level, none="no") for level in ("error", "warning"))
-        verdict = "fit to train on; look at the warnings first." if self.count("warning") else "fit to train on."
+        errors, warnings = (
+            pluralize(self.count(level), level, none="no") for level in ("error", "warning")
+        )
+        verdict = (
+            "fit to train on; look at the warnings first."
+            if self.count("warning")
+            else "fit to train on."
+        )
         verdict = "fix the errors before you train." if self.count("error") else verdict
-        lines = [*self.facts, *_by_level(self.findings), "", f"{errors}, {warnings}: {verdict}".capitalize()]
+        lines = [
+            *self.facts,
+            *_by_level(self.findings),
+            "",
+            f"{errors}, {warnings}: {verdict}".capitalize(),
+        ]
         return "\n".join(lines)
 
 
@@ -77,4 +90,6 @@ def _by_level(findings: Sequence[Finding]) -> Iterator[str]:
                 lines.append(f"and {more} more; output=FILE.json has all")
             if remedy:
                 lines.append(f"-> {remedy}")
-            yield from (f"  {where if i == 0 else '':<{width}}{line}" for i, line in enumerate(lines))
+            yield from (
+                f"  {where if i == 0 else '':<{width}}{line}" for i, line in enumerate(lines)
+            )

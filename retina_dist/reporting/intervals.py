@@ -67,8 +67,12 @@ class Resampled:
     def difference(self, other: Resampled, name: str) -> Interval:
         """The interval of this result's metric minus the other's. Raises DataError where the images differ."""
         if self.images != other.images:
-            raise DataError("the two results are of different images; compare results on one validation set.")
-        return _interval(self.values[name] - other.values[name], self.samples[name] - other.samples[name])
+            raise DataError(
+                "the two results are of different images; compare results on one validation set."
+            )
+        return _interval(
+            self.values[name] - other.values[name], self.samples[name] - other.samples[name]
+        )
 
     def save(self, folder: Path) -> None:
         """Write `folder`/resamples.npz."""
@@ -86,9 +90,23 @@ class Resampled:
             with np.load(folder / FILE, allow_pickle=False) as content:
                 names = content["names"].tolist()
                 values = dict(zip(names, content["values"].tolist(), strict=True))
-                return cls(str(content["images"]), values, dict(zip(names, content["samples"], strict=True)))
-        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{folder / FILE} cannot be read ({first_line(error)}); remove or repair it.") from error
+                return cls(
+                    str(content["images"]),
+                    values,
+                    dict(zip(names, content["samples"], strict=True)),
+                )
+        except (
+            OSError,
+            EOFError,
+            KeyError,
+            TypeError,
+            ValueError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
+            raise DataError(
+                f"{folder / FILE} cannot be read ({first_line(error)}); remove or repair it."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -130,7 +148,9 @@ def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
     points = (len(ranking.objects) + 1) * weights.shape[1]
     blocks = np.array_split(weights, 1 + points // BLOCK, axis=1)
     result = np.zeros((len(ranking.right), weights.shape[1]))
-    for columns, block in zip(np.array_split(np.arange(weights.shape[1]), len(blocks)), blocks, strict=True):
+    for columns, block in zip(
+        np.array_split(np.arange(weights.shape[1]), len(blocks)), blocks, strict=True
+    ):
         for t, (precision, reached) in enumerate(curves(ranking, np.ascontiguousarray(block))):
             steps = np.diff(reached, axis=0, prepend=np.int16(0))
             result[t, columns] = np.einsum("pb,pb->b", precision, steps) / len(RECALLS)
@@ -146,7 +166,9 @@ def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, 
     total = _drawn_objects(ranking, weights)
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.arange(total.max(initial=0) + 1) / total[:, None]
-    reached = np.searchsorted(RECALLS, recall, side="right").astype(np.int16)  # by right predictions, [B, objects + 1]
+    reached = np.searchsorted(RECALLS, recall, side="right").astype(
+        np.int16
+    )  # by right predictions, [B, objects + 1]
     first = np.arange(len(total)) * reached.shape[1]
     counted = ~ranking.ignored
     some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
@@ -162,7 +184,9 @@ def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, 
             precision += _running_sums(weights, ranking.images, also, places)
         precision += np.spacing(1)
         np.divide(hits, precision, out=precision)
-        for i in range(len(places) - 2, -1, -1):  # numpy's own running maximum takes five times as long
+        for i in range(
+            len(places) - 2, -1, -1
+        ):  # numpy's own running maximum takes five times as long
             np.maximum(precision[i], precision[i + 1], out=precision[i])
         yield precision, np.take(reached.ravel(), hits.astype(np.int64) + first)
 
@@ -173,7 +197,9 @@ def _drawn_objects(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
     return (counts.astype(weights.dtype) @ weights[images]).astype(np.float64)
 
 
-def _running_sums(weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _running_sums(
+    weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, places: np.ndarray
+) -> np.ndarray:
     """[P, B]: the weights of the images of the predictions that are `chosen`, up to and with each of P ascending places."""
     picked = np.flatnonzero(chosen)
     bounds = np.searchsorted(picked, places, side="right")
@@ -192,7 +218,11 @@ def _interval(value: float, samples: np.ndarray) -> Interval:
         return Interval(value, math.nan, math.nan)
     normal, least = NormalDist(), 0.5 / len(known)
     same = np.isclose(known, value, rtol=0, atol=1e-6)  # as far as rounding tells
-    below = float(((known < value) & ~same).mean() + same.mean() / 2)  # half of the resamples, without a bias
+    below = float(
+        ((known < value) & ~same).mean() + same.mean() / 2
+    )  # half of the resamples, without a bias
     shift = 2 * normal.inv_cdf(min(max(below, least), 1 - least))
-    low, high = np.quantile(known, [normal.cdf(shift + normal.inv_cdf(share)) for share in (0.025, 0.975)])
+    low, high = np.quantile(
+        known, [normal.cdf(shift + normal.inv_cdf(share)) for share in (0.025, 0.975)]
+    )
     return Interval(value, float(low), float(high))

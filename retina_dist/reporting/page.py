@@ -20,7 +20,18 @@ from retina_dist.base.files import write_text
 from retina_dist.base.text import format_duration
 
 # Distinct with any colour vision, on white and on black; after Okabe and Ito.
-COLORS = ("#2f80c3", "#d9661f", "#189a76", "#bf6b9a", "#b98900", "#4aa5d6", "#8668bd", "#9b6a55", "#75858b", "#7f9a1e")
+COLORS = (
+    "#2f80c3",
+    "#d9661f",
+    "#189a76",
+    "#bf6b9a",
+    "#b98900",
+    "#4aa5d6",
+    "#8668bd",
+    "#9b6a55",
+    "#75858b",
+    "#7f9a1e",
+)
 REPORT = "report.html"
 INSTALL = 'pip install "retina-dist[analysis]"'
 
@@ -49,20 +60,30 @@ def page_if_possible(write: Callable[[], Path], run: Path | None = None) -> str:
     return f"report: {write()}"
 
 
-def write_page(out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: Any) -> Path:
+def write_page(
+    out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: Any
+) -> Path:
     """Write the page `out` of `charts`, by section, and what else page.html shows. Raises ConfigError without the extra."""
     if lacking := missing_packages():
         raise ConfigError(f"a report needs {lacking}; run {INSTALL}.")
     import jinja2
 
     loader = jinja2.PackageLoader("retina_dist.reporting", "")
-    pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True)
+    pages = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True
+    )
     pages.filters |= {"number": format_number, "duration": format_duration}
     pages.globals |= {"colors": json.dumps(COLORS), "install": INSTALL}
-    figures = [{"data": chart.data, "layout": chart.layout} for part in charts.values() for chart in part]
+    figures = [
+        {"data": chart.data, "layout": chart.layout} for part in charts.values() for chart in part
+    ]
     script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    content["plotly"] = base64.b64encode(gzip.compress(script, 6, mtime=0)).decode() if figures else ""
-    content["figures"] = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    content["plotly"] = (
+        base64.b64encode(gzip.compress(script, 6, mtime=0)).decode() if figures else ""
+    )
+    content["figures"] = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     html = pages.get_template("page.html").render(content, title=title, charts=charts)
     write_text(out, html, errors="backslashreplace")
     return out

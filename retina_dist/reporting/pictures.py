@@ -19,7 +19,10 @@ from torchvision.utils import make_grid
 from retina_dist.base.errors import ImageError
 from retina_dist.base.files import write_json
 
-LISTS, MOST_LISTED = ("worst", "confident", "best"), 6  # lists of analysis.json, and how many images of each are kept
+LISTS, MOST_LISTED = (
+    ("worst", "confident", "best"),
+    6,
+)  # lists of analysis.json, and how many images of each are kept
 LARGEST_SIDE = 960  # px of an image that is kept
 LONG_SIDE = 640  # px; smaller images are enlarged, so that text is readable
 WHITE = 255
@@ -79,14 +82,21 @@ def write_details(
             continue
         height, width = pixels.shape[-2:]
         names = (f"images/{image_id}{'_' * n}.jpg" for n in count())
-        name = next(name for name in names if not (folder / name).exists())  # another file is not ours
+        name = next(
+            name for name in names if not (folder / name).exists()
+        )  # another file is not ours
         scale = LARGEST_SIDE / max(height, width)
         if scale < 1:
             size = [max(1, round(side * scale)) for side in (height, width)]
             pixels = F.resize_image(pixels, size, antialias=True)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         F.to_pil_image(pixels).save(folder / name, quality=85)
-        images[image_id] = {"file": name, "width": width, "height": height, "marks": marks(image_id, analysis)}
+        images[image_id] = {
+            "file": name,
+            "width": width,
+            "height": height,
+            "marks": marks(image_id, analysis),
+        }
     write_json(details, {**more, "images": images}, indent=None)
 
 

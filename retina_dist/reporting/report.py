@@ -41,14 +41,18 @@ class RunFiles:
         if not any((folder / name).is_file() for name in FILES):
             raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
         self.folder, path = folder, folder.resolve()
-        self.name = "/".join(path.parts[-2:]) if path.name.isdecimal() else path.name  # a sweep's job
+        self.name = (
+            "/".join(path.parts[-2:]) if path.name.isdecimal() else path.name
+        )  # a sweep's job
         self.settings: dict[str, str] = flattened(self._content("config.yaml", {}))
         self.starts: list[dict[str, Any]] = self._content("command.json", [])
         self.result: dict[str, Any] = self._content("result.json", {})
         self.timings: dict[str, Any] = self._content("timings.json", {})
         self.analysis: dict[str, Any] = self._content("analysis.json", {})
         self.details: dict[str, Any] = self._content("details.json", {})
-        self.series = read_metrics(folder / "metrics.csv") if (folder / "metrics.csv").is_file() else {}
+        self.series = (
+            read_metrics(folder / "metrics.csv") if (folder / "metrics.csv").is_file() else {}
+        )
 
     def _content(self, name: str, default: Any) -> Any:
         file = self.folder / name
@@ -56,14 +60,22 @@ class RunFiles:
             if not file.is_file():
                 return default
             text = read_bytes(file)
-            return yaml.safe_load(text) if file.suffix == ".yaml" else json.loads(text, parse_constant=lambda _: None)
+            return (
+                yaml.safe_load(text)
+                if file.suffix == ".yaml"
+                else json.loads(text, parse_constant=lambda _: None)
+            )
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise DataError(f"{file} cannot be read ({first_line(error)}); remove or repair it.") from error
+            raise DataError(
+                f"{file} cannot be read ({first_line(error)}); remove or repair it."
+            ) from error
 
     @property
     def metrics(self) -> dict[str, Any]:
         """Those of analysis.json, `value`, `low` and `high` by name; without it values of the last validation."""
-        last = {n.split("/", 1)[-1]: {"value": v} for n, v in self.result.get("metrics", {}).items()}
+        last = {
+            n.split("/", 1)[-1]: {"value": v} for n, v in self.result.get("metrics", {}).items()
+        }
         return self.analysis.get("metrics") or last
 
     @property
@@ -80,7 +92,9 @@ class RunFiles:
             for entry in self.analysis.get(kind, ())[:MOST_LISTED]:
                 known = self.details.get("images", {}).get(str(entry["image_id"]))
                 if known and (file := self.folder / "images" / Path(known["file"]).name).is_file():
-                    source = "data:image/jpeg;base64," + base64.b64encode(file.read_bytes()).decode()
+                    source = (
+                        "data:image/jpeg;base64," + base64.b64encode(file.read_bytes()).decode()
+                    )
                     lists.setdefault(kind, []).append({**entry, **known, "source": source})
         return lists
 
@@ -105,7 +119,10 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     charts = {title: list(draw(runs)) for title, draw in sections.items()}
     more = {"most_in_matrix": MOST_IN_MATRIX, "confusions_of": confusions_of}
     more["differences"] = differences(*runs) if other else []
-    out, title = out or folder / ("compared.html" if other else REPORT), " and ".join(run.name for run in runs)
+    out, title = (
+        out or folder / ("compared.html" if other else REPORT),
+        " and ".join(run.name for run in runs),
+    )
     return write_page(out, title, charts, runs=runs, **more)
 
 
@@ -121,9 +138,20 @@ def differences(first: RunFiles, second: RunFiles) -> list[tuple[str, ...]]:
     for name in dict.fromkeys([*first.metrics, *keys]):
         values = [run.metrics.get(name, {}).get("value") for run in (first, second)]
         interval, verdict = "", ""
-        if before and after and name in keys and math.isfinite((apart := after.difference(before, keys[name])).value):
+        if (
+            before
+            and after
+            and name in keys
+            and math.isfinite((apart := after.difference(before, keys[name])).value)
+        ):
             values, interval = [each.values[keys[name]] for each in (before, after)], str(apart)
-            verdict = "not distinguishable" if apart.holds_zero else "better" if apart.value > 0 else "worse"
+            verdict = (
+                "not distinguishable"
+                if apart.holds_zero
+                else "better"
+                if apart.value > 0
+                else "worse"
+            )
         number = "-" if None in values else f"{values[1] - values[0]:+.3f}"
         rows.append((name, *map(format_number, values), number, interval, verdict))
     return rows
@@ -138,7 +166,9 @@ def curves(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     Training values are drawn thin with their running median on top.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.series))
-    validation = [n for n in names if n.split("/")[0] not in TRAINING_GROUPS and not n.startswith("val/loss")]
+    validation = [
+        n for n in names if n.split("/")[0] not in TRAINING_GROUPS and not n.startswith("val/loss")
+    ]
     panels = [
         ("Loss", "loss", ["train/loss", "val/loss"]),
         ("Parts of the training loss", "loss", [n for n in names if n.startswith("train/loss_")]),
@@ -156,17 +186,37 @@ def curves(runs: Sequence[RunFiles]) -> Iterator[Chart]:
             color = runs.index(run) if len(shown) == 1 else shown.index(name)
             dash = "dash" if len(shown) > 1 and run is not runs[0] else "solid"
             line = {"color": COLORS[color % len(COLORS)], "width": 2, "dash": dash}
-            common = {"name": label, "legendgroup": label, "x": _thinned(steps), "mode": "lines", "line": line}
+            common = {
+                "name": label,
+                "legendgroup": label,
+                "x": _thinned(steps),
+                "mode": "lines",
+                "line": line,
+            }
             raw = common | {"y": _thinned(_rounded(values))}
             if name.split("/")[0] in TRAINING_GROUPS:
                 smooth = _rounded(running_median(values, span=2 * (len(values) // 40) + 1))
-                thin = {"line": line | {"width": 1}, "opacity": 0.35, "hoverinfo": "skip", "showlegend": False}
+                thin = {
+                    "line": line | {"width": 1},
+                    "opacity": 0.35,
+                    "hoverinfo": "skip",
+                    "showlegend": False,
+                }
                 traces += [raw | thin, common | {"y": _thinned(smooth)}]
             else:
-                traces += [raw | {"mode": "lines+markers", "visible": shown.index(name) < 3 or "legendonly"}]
+                traces += [
+                    raw
+                    | {"mode": "lines+markers", "visible": shown.index(name) < 3 or "legendonly"}
+                ]
         if traces:
-            axes = _axes("optimizer step", unit, y=_usual([v for run, name in drawn for v in run.series[name][1]]))
-            yield Chart(title, traces, axes | {"showlegend": len(drawn) > 1, "hovermode": "x unified"})
+            axes = _axes(
+                "optimizer step",
+                unit,
+                y=_usual([v for run, name in drawn for v in run.series[name][1]]),
+            )
+            yield Chart(
+                title, traces, axes | {"showlegend": len(drawn) > 1, "hovermode": "x unified"}
+            )
 
 
 def results(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -177,16 +227,26 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     group = {"barmode": "group", "showlegend": len(runs) > 1}
     named = [name for name, entry in known[0].metrics.items() if entry.get("low") is not None]
     yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run in known], group)
-    classes = {name: entry for name, entry in known[0].analysis["classes"].items() if entry["value"] is not None}
+    classes = {
+        name: entry
+        for name, entry in known[0].analysis["classes"].items()
+        if entry["value"] is not None
+    }
     ranked = sorted(classes, key=lambda name: classes[name]["value"])
     if cut := len(ranked) > MOST_CLASSES:
         ranked = ranked[: MOST_CLASSES // 2] + ranked[-MOST_CLASSES // 2 :]
-    title = f"The worst and the best {MOST_CLASSES // 2} of {len(classes)} classes" if cut else "Each class"
+    title = (
+        f"The worst and the best {MOST_CLASSES // 2} of {len(classes)} classes"
+        if cut
+        else "Each class"
+    )
     bars = [_bars(run, runs, ranked, run.analysis["classes"], "x") for run in known]
     yield Chart(title, bars, group, max(320, 90 + 24 * len(known) * len(ranked)))
 
 
-def _bars(run: RunFiles, runs: Sequence[RunFiles], names: list[str], entries: dict[str, Any], axis: str) -> Trace:
+def _bars(
+    run: RunFiles, runs: Sequence[RunFiles], names: list[str], entries: dict[str, Any], axis: str
+) -> Trace:
     """The values of `names` along an axis."""
     known = [entries.get(name) or {"value": None, "low": None, "high": None} for name in names]
     # An interval may leave out its value, which is not corrected for bias.
@@ -195,20 +255,37 @@ def _bars(run: RunFiles, runs: Sequence[RunFiles], names: list[str], entries: di
     whiskers = {"symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
     places = {"x": "y", "y": "x"}[axis]
     values = {axis: [e["value"] for e in known], places: list(names), f"error_{axis}": whiskers}
-    return _of_run(run, runs) | {"type": "bar", "orientation": "h" if axis == "x" else "v", **values}
+    return _of_run(run, runs) | {
+        "type": "bar",
+        "orientation": "h" if axis == "x" else "v",
+        **values,
+    }
 
 
 def precision_recall(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     """Precision over recall: the mean and, of one run with few of them, each class."""
-    for title in dict.fromkeys(title for run in runs for title in run.details.get("precision_recall", {})):
+    for title in dict.fromkeys(
+        title for run in runs for title in run.details.get("precision_recall", {})
+    ):
         traces = []
         for run in runs:
             lines = run.details.get("precision_recall", {}).get(title, {})
-            lines = lines if len(runs) == 1 and len(lines) <= MOST_LINES else dict(list(lines.items())[:1])
+            lines = (
+                lines
+                if len(runs) == 1 and len(lines) <= MOST_LINES
+                else dict(list(lines.items())[:1])
+            )
             for place, (name, values) in enumerate(lines.items()):
                 line = {"color": COLORS[place + runs.index(run)], "width": 1.7 if place else 3}
                 points = {"x": np.linspace(0, 1, 101).round(2).tolist(), "y": values}
-                traces.append({"name": name if len(runs) == 1 else run.name, "mode": "lines", "line": line, **points})
+                traces.append(
+                    {
+                        "name": name if len(runs) == 1 else run.name,
+                        "mode": "lines",
+                        "line": line,
+                        **points,
+                    }
+                )
         axes = _axes("recall", "precision", x={"range": [0, 1]}, y={"range": [0, 1.02]})
         yield Chart(title, traces, axes | {"showlegend": True}, 400)
 
@@ -221,8 +298,16 @@ def confusion(runs: Sequence[RunFiles]) -> Iterator[Chart]:
             continue
         counts, labels = np.array(matrix["counts"]), matrix["labels"]
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-        trace = {"type": "heatmap", "x": labels, "y": labels, "z": shares.round(4).tolist(), "text": counts.tolist()}
-        trace |= {"hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"}
+        trace = {
+            "type": "heatmap",
+            "x": labels,
+            "y": labels,
+            "z": shares.round(4).tolist(),
+            "text": counts.tolist(),
+        }
+        trace |= {
+            "hovertemplate": "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"
+        }
         trace |= {"zmin": 0, "zmax": 1, "texttemplate": "%{text}" if len(labels) <= 20 else ""}
         axes = _axes("predicted", "true", y={"autorange": "reversed"})
         title = _title("Share of each true class", run, runs)
@@ -234,11 +319,16 @@ def errors(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     traces = []
     for run in runs:
         if known := run.analysis.get("errors"):
-            types = [(name.replace("_", " "), entry["gain"]) for name, entry in reversed(known["types"].items())]
+            types = [
+                (name.replace("_", " "), entry["gain"])
+                for name, entry in reversed(known["types"].items())
+            ]
             bars = {"y": [name for name, _ in types], "x": [gain for _, gain in types]}
             traces.append(_of_run(run, runs) | {"type": "bar", "orientation": "h", **bars})
     if traces:
-        yield Chart("AP50 that the correction of each type would add", traces, {"showlegend": len(runs) > 1})
+        yield Chart(
+            "AP50 that the correction of each type would add", traces, {"showlegend": len(runs) > 1}
+        )
 
 
 def calibration(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -248,11 +338,20 @@ def calibration(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     for run in runs:
         if known := run.analysis.get("calibration"):
             bins = [entry for entry in known["bins"] if entry["count"]]
-            points = {"x": [e["confidence"] for e in bins], "y": [e["accuracy"] for e in bins], "mode": "lines+markers"}
-            told = {"text": [e["count"] for e in bins], "hovertemplate": "%{y:.3f} of %{text} predictions are right"}
+            points = {
+                "x": [e["confidence"] for e in bins],
+                "y": [e["accuracy"] for e in bins],
+                "mode": "lines+markers",
+            }
+            told = {
+                "text": [e["count"] for e in bins],
+                "hovertemplate": "%{y:.3f} of %{text} predictions are right",
+            }
             traces.append(_of_run(run, runs) | points | told)
     if len(traces) > 1:
-        axes = _axes("confidence", "share that is right", x={"range": [0, 1]}, y={"range": [0, 1.02]})
+        axes = _axes(
+            "confidence", "share that is right", x={"range": [0, 1]}, y={"range": [0, 1.02]}
+        )
         yield Chart("Reliability", traces, axes | {"showlegend": True})
 
 
@@ -262,15 +361,31 @@ def times(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         ranks = run.timings["ranks"]
         labels = [f"rank {i}" for i in range(len(ranks))]
         traces = [
-            {"type": "bar", "orientation": "h", "name": part.replace("_", " "), "y": labels, "x": seconds}
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": part.replace("_", " "),
+                "y": labels,
+                "x": seconds,
+            }
             for part in ranks[0]["seconds"]
             if any(seconds := [rank["seconds"][part] for rank in ranks])
         ]
-        layout = _axes("seconds", "", y={"autorange": "reversed"}) | {"barmode": "stack", "showlegend": True}
-        yield Chart(_title("Each rank", run, runs), traces, layout, 180 + 26 * len(ranks), wide=True)
+        layout = _axes("seconds", "", y={"autorange": "reversed"}) | {
+            "barmode": "stack",
+            "showlegend": True,
+        }
+        yield Chart(
+            _title("Each rank", run, runs), traces, layout, 180 + 26 * len(ranks), wide=True
+        )
 
 
-def _axes(x_title: str, y_title: str, x: Mapping[str, Any] | None = None, y: Mapping[str, Any] | None = None) -> Trace:
+def _axes(
+    x_title: str,
+    y_title: str,
+    x: Mapping[str, Any] | None = None,
+    y: Mapping[str, Any] | None = None,
+) -> Trace:
     return {
         "xaxis": {"title": {"text": x_title, "standoff": 8}, **(x or {})},
         "yaxis": {"title": {"text": y_title, "standoff": 8}, **(y or {})},
@@ -298,7 +413,9 @@ def running_median(values: Sequence[float], span: int) -> np.ndarray:
     [5.0, 3.0, 4.0, 4.0, 4.5]
     """
     numbers = np.asarray(values, dtype=float)
-    padded = np.pad(np.where(np.isfinite(numbers), numbers, np.nan), span // 2, constant_values=np.nan)
+    padded = np.pad(
+        np.where(np.isfinite(numbers), numbers, np.nan), span // 2, constant_values=np.nan
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the median of no values is nan
         return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, span), axis=1)

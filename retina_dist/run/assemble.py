@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 import retina_dist
-from retina_dist.base.errors import ConfigError, Preempted, UserError, describe_error, doing, is_collective
+from retina_dist.base.errors import (
+    ConfigError,
+    Preempted,
+    UserError,
+    describe_error,
+    doing,
+    is_collective,
+)
 from retina_dist.base.files import parse_path, write_json
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.text import pluralize
@@ -45,13 +52,25 @@ from retina_dist.run.build import (
     monitor_of,
 )
 from retina_dist.run.records import LOSS, RESULT, describe_job, versions, write_start
-from retina_dist.run.resume import Run, RunOpener, check_resume, checkpoint_folder, open_run, restore
+from retina_dist.run.resume import (
+    Run,
+    RunOpener,
+    check_resume,
+    checkpoint_folder,
+    open_run,
+    restore,
+)
 from retina_dist.strategies.base import DistributedStrategy, Membership
 from retina_dist.strategies.devices import find_gpu
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
 from retina_dist.tracking.console import Console, configure_logging, heartbeat, print_redacted
-from retina_dist.tracking.loggers import CsvLogger, LoggerCollection, MetricLogger, TensorBoardLogger
+from retina_dist.tracking.loggers import (
+    CsvLogger,
+    LoggerCollection,
+    MetricLogger,
+    TensorBoardLogger,
+)
 from retina_dist.tracking.progress import Progress
 
 if TYPE_CHECKING:
@@ -97,13 +116,17 @@ def fit(config: RunConfig) -> tuple[dict[str, float], Path | None]:
         return strategy.run_elastic(attempt), job.opener.folder
 
 
-def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, membership: Membership) -> Training | None:
+def assemble(
+    config: RunConfig, strategy: DistributedStrategy, job: Job, membership: Membership
+) -> Training | None:
     """The objects of one attempt, on every rank; None for a dry run, and where the plan is already done.
 
     Each step raises its errors on all ranks, and nothing is written before all settings have been checked.
     """
     is_restart = job.opener.folder is not None
-    logger.info(f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}")
+    logger.info(
+        f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}"
+    )
     logger.info(describe_precision(strategy.device, config.trainer.precision))
     if note := why_alone(config.strategy.name, detect_launch()):
         logger.info(note)
@@ -113,9 +136,13 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     doing("estimating the memory")
     config, plan, memory = _settled(config, task, strategy)
     images = strategy.run_collectively(task.fingerprint)
-    own = {f"the {name} of the plan": value for name, value in vars(plan).items() if name != "schedule"}
+    own = {
+        f"the {name} of the plan": value for name, value in vars(plan).items() if name != "schedule"
+    }
     check_same(own | {"seed": config.seed, "the digest of the training set": images}, strategy)
-    best = strategy.run_collectively(lambda: best_metric(config, task.validates and plan.validate_every > 0))
+    best = strategy.run_collectively(
+        lambda: best_metric(config, task.validates and plan.validate_every > 0)
+    )
     described = _describe(config, task, plan, best if task.validates else None, memory)
     logger.info(described)
     if memory and memory.problem:
@@ -140,7 +167,9 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     model = task.build_model(run.resume_step is not None, run.checkpoint)
     state = build_state(config, model, strategy, best if task.validates else None)
     position = data.position(run.resume_step or 0)
-    if strategy.on_main(lambda: restore(state, run, config, plan, images=images, position=position)):
+    if strategy.on_main(
+        lambda: restore(state, run, config, plan, images=images, position=position)
+    ):
         return None
 
     checkpoints = CheckpointStore(
@@ -158,7 +187,9 @@ def assemble(config: RunConfig, strategy: DistributedStrategy, job: Job, members
     logger.info(f"writing to {run.folder}")
     if server and strategy.is_main and not job.mlflow:
         tags = {"world_size": strategy.world_size, "backend": strategy.backend, **versions()}
-        job.mlflow = job.exits.enter_context(MlflowRun(server, config, run, tags, is_restart, images))
+        job.mlflow = job.exits.enter_context(
+            MlflowRun(server, config, run, tags, is_restart, images)
+        )
     return Training(config, strategy, task, plan, data, run, state, checkpoints, job)
 
 
@@ -177,7 +208,9 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
     task.prepare(config)
 
 
-def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tuple[RunConfig, Plan, MemoryPlan | None]:
+def _settled(
+    config: RunConfig, task: Task, strategy: DistributedStrategy
+) -> tuple[RunConfig, Plan, MemoryPlan | None]:
     """The settings with `trainer.accumulate` as a number, for the task too, the plan that they give, and how it fits a GPU."""
 
     def with_accumulate(number: int) -> RunConfig:
@@ -200,7 +233,9 @@ def _settled(config: RunConfig, task: Task, strategy: DistributedStrategy) -> tu
     return task.config, plan_of(accumulate), memory
 
 
-def _describe(config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None) -> str:
+def _describe(
+    config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None
+) -> str:
     lines = [f"data: {config.data.name}", task.describe(), "plan:", str(plan)]
     if best:
         end = f"; the run ends after {pluralize(best.patience or 0, 'validation')} without a better one"
@@ -233,8 +268,14 @@ class Training:
         if not self.strategy.is_main:
             return LoggerCollection()
         settings, folder, step = self.config.logging, self.run.folder, self.run.resume_step
-        stop, per_epoch, headline = self.plan.stop_step, self.plan.steps_per_epoch, self.task.headline_metrics
-        progress = Progress(stop, step or 0, lambda: self.state.step, steps_per_epoch=per_epoch, headline=headline)
+        stop, per_epoch, headline = (
+            self.plan.stop_step,
+            self.plan.steps_per_epoch,
+            self.task.headline_metrics,
+        )
+        progress = Progress(
+            stop, step or 0, lambda: self.state.step, steps_per_epoch=per_epoch, headline=headline
+        )
         self.job.console.write, self.job.console.beat = progress.write, progress.beat
         loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
         if self.job.mlflow:
@@ -247,14 +288,25 @@ class Training:
 
     def _trainer(self) -> Trainer:
         config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state
-        facts = {"versions": versions(), "world_size": strategy.world_size, "backend": strategy.backend}
+        facts = {
+            "versions": versions(),
+            "world_size": strategy.world_size,
+            "backend": strategy.backend,
+        }
         guard = NonFiniteGuard(
-            state, self.plan, strategy, limit=config.max_nonfinite_steps, folder=self.run.folder, inspect=task.inspect
+            state,
+            self.plan,
+            strategy,
+            limit=config.max_nonfinite_steps,
+            folder=self.run.folder,
+            inspect=task.inspect,
         )
         evaluator = task.build_evaluator(self.data)
         best = getattr(evaluator, "best", None)
         if isinstance(best, BestMetric):
-            best.load_state_dict(state.best.state_dict())  # a worse validation after a resume is not the best one
+            best.load_state_dict(
+                state.best.state_dict()
+            )  # a worse validation after a resume is not the best one
         return Trainer(
             build_train_step(self.config, state, self.plan, strategy, guard),
             self.data,
@@ -275,7 +327,9 @@ class Training:
         if self.plan.profile_steps:
             from retina_dist.engine.profile import profiled
 
-            profiling = profiled(plain, self.plan, self.state.step, self.run.folder / "profile", self.strategy)
+            profiling = profiled(
+                plain, self.plan, self.state.step, self.run.folder / "profile", self.strategy
+            )
 
         def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
             membership.commit(self.trainer.checkpoint)
@@ -310,19 +364,31 @@ class Training:
         except (OSError, UserError) as other:  # a full disk, say; what ended the run is what counts
             print_redacted(f"warning: {other}", sys.stderr)
         together = is_collective(error)
-        if self.strategy.is_main and (together or self.strategy.world_size == 1) and not isinstance(error, Preempted):
+        if (
+            self.strategy.is_main
+            and (together or self.strategy.world_size == 1)
+            and not isinstance(error, Preempted)
+        ):
             self._write_report()  # the others wait below; a preempted process has no time for it
         if together:
             if self.job.mlflow:
                 self.job.mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
-            self.strategy.run_collectively(lambda: None)  # launchers end the others as soon as one has gone
+            self.strategy.run_collectively(
+                lambda: None
+            )  # launchers end the others as soon as one has gone
 
-    def _write_result(self, seconds: float, error: Exception | None = None, metrics: Mapping[str, float] = {}) -> None:
+    def _write_result(
+        self, seconds: float, error: Exception | None = None, metrics: Mapping[str, float] = {}
+    ) -> None:
         """Write result.json, with null for NaN and infinity."""
         train, best = self.trainer.train_logger, self.state.best
         speeds = train.speeds[1:] or train.speeds  # the first has the start in it
         content = {
-            "status": "ok" if error is None else "preempted" if isinstance(error, Preempted) else "failed",
+            "status": "ok"
+            if error is None
+            else "preempted"
+            if isinstance(error, Preempted)
+            else "failed",
             "error": error and describe_error(error),
             "step": self.state.step,
             "monitor": monitor_of(self.config),
@@ -331,7 +397,9 @@ class Training:
             "seconds": seconds,
             "world_size": self.strategy.world_size,
             "backend": self.strategy.backend,
-            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()},
+            "metrics": {
+                name: value if math.isfinite(value) else None for name, value in metrics.items()
+            },
             LOSS: train.last_loss if math.isfinite(train.last_loss) else None,
             "images_per_s": fmean(speeds) if speeds else None,
         }
@@ -357,7 +425,9 @@ class Training:
                 tensorboard.close()
         # Anything may fail in drawing, a plugin's code included; the weights and result.json are written.
         except Exception as error:
-            logger.warning(f"no report: {describe_error(error)}; python -m retina_dist.report run={folder} tries again")
+            logger.warning(
+                f"no report: {describe_error(error)}; python -m retina_dist.report run={folder} tries again"
+            )
 
     def _log_results(self, timings: dict[str, Any]) -> None:
         folder, state, trainer = self.run.folder, self.state, self.config.trainer
@@ -365,8 +435,12 @@ class Training:
             logger.info(line)
         logger.info(format_timings(timings))
         if state.best.value is not None:
-            best = f": {checkpoint_folder(self.config, folder) / BEST}" if trainer.save_top_k else ""
+            best = (
+                f": {checkpoint_folder(self.config, folder) / BEST}" if trainer.save_top_k else ""
+            )
             logger.info(f"best {state.best.name} {state.best.value:.3f}{best}")
         if state.step == self.plan.stop_step < self.plan.total_steps:
             again = f"to continue, repeat the command without it and with resume=auto output_dir={folder}"
-            logger.info(f"trainer.stop_after ended the run at step {state.step} of {self.plan.total_steps}; {again}")
+            logger.info(
+                f"trainer.stop_after ended the run at step {state.step} of {self.plan.total_steps}; {again}"
+            )

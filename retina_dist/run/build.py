@@ -64,7 +64,9 @@ def build_plan(config: RunConfig, num_images: int, world_size: int) -> Plan:
 def best_metric(config: RunConfig, validates: bool) -> BestMetric:
     """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
     trainer = config.trainer
-    outside_loss = monitor_of(config).startswith("val/loss_") and hasattr(config.model, "implementation")
+    outside_loss = monitor_of(config).startswith("val/loss_") and hasattr(
+        config.model, "implementation"
+    )
     if not outside_loss:  # which the first validation names
         check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:
@@ -75,7 +77,10 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
 
 
 def build_state(
-    config: RunConfig, model: torch.nn.Module, strategy: DistributedStrategy, best: BestMetric | None = None
+    config: RunConfig,
+    model: torch.nn.Module,
+    strategy: DistributedStrategy,
+    best: BestMetric | None = None,
 ) -> TrainState:
     """Model, optimizer, scaler and average on the strategy's device."""
     trainer = config.trainer
@@ -84,12 +89,18 @@ def build_state(
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = make_scaler(strategy.device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
-    connect(model, lambda x: strategy.all_reduce(x, "sum"))  # with one process too, so that the numbers are the same
+    connect(
+        model, lambda x: strategy.all_reduce(x, "sum")
+    )  # with one process too, so that the numbers are the same
     return TrainState(model, optimizer, scaler, ema, best)
 
 
 def build_train_step(
-    config: RunConfig, state: TrainState, plan: Plan, strategy: DistributedStrategy, guard: NonFiniteGuard | None = None
+    config: RunConfig,
+    state: TrainState,
+    plan: Plan,
+    strategy: DistributedStrategy,
+    guard: NonFiniteGuard | None = None,
 ) -> TrainStep:
     """One optimizer step in the settings' precision and clipping."""
     return TrainStep(

@@ -47,8 +47,19 @@ PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.tr
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
-FLOAT32_ON_CUDA = {getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)}
-PARTS = ("parameters", "buffers", "gradients", "optimizer", "ema", "batches", "activations", "communication")
+FLOAT32_ON_CUDA = {
+    getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)
+}
+PARTS = (
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "ema",
+    "batches",
+    "activations",
+    "communication",
+)
 PlanOf = Callable[[int], Plan]  # by the number of micro-batches
 
 
@@ -67,7 +78,11 @@ class MemoryEstimate(NamedTuple):
         return sum(self.parts.values())
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{part} {format_bytes(self.parts[part])}" for part in PARTS if self.parts[part] >= 2**19)
+        parts = ", ".join(
+            f"{part} {format_bytes(self.parts[part])}"
+            for part in PARTS
+            if self.parts[part] >= 2**19
+        )
         return f"peak {format_bytes(self.peak)} at micro-batches of {self.images}: {parts}"
 
 
@@ -89,29 +104,50 @@ class StepMemory:
         self.task.strategy = self.strategy
         self.config = replace(config, trainer=replace(config.trainer, compile=False))
         # a task from outside may need what `build_data` leaves
-        with _attempt("the model cannot be built before its data"), torch.random.fork_rng(devices=[]):
-            self.state = build_state(self.config, self.task.build_model(resumed=True), self.strategy)
-        self.state.scaler = torch.amp.GradScaler("cpu", enabled=False)  # which would wait for values
+        with (
+            _attempt("the model cannot be built before its data"),
+            torch.random.fork_rng(devices=[]),
+        ):
+            self.state = build_state(
+                self.config, self.task.build_model(resumed=True), self.strategy
+            )
+        self.state.scaler = torch.amp.GradScaler(
+            "cpu", enabled=False
+        )  # which would wait for values
 
     def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        buckets = self.world_size > 1 and self.backend.startswith("DDP")  # gradients are views of them, and stay
+        buckets = self.world_size > 1 and self.backend.startswith(
+            "DDP"
+        )  # gradients are views of them, and stay
         with _attempt("the step does not run without data"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # the key of a folded norm
+            warnings.filterwarnings(
+                "ignore", "Accessing the data pointer of FakeTensor"
+            )  # the key of a folded norm
             with FakeCopyMode(fake):
                 state = copy.deepcopy(self.state)
             with fake, _CudaAutocast() if self.on_gpu else nullcontext():
                 if (batch := self.task.largest_batch(images, self.device)) is None:
-                    raise NotEstimated(f"{type(self.task).__name__}.largest_batch does not say what batches are like")
-                batch = batch.to(torch.device("cpu")) if self.on_gpu else batch  # as the copy to the device makes it
-                step = build_train_step(self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy))
+                    raise NotEstimated(
+                        f"{type(self.task).__name__}.largest_batch does not say what batches are like"
+                    )
+                batch = (
+                    batch.to(torch.device("cpu")) if self.on_gpu else batch
+                )  # as the copy to the device makes it
+                step = build_train_step(
+                    self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy)
+                )
                 parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
         parts["batches"] *= plan.accumulate * (PREFETCHED if self.on_gpu else 1)
         settings = self.config.strategy
-        if self.world_size > 1 and isinstance(settings, StrategyConfig):  # of an outside strategy nothing is known
+        if self.world_size > 1 and isinstance(
+            settings, StrategyConfig
+        ):  # of an outside strategy nothing is known
             gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
             fused = int(settings.fusion_mb * 2**20) if self.backend.startswith("Horovod") else 0
-            parts["communication"] = min(gradients, fused) + (0 if settings.compression == "none" else gradients // 2)
+            parts["communication"] = min(gradients, fused) + (
+                0 if settings.compression == "none" else gradients // 2
+            )
         return MemoryEstimate(images, {part: parts[part] for part in PARTS})
 
 
@@ -139,7 +175,9 @@ class _CudaAutocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in FLOAT32_ON_CUDA and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, (args, kwargs))
+            args, kwargs = tree_map_only(
+                Tensor, lambda x: x.float() if x.is_floating_point() else x, (args, kwargs)
+            )
         return func(*args, **kwargs)
 
 
@@ -157,9 +195,13 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
     tracker.add(model.buffers(), "buffers")
     if state.ema:
         tracker.add(state.ema.model.state_dict().values(), "ema")
-    tracker.add((v for values in state.optimizer.state.values() for v in values.values()), "optimizer")
+    tracker.add(
+        (v for values in state.optimizer.state.values() for v in values.values()), "optimizer"
+    )
     tracker.add((p.grad for p in trained), "gradients")
-    tracker.add(tree_leaves(list(vars(batch).values() if hasattr(batch, "__dict__") else batch)), "batches")
+    tracker.add(
+        tree_leaves(list(vars(batch).values() if hasattr(batch, "__dict__") else batch)), "batches"
+    )
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients"))
     with tracker:
@@ -175,8 +217,12 @@ class StorageTracker(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: dict[int, list[Any]] = {}  # [part, bytes] of the live storages, by their address
-        self._events: list[tuple[list[Any], int]] = []  # (storage, 1 when it comes, -1 when it goes)
+        self._live: dict[
+            int, list[Any]
+        ] = {}  # [part, bytes] of the live storages, by their address
+        self._events: list[
+            tuple[list[Any], int]
+        ] = []  # (storage, 1 when it comes, -1 when it goes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -187,7 +233,10 @@ class StorageTracker(TorchDispatchMode):
         """Count the storages of the tensors among `values` as `part`; "" is "activations", or what they were."""
         for storage in (value.untyped_storage() for value in values if isinstance(value, Tensor)):
             if (known := self._live.get(storage._cdata)) is None:
-                known = self._live[storage._cdata] = ["activations", -(-storage.nbytes() // BLOCK) * BLOCK]
+                known = self._live[storage._cdata] = [
+                    "activations",
+                    -(-storage.nbytes() // BLOCK) * BLOCK,
+                ]
                 self._events.append((known, 1))
                 weakref.finalize(storage, self._drop, storage._cdata).atexit = False
             known[0] = part or known[0]
@@ -215,7 +264,9 @@ class MemoryPlan:
     problem: str = ""
 
 
-def plan_memory(config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: PlanOf) -> MemoryPlan:
+def plan_memory(
+    config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: PlanOf
+) -> MemoryPlan:
     """Settle `trainer.accumulate` and compare the step with the memory of `config.gpu` or the smallest GPU, alike on all ranks.
 
     A step too large for the GPU in use is a warning, as an estimate may be wrong; it is a problem in a dry run, for a GPU that
@@ -245,16 +296,24 @@ def _smallest_gpu(strategy: DistributedStrategy) -> Memory:
     own = torch.cuda.get_device_properties(strategy.device)
     gib = torch.tensor([own.total_memory / 2**30], dtype=torch.float64, device=strategy.device)
     smallest = float(strategy.all_reduce(gib, "min"))
-    return memory_of(own.name if float(gib) == smallest else "the smallest GPU of the job", smallest)
+    return memory_of(
+        own.name if float(gib) == smallest else "the smallest GPU of the job", smallest
+    )
 
 
-def _fitted(config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, memory: Memory) -> MemoryPlan:
+def _fitted(
+    config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, memory: Memory
+) -> MemoryPlan:
     """The plan that fills at most `SHARE` of the memory, if there is one."""
     total, chosen, limit = config.data.batch_size, config.trainer.micro_batches, SHARE * memory.room
-    estimate = cache(lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches)))
+    estimate = cache(
+        lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches))
+    )
     peak, remedy = estimate(chosen).peak, ""
     if peak > limit:
-        enough = 1 + bisect_left(range(1, -(-total // ranks)), True, key=lambda n: estimate(n).peak <= limit)
+        enough = 1 + bisect_left(
+            range(1, -(-total // ranks)), True, key=lambda n: estimate(n).peak <= limit
+        )
         least = estimate(enough).peak
         if config.trainer.accumulate == "auto":
             chosen, peak = enough, least
@@ -263,8 +322,13 @@ def _fitted(config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, me
             remedy = f"use trainer.accumulate={enough}, with {format_bytes(least)}{risk}"
     lines = [str(estimate(chosen)), f"{100 * peak / memory.room:.0f} % of the {memory.words}"]
     if peak <= memory.room:
-        return MemoryPlan(chosen, lines + [f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}"] * (peak > limit))
+        return MemoryPlan(
+            chosen,
+            lines + [f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}"] * (peak > limit),
+        )
     half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
     remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
     needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
-    return MemoryPlan(chosen, lines, f"data.batch_size={total} at trainer.accumulate={chosen} {needs}")
+    return MemoryPlan(
+        chosen, lines, f"data.batch_size={total} at trainer.accumulate={chosen} {needs}"
+    )

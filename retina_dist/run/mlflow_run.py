@@ -56,7 +56,9 @@ def tracking_server(settings: LoggingConfig) -> str | None:
     if settings.mlflow == "false" or not (uri or settings.mlflow == "true"):
         return None
     if not uri:
-        raise ConfigError("logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri.")
+        raise ConfigError(
+            "logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri."
+        )
     try:
         importlib.import_module("mlflow")
         return uri
@@ -77,7 +79,13 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
     """
 
     def __init__(
-        self, uri: str, config: RunConfig, run: Run, tags: Mapping[str, Any], resumes: bool = False, digest: str = ""
+        self,
+        uri: str,
+        config: RunConfig,
+        run: Run,
+        tags: Mapping[str, Any],
+        resumes: bool = False,
+        digest: str = "",
     ) -> None:
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
@@ -85,8 +93,16 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         self.uri, self.where = uri, redacted(uri)
         self.config, self.folder, self.digest = config, run.folder.resolve(), digest
         self.checkpoints = checkpoint_folder(config, self.folder)
-        self.joined, self.resumes = os.environ.get("MLFLOW_RUN_ID"), resumes or bool(run.resume_step)
-        self.tags = {"run_folder": self.folder, "checkpoints": self.checkpoints, "host": platform.node(), **tags}
+        self.joined, self.resumes = (
+            os.environ.get("MLFLOW_RUN_ID"),
+            resumes or bool(run.resume_step),
+        )
+        self.tags = {
+            "run_folder": self.folder,
+            "checkpoints": self.checkpoints,
+            "host": platform.node(),
+            **tags,
+        }
         self._run: Any = None
         self._values: list[tuple[str, float, int, int]] = []
         self._num_refused = 0  # values
@@ -114,13 +130,17 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         self._succeeded_at = time.monotonic()
         until = self._succeeded_at + min(KILLED_S if killed else math.inf, within_s)
         self._ending.set()
-        while self._thread.is_alive() and time.monotonic() < min(until, self._succeeded_at + PATIENCE_S):
+        while self._thread.is_alive() and time.monotonic() < min(
+            until, self._succeeded_at + PATIENCE_S
+        ):
             self._thread.join(0.05)
         missing, is_late = self._num_refused + len(self._values), self._thread.is_alive()
         self._given_up.set()
         if missing or is_late:
             what = f"{missing} values" if missing else "files or the end of the run"
-            logger.warning(f"{what} did not reach MLflow at {self.where}; the files in {self.folder} have everything.")
+            logger.warning(
+                f"{what} did not reach MLflow at {self.where}; the files in {self.folder} have everything."
+            )
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end_with(error)
@@ -135,16 +155,23 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         while not self._given_up.is_set() and (self._values or not self._ending.wait(LINGER_S)):
             batch = self._values[:1000]  # as many as a request may have
             metrics = [self.mlflow.entities.Metric(*values) for values in batch]
-            self._num_refused += 0 if self._send(self.client.log_batch, self.id, metrics) else len(batch)
+            self._num_refused += (
+                0 if self._send(self.client.log_batch, self.id, metrics) else len(batch)
+            )
             del self._values[: len(batch)]
         for path in sorted(path for path in self.folder.glob("*") if path.suffix in DOCUMENTS):
             self._send(self.client.log_artifact, self.id, str(path))
-        if self.config.logging.mlflow_checkpoint and (best := Path(str(self.checkpoints / BEST))).is_file():
+        if (
+            self.config.logging.mlflow_checkpoint
+            and (best := Path(str(self.checkpoints / BEST))).is_file()
+        ):
             self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
         if not self.joined:
             self._send(self.client.set_terminated, self.id, self._status)
 
-    def _send(self, request: Callable[..., object], *arguments: Any, optional: bool = False) -> bool:
+    def _send(
+        self, request: Callable[..., object], *arguments: Any, optional: bool = False
+    ) -> bool:
         """Make a request, again while the server is away; return whether it was taken. An `optional` one is refused in silence."""
         while not self._given_up.is_set():
             try:
@@ -156,10 +183,14 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
                 if not self._has_warned and (away or not optional):
                     self._has_warned = True
                     root: BaseException = error
-                    while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
+                    while (
+                        inner := root.__cause__ or root.__context__
+                    ):  # such as "ConnectionRefusedError: …"
                         root = inner
                     problem = f"MLflow at {self.where}: {describe_error(root)}"
-                    logger.warning(f"{problem}; the training continues, metrics.csv has everything.")
+                    logger.warning(
+                        f"{problem}; the training continues, metrics.csv has everything."
+                    )
                 if not away:
                     return False
                 self._given_up.wait(AGAIN_S)
@@ -169,28 +200,46 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         """Whether the server is unreachable or overloaded."""
         if isinstance(error, self.mlflow.MlflowException):
             status = error.get_http_status_code()
-            return status == 429 or (status >= 500 and status != 501)  # 501: it does not have this request
-        return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+            return status == 429 or (
+                status >= 500 and status != 501
+            )  # 501: it does not have this request
+        return isinstance(error, OSError) and not isinstance(
+            error, FileNotFoundError | PermissionError
+        )
 
     def _begin(self) -> None:
         self.client = self.mlflow.MlflowClient(tracking_uri=self.uri)
-        known = self.client.get_run(self.joined) if self.joined else self._previous() if self.resumes else None
+        known = (
+            self.client.get_run(self.joined)
+            if self.joined
+            else self._previous()
+            if self.resumes
+            else None
+        )
         self._run = run = known or self._run or self._create()  # kept, as a later request may fail
         write_json(self.checkpoints / ID_FILE, {"run_id": run.info.run_id})
         if run.info.status != "RUNNING":
             self.client.update_run(run.info.run_id, status="RUNNING")
         entities, params = self.mlflow.entities, flattened(redacted_tree(asdict(self.config)))
         new = params.keys() - run.data.params.keys()  # MLflow changes none
-        tags = [entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()]
-        if (self.folder / COMMAND).is_file() and NOTE not in run.data.tags:  # the page of the run, as Markdown
+        tags = [
+            entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()
+        ]
+        if (
+            self.folder / COMMAND
+        ).is_file() and NOTE not in run.data.tags:  # the page of the run, as Markdown
             start = json.loads(read_bytes(self.folder / COMMAND))[-1]
-            rows = "".join(f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"])
+            rows = "".join(
+                f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"]
+            )
             table = f"| setting | value | default |\n|---|---|---|\n{rows}"
             tags.append(entities.RunTag(NOTE, f"    {start['command']}\n\n{table}"[:LONGEST_NOTE]))
         parameters = [entities.Param(key, params[key][:LONGEST]) for key in sorted(new)]
         self.client.log_batch(run.info.run_id, params=parameters, tags=tags)
         self.id = run.info.run_id
-        logger.info(f"MLflow: {'existing' if known else 'new'} run {run.info.run_name} ({self.id}) at {self.where}")
+        logger.info(
+            f"MLflow: {'existing' if known else 'new'} run {run.info.run_name} ({self.id}) at {self.where}"
+        )
 
     def _log_data(self) -> None:
         data, entities = self.config.data, self.mlflow.entities
@@ -212,7 +261,9 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         return run if run.info.lifecycle_stage == "active" else None
 
     def _create(self) -> Any:
-        from mlflow.tracking.context.registry import resolve_tags  # as mlflow.start_run: user, source and git commit
+        from mlflow.tracking.context.registry import (
+            resolve_tags,
+        )  # as mlflow.start_run: user, source and git commit
 
         client, settings, parent = self.client, self.config.logging, os.environ.get(MLFLOW_PARENT)
         experiment_id = None if settings.experiment else os.environ.get("MLFLOW_EXPERIMENT_ID")
@@ -223,6 +274,8 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
             with suppress(self.mlflow.MlflowException):  # it exists
                 client.create_experiment(name)
             experiment_id = client.get_experiment_by_name(name).experiment_id
-        name = "/".join(self.folder.parts[-2:]) if self.folder.name.isdecimal() else self.folder.name  # a sweep's job
+        name = (
+            "/".join(self.folder.parts[-2:]) if self.folder.name.isdecimal() else self.folder.name
+        )  # a sweep's job
         tags = resolve_tags({"mlflow.parentRunId": parent} if parent else {})
         return client.create_run(experiment_id, run_name=settings.run_name or name, tags=tags)

@@ -34,8 +34,14 @@ LOSS = "train/loss"
 
 def describe_job(strategy: DistributedStrategy) -> str:
     """ "8 processes, Horovod over NCCL, NVIDIA H100", or "one process, cpu, 2 threads"."""
-    device, kind, threads = strategy.device, type(strategy), pluralize(torch.get_num_threads(), "thread")
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {threads}"
+    device, kind, threads = (
+        strategy.device,
+        type(strategy),
+        pluralize(torch.get_num_threads(), "thread"),
+    )
+    what = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {threads}"
+    )
     # one from outside often inherits what it says of itself
     outside = "" if kind.__module__.startswith("retina_dist.") else f"{kind.__name__}, "
     processes = f", {strategy.world_size} processes" if strategy.world_size > 1 else ""
@@ -45,7 +51,9 @@ def describe_job(strategy: DistributedStrategy) -> str:
 def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
     """Write every setting to config.yaml, and add this start to command.json, both without secrets; forget the last result."""
     (folder / RESULT).unlink(missing_ok=True)
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config)))))
+    write_text(
+        folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
+    )
     path, starts = folder / COMMAND, []
     with contextlib.suppress(OSError, ValueError):
         starts = json.loads(read_bytes(path))
@@ -58,7 +66,9 @@ def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, 
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(["python", *program, *sys.argv[1:]]),
         "overrides": given,
-        "recipe": [o for o in given if Path(config_dir(), o.lstrip("+").partition("=")[0]).is_dir()],
+        "recipe": [
+            o for o in given if Path(config_dir(), o.lstrip("+").partition("=")[0]).is_dir()
+        ],
         "changed": changed_settings(config),
         "plan": plan,
         "job": describe_job(strategy),
@@ -73,10 +83,14 @@ def commit() -> str | None:
 
     def git(*words: str) -> str:
         folder = Path(__file__).resolve().parent
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not a checkout that the package is installed in
+        git(
+            "ls-files", "--error-unmatch", Path(__file__).name
+        )  # not a checkout that the package is installed in
         return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -31,7 +31,14 @@ CHECKPOINTS = "checkpoints"
 NO_CHECKPOINT = "there is no checkpoint {}; resume takes a run folder, a .pt file, a URL or auto."
 
 # Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
-RESUME_LOCKED = ("task.name", "seed", "data.batch_size", "data.shuffle", "optimizer.name", "trainer.overfit_batches")
+RESUME_LOCKED = (
+    "task.name",
+    "seed",
+    "data.batch_size",
+    "data.shuffle",
+    "optimizer.name",
+    "trainer.overfit_batches",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,11 @@ class RunOpener:
         self.mains: list[str] = []  # who was the main rank of each attempt
 
     def open(
-        self, config: Any, strategy: DistributedStrategy, locked: frozenset[str], committed: dict[str, Any] | None
+        self,
+        config: Any,
+        strategy: DistributedStrategy,
+        locked: frozenset[str],
+        committed: dict[str, Any] | None,
     ) -> Run:
         """The run, opened on the main rank: by `open_run`, in a further attempt from the state `committed`. Collective."""
         opened: list[Run] = []
@@ -73,13 +84,19 @@ class RunOpener:
         self.folder = Path(folder)
         return opened[0] if opened else Run(self.folder, resume_step, parse_path(source))
 
-    def _reopen(self, folder: Path, config: Any, locked: frozenset[str], committed: dict[str, Any] | None) -> Run:
+    def _reopen(
+        self, folder: Path, config: Any, locked: frozenset[str], committed: dict[str, Any] | None
+    ) -> Run:
         here = replace(config, output_dir=str(folder))
-        _lock(self.owner, here, folder, is_restart=True)  # once: another process of this job may hold the lock
+        _lock(
+            self.owner, here, folder, is_restart=True
+        )  # once: another process of this job may hold the lock
         checkpoints = checkpoint_folder(here, folder)
         last = (owner := read_owner(checkpoints)).get("id")
         if last not in (None, self.before, *self.mains):
-            raise UserError(f"{checkpoints} was taken over by {describe_owner(owner)}; this job writes nothing more.")
+            raise UserError(
+                f"{checkpoints} was taken over by {describe_owner(owner)}; this job writes nothing more."
+            )
         if committed:
             return Run(folder, committed["step"], Path("memory"), committed)
         if last in self.mains:  # else the first attempt ended before it claimed the folder
@@ -120,13 +137,17 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     if config.resume == "auto":
         runs = [run for _, run in sorted(_numbered(name).items())]
         if elsewhere:
-            runs = [run for run in runs if _saved_to(run) == redacted(config.trainer.checkpoint_dir)]
+            runs = [
+                run for run in runs if _saved_to(run) == redacted(config.trainer.checkpoint_dir)
+            ]
         folder = given or (runs[-1] if runs else None)
         _lock(owner, config, folder)
         places = (elsewhere, folder and folder / CHECKPOINTS)
         newest = next((found for place in places if place and (found := load_latest(place))), None)
         if newest is None:
-            logger.info(f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start")
+            logger.info(
+                f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start"
+            )
             return fresh(given if elsewhere else folder)
         return _continued(config, locked, folder or fresh(None).folder, *newest)
     named = parse_path(config.resume)
@@ -135,15 +156,23 @@ def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = f
     _lock(owner, config, folder)
     source, content = _named(named, elsewhere)
     if folder is None:
-        raise ConfigError(f"resume={source} is not inside a run folder; say where to write with output_dir=….")
+        raise ConfigError(
+            f"resume={source} is not inside a run folder; say where to write with output_dir=…."
+        )
     forked = own is None or folder.resolve() != own.resolve()
-    _refuse_checkpoints(folder if forked else None, elsewhere if elsewhere != source.parent else None)
+    _refuse_checkpoints(
+        folder if forked else None, elsewhere if elsewhere != source.parent else None
+    )
     return _continued(config, locked, folder, source, content)
 
 
 def checkpoint_folder(config: Any, folder: Path) -> PathOrUrl:
     """Where the run in `folder` keeps its checkpoints."""
-    return parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else folder / CHECKPOINTS
+    return (
+        parse_path(config.trainer.checkpoint_dir)
+        if config.trainer.checkpoint_dir
+        else folder / CHECKPOINTS
+    )
 
 
 def _saved_to(folder: Path) -> str | None:
@@ -164,12 +193,18 @@ def run_folder_of(source: PathOrUrl) -> Path | None:
     return folder if folder == source and is_run else None
 
 
-def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: bool = False) -> None:
+def _lock(
+    owner: Owner | None, config: Any, folder: Path | None, *, is_restart: bool = False
+) -> None:
     """Lock the run folder and its folder of checkpoints, as far as they are known."""
     if owner and folder:
         owner.lock(folder, "output_dir", is_restart=is_restart)
     if owner and config.trainer.checkpoint_dir:
-        owner.lock(parse_path(config.trainer.checkpoint_dir), "trainer.checkpoint_dir", is_restart=is_restart)
+        owner.lock(
+            parse_path(config.trainer.checkpoint_dir),
+            "trainer.checkpoint_dir",
+            is_restart=is_restart,
+        )
     elif owner and folder:
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
@@ -177,7 +212,9 @@ def _lock(owner: Owner | None, config: Any, folder: Path | None, *, is_restart: 
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     """Raise CheckpointError, before the data is read, if neither the local `source` nor perhaps `elsewhere` has a checkpoint."""
     may_hold = isinstance(source, Url) or source.is_file() or (elsewhere and source.is_dir())
-    if not may_hold and not any(name.endswith(".pt") for name in [*names_in(source / CHECKPOINTS), *names_in(source)]):
+    if not may_hold and not any(
+        name.endswith(".pt") for name in [*names_in(source / CHECKPOINTS), *names_in(source)]
+    ):
         raise CheckpointError(NO_CHECKPOINT.format(source))
 
 
@@ -196,21 +233,30 @@ def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, d
 def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) -> None:
     """Raise ConfigError when a folder holds checkpoints, with which a second run would mix its own."""
     for folder, words in (
-        (run_folder / CHECKPOINTS if run_folder else None, f"output_dir={run_folder} already holds a run"),
+        (
+            run_folder / CHECKPOINTS if run_folder else None,
+            f"output_dir={run_folder} already holds a run",
+        ),
         (elsewhere, f"trainer.checkpoint_dir={elsewhere} already holds checkpoints"),
     ):
         if folder and any(name.endswith(".pt") for name in names_in(folder)):
             raise ConfigError(f"{words}; continue with resume=auto, or give another folder.")
 
 
-def _continued(config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]) -> Run:
+def _continued(
+    config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]
+) -> Run:
     try:
         before, now = flattened(content["config"]), flattened(asdict(config))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not say how it was trained; use it as model.weights={path}.") from error
+        raise CheckpointError(
+            f"{path} does not say how it was trained; use it as model.weights={path}."
+        ) from error
     for key in (*RESUME_LOCKED, *sorted(locked)):
         old, new = before.get(key), now.get(key)
-        if old is not None and _value(old) != _value(new):  # a setting younger than the checkpoint is not in it
+        if old is not None and _value(old) != _value(
+            new
+        ):  # a setting younger than the checkpoint is not in it
             key = "task" if key == "task.name" else key  # the name of the group's entry
             raise ConfigError(
                 f"{key}={new} differs from the {old} that {path} was trained with; give {key}={old}, or use model.weights={path}."
@@ -225,7 +271,9 @@ def _value(text: str | None) -> Any:
     return text
 
 
-def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any, position: tuple[int, int]) -> bool:
+def restore(
+    state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any, position: tuple[int, int]
+) -> bool:
     """Load the checkpoint of `run`, if it has one, into `state`; return whether the run is already done.
 
     `images` and `position` are this run's fingerprint of the data and its place in them at the checkpoint's step. Raises
@@ -235,7 +283,10 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
     if content is None:
         return False
     try:
-        if content.get("images") != images or position != (content["sampler"]["epoch"], content["sampler"]["cursor"]):
+        if content.get("images") != images or position != (
+            content["sampler"]["epoch"],
+            content["sampler"]["cursor"],
+        ):
             raise CheckpointError(
                 f"{run.resumed_from} was trained on other images than data={config.data.name}; resume with the same ones, or start "
                 f"a new run with model.weights={run.resumed_from}."
@@ -243,20 +294,28 @@ def restore(state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any
         best = BestMetric(content["best"]["name"], content["best"]["mode"])
         if content["best"]["value"] is not None and not state.best.same_metric(content["best"]):
             keep = f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}"
-            logger.warning(f"best.pt was the {best} and will be the {state.best}; to keep it, resume with {keep}.")
+            logger.warning(
+                f"best.pt was the {best} and will be the {state.best}; to keep it, resume with {keep}."
+            )
         state.load_state_dict(content)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason, remedy = describe_error(error), remedy_of(content, "resume from another checkpoint")
-        raise CheckpointError(f"{run.resumed_from} lacks what these settings need ({reason}); {remedy}.") from error
+        raise CheckpointError(
+            f"{run.resumed_from} lacks what these settings need ({reason}); {remedy}."
+        ) from error
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")
     if plan.validates_at(state.step) and state.last_eval_step < state.step:
         return False
     if state.best.exhausted:
-        logger.info(f"nothing to do: {state.best.describe_stop()} Raise trainer.patience to train on.")
+        logger.info(
+            f"nothing to do: {state.best.describe_stop()} Raise trainer.patience to train on."
+        )
     elif state.step >= plan.stop_step:
-        logger.info(f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after.")
+        logger.info(
+            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after."
+        )
     return state.best.exhausted or state.step >= plan.stop_step
 
 
@@ -269,9 +328,13 @@ def next_folder(name: str, *, make: bool) -> Path:
                 folder.mkdir(parents=True)
             return folder
         except OSError as error:
-            if isinstance(error, FileExistsError) and folder.parent.is_dir():  # made by another process meanwhile
+            if (
+                isinstance(error, FileExistsError) and folder.parent.is_dir()
+            ):  # made by another process meanwhile
                 continue
-            raise ConfigError(f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER.") from error
+            raise ConfigError(
+                f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER."
+            ) from error
     raise AssertionError("there is always another number")
 
 

@@ -40,7 +40,9 @@ from retina_dist.tracking.settings import MLFLOW_PARENT
 TABLE = "sweep.csv"
 
 
-def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path) -> float:
+def run_job(
+    get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path
+) -> float:
     """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper that optimizes.
 
     A job that fails is reported, recorded, and gives NaN: the next one begins. Of several processes, one that fails alone ends the
@@ -49,7 +51,9 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
     launch = detect_launch()
     started, failure, skipped = time.perf_counter(), None, False
     sweep = Path(HydraConfig.get().sweep.dir)
-    if launch.rank == 0 and (copy := sweep / "multirun.yaml").is_file():  # Hydra's, with passwords of URLs
+    if (
+        launch.rank == 0 and (copy := sweep / "multirun.yaml").is_file()
+    ):  # Hydra's, with passwords of URLs
         copy.write_text(redacted(copy.read_text(encoding="utf-8")), encoding="utf-8")
     with reported_errors():
         try:
@@ -79,7 +83,11 @@ def run_job(get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
     """Add to the job's result.json, which may be of an older sweep, what this one knows of it."""
     overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
-    content = {"status": "ok", "error": None, "seconds": seconds} | read_result(folder) | {"overrides": overrides}
+    content = (
+        {"status": "ok", "error": None, "seconds": seconds}
+        | read_result(folder)
+        | {"overrides": overrides}
+    )
     if failure is not None:
         status = "preempted" if isinstance(failure, Preempted) else "failed"
         content |= {"status": status, "error": describe_error(failure)}
@@ -98,7 +106,9 @@ class SweepTable(Callback):
         folder = Path(str(config.hydra.sweep.dir))
         with reported_errors():
             if config.resume != "auto" and not config.dry_run and any(folder.rglob(CHECKPOINTS)):
-                raise ConfigError(f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir.")
+                raise ConfigError(
+                    f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir."
+                )
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
 
@@ -110,7 +120,10 @@ class SweepTable(Callback):
             return
         table = _cells(rows, "{:.4g}".format)
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in table
+        )
         print("\n".join(["", *(line.rstrip() for line in lines), ""]))
         print(f"{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
         if best := best_of(rows):
@@ -130,12 +143,19 @@ def _check_settings(config: DictConfig) -> None:
     for override in parser.parse_overrides([*given, *hydra["overrides"]["task"]]):
         swept = override.is_sweep_override()
         if swept and place and "${" not in place:
-            raise ConfigError(f"trainer.checkpoint_dir={place} is that of all jobs; append '/${{hydra:job.num}}'.")
+            raise ConfigError(
+                f"trainer.checkpoint_dir={place} is that of all jobs; append '/${{hydra:job.num}}'."
+            )
         if not override.is_interval_sweep():
-            each = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            each = (
+                override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            )
             values[override.get_key_element()] = list(islice(each, 50))
     first = {key: each[0] for key, each in values.items()}
-    for job in [first, *(first | {key: value} for key, each in values.items() for value in each[1:])]:
+    for job in [
+        first,
+        *(first | {key: value} for key, each in values.items() for value in each[1:]),
+    ]:
         overrides = [f"{key}={value}" for key, value in job.items()]
         with translate_hydra_errors(command_of("train")):
             composed = compose(config.hydra.job.config_name, overrides)
@@ -151,20 +171,39 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     labels = [f"{Path(row['folder']).name}  {row['settings']}" for row in rows]
     colors = [COLORS[1 if best and row is best[0] else 0] for row in rows]
     charts = []
-    for title, key in ((_monitor(rows), "best"), ("last training loss", LOSS), ("images/s", "images_per_s")):
+    for title, key in (
+        (_monitor(rows), "best"),
+        ("last training loss", LOSS),
+        ("images/s", "images_per_s"),
+    ):
         values = [row.get(key) if row["status"] == "ok" else None for row in rows]
-        bars = {"type": "bar", "orientation": "h", "y": labels, "x": values, "marker": {"color": colors}}
-        charts.append(Chart(title, [bars], {"yaxis": {"autorange": "reversed"}}, 120 + 26 * len(rows)))
-    return write_page(out or folder / REPORT, f"Sweep {folder}", {"Jobs": charts}, columns=columns, rows=lines)
+        bars = {
+            "type": "bar",
+            "orientation": "h",
+            "y": labels,
+            "x": values,
+            "marker": {"color": colors},
+        }
+        charts.append(
+            Chart(title, [bars], {"yaxis": {"autorange": "reversed"}}, 120 + 26 * len(rows))
+        )
+    return write_page(
+        out or folder / REPORT, f"Sweep {folder}", {"Jobs": charts}, columns=columns, rows=lines
+    )
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Each job's result.json with its `folder`, and `swept`: the settings in which the jobs differ, as text `settings`."""
     jobs = sorted(folder.rglob(RESULT), key=lambda path: (len(path.parent.name), path.parent.name))
     rows = [read_result(path.parent) | {"folder": str(path.parent)} for path in jobs]
-    given = [dict(o.lstrip("+").split("=", 1) for o in row.get("overrides", ()) if "=" in o) for row in rows]
+    given = [
+        dict(o.lstrip("+").split("=", 1) for o in row.get("overrides", ()) if "=" in o)
+        for row in rows
+    ]
     keys = dict.fromkeys(key for settings in given for key in settings)
-    swept = [key for key in keys if len(rows) == 1 or len({settings.get(key) for settings in given}) > 1]
+    swept = [
+        key for key in keys if len(rows) == 1 or len({settings.get(key) for settings in given}) > 1
+    ]
     for row, settings in zip(rows, given, strict=True):
         row["swept"] = {key: settings.get(key, "") for key in swept}
         row["settings"] = " ".join(f"{key}={value}" for key, value in row["swept"].items())
@@ -200,7 +239,9 @@ def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
         verdict = ""
         if each and top and each.images == top.images:
             same = each.difference(top, name).holds_zero
-            verdict = "best" if each is top else "not distinguishable from the best" if same else "worse"
+            verdict = (
+                "best" if each is top else "not distinguishable from the best" if same else "worse"
+            )
         cells.append((str(each.interval(name)) if each else "", verdict))
     return cells
 

@@ -16,7 +16,14 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from pydantic import create_model
 from starlette.requests import ClientDisconnect
 
@@ -29,7 +36,11 @@ from retina_dist.task.model_card import model_card
 # Content-Security-Policy of the page, which may ask this server only.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 PREPARE_THREADS = 2  # they read bodies, decode and resize
-HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "1"},
+}
 
 
 class Endpoint:
@@ -38,12 +49,20 @@ class Endpoint:
     def __init__(self, scorer: Scorer, config: ServeConfig) -> None:
         self.scorer, self.config = scorer, config
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter("retina_dist_requests", "/score by status code", ["code"], registry=registry)
-        self.latency = Histogram("retina_dist_request_seconds", "From a request to its response", registry=registry)
+        self.requests = Counter(
+            "retina_dist_requests", "/score by status code", ["code"], registry=registry
+        )
+        self.latency = Histogram(
+            "retina_dist_request_seconds", "From a request to its response", registry=registry
+        )
         sizes = (1, 2, 4, 8, 16, 32)
-        self.batches = Histogram("retina_dist_batch_images", "Images of a batch", buckets=sizes, registry=registry)
+        self.batches = Histogram(
+            "retina_dist_batch_images", "Images of a batch", buckets=sizes, registry=registry
+        )
         self.num_queued = 0
-        queue = Gauge("retina_dist_queue_images", "Images accepted but not answered", registry=registry)
+        queue = Gauge(
+            "retina_dist_queue_images", "Images accepted but not answered", registry=registry
+        )
         queue.set_function(lambda: self.num_queued)
         self.threads = ThreadPoolExecutor(PREPARE_THREADS, "prepare")
         self.batcher = Batcher(self._predict, config.max_batch or 1, config.wait_ms / 1e3)
@@ -65,12 +84,22 @@ class Endpoint:
 
     async def _answer(self, request: Request) -> list[dict[str, Any]]:
         config, given = self.config, request.headers.get("authorization", "").encode("latin-1")
-        if config.api_key is not None and not hmac.compare_digest(given, f"Bearer {config.api_key}".encode()):
-            raise RequestError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY.")
-        kind, body = request.headers.get("content-type", ""), await read_body(request, int(config.max_body_mb * 1e6))
+        if config.api_key is not None and not hmac.compare_digest(
+            given, f"Bearer {config.api_key}".encode()
+        ):
+            raise RequestError(
+                401, "the API key is missing or wrong; send it as Authorization: Bearer KEY."
+            )
+        kind, body = (
+            request.headers.get("content-type", ""),
+            await read_body(request, int(config.max_body_mb * 1e6)),
+        )
         images = await self._in_thread(read_images, kind, body, config.max_images)
         if self.num_queued + len(images) > config.max_queue:
-            raise RequestError(429, f"{self.num_queued} images are waiting and max_queue={config.max_queue}; retry.")
+            raise RequestError(
+                429,
+                f"{self.num_queued} images are waiting and max_queue={config.max_queue}; retry.",
+            )
         self.num_queued += len(images)
         tasks = [asyncio.create_task(self._one(data, i)) for i, data in enumerate(images)]
         try:
@@ -115,7 +144,9 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
     @app.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:
         is_public = config.api_key is None
-        card = model_card(scorer.predictor, config.checkpoint if is_public else Path(config.checkpoint).name)
+        card = model_card(
+            scorer.predictor, config.checkpoint if is_public else Path(config.checkpoint).name
+        )
         if not is_public:
             card.get("Training data", {}).pop("root", None)
             card.pop("Model settings", None)  # the path of its weights
@@ -160,7 +191,9 @@ async def read_body(request: Request, most: int) -> bytes:
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
-                raise RequestError(413, f"the body is larger than {most} bytes; send fewer or smaller images.")
+                raise RequestError(
+                    413, f"the body is larger than {most} bytes; send fewer or smaller images."
+                )
     except ClientDisconnect as error:
         raise RequestError(400, "the connection was closed before the end of the body.") from error
     return bytes(body)

@@ -15,7 +15,9 @@ class Batcher:
     `submit` for every image of its batch.
     """
 
-    def __init__(self, predict: Callable[[Sequence[Any]], list[Any]], max_batch: int, wait_s: float) -> None:
+    def __init__(
+        self, predict: Callable[[Sequence[Any]], list[Any]], max_batch: int, wait_s: float
+    ) -> None:
         self.predict, self.max_batch, self.wait_s = predict, max_batch, wait_s
         self._queue: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "predict")
@@ -34,14 +36,20 @@ class Batcher:
                 await asyncio.sleep(self.wait_s)
             while len(batch) < self.max_batch and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            batch = [(image, future) for image, future in batch if not future.done()]  # the request may have ended
+            batch = [
+                (image, future) for image, future in batch if not future.done()
+            ]  # the request may have ended
             if not batch:
                 continue
             images, futures = zip(*batch, strict=True)
             try:
-                results = await asyncio.get_running_loop().run_in_executor(self._thread, self.predict, images)
+                results = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self.predict, images
+                )
             except Exception as error:
                 results = [error] * len(batch)
             for future, result in zip(futures, results, strict=True):
                 if not future.done():
-                    future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+                    future.set_exception(result) if isinstance(
+                        result, Exception
+                    ) else future.set_result(result)

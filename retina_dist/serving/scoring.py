@@ -31,7 +31,9 @@ class RequestError(UserError):
 class Scorer:
     """Answers images with a model: its `answer` to each, without what scores below `threshold`, and the image's size."""
 
-    def __init__(self, predictor: Predictor[Any, Any], threshold: float = 0.0, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self, predictor: Predictor[Any, Any], threshold: float = 0.0, max_pixels: int = MAX_PIXELS
+    ) -> None:
         self.predictor, self.threshold, self.max_pixels = predictor, threshold, max_pixels
         self.Answer = predictor.Answer
 
@@ -43,13 +45,17 @@ class Scorer:
         try:
             pixels = decode_image(data, max_pixels=self.max_pixels)
         except ImageError as error:
-            raise RequestError(400, f"image {i}: {str(error).split(';')[0]}") from error  # no advice for data sets
+            raise RequestError(
+                400, f"image {i}: {str(error).split(';')[0]}"
+            ) from error  # no advice for data sets
         return self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1]
 
     def predict(self, images: Sequence[tuple[Any, int, int]]) -> list[dict[str, Any]]:
         """An `Answer` for each prepared image, in one thread at a time."""
         inputs, widths, heights = zip(*images, strict=True)
-        answers = [self.predictor.answer(output, self.threshold) for output in self.predictor.run(inputs)]
+        answers = [
+            self.predictor.answer(output, self.threshold) for output in self.predictor.run(inputs)
+        ]
         sizes = zip(answers, widths, heights, strict=True)
         return [{"width": width, "height": height, **answer} for answer, width, height in sizes]
 
@@ -67,26 +73,35 @@ def read_images(content_type: str, body: bytes, max_images: int = 16) -> list[by
     elif kind == "multipart/form-data":
         images = _read_form(content_type, body, max_images)
     else:
-        problem = f"the content type {kind} is not understood" if kind else "the content type is missing"
+        problem = (
+            f"the content type {kind} is not understood" if kind else "the content type is missing"
+        )
         raise RequestError(415, f"{problem}; {USAGE}.")
     if not images:
         raise RequestError(400, f"the request has no image; {USAGE}.")
     if len(images) > max_images:
-        raise RequestError(413, f"the request has {len(images)} images, more than max_images={max_images}; send fewer.")
+        raise RequestError(
+            413,
+            f"the request has {len(images)} images, more than max_images={max_images}; send fewer.",
+        )
     return images
 
 
 def _read_json(body: bytes, max_images: int) -> list[bytes]:
     # Python's parser blocks all threads: for seconds if 20 MB are brackets, for 0.1 s if they have few values.
     if sum(map(body.count, (b"[", b"{", b",", b":"))) > max_images + SPARE_PARTS:
-        raise RequestError(413, f"the JSON has more than {max_images + SPARE_PARTS} values; {USAGE}.")
+        raise RequestError(
+            413, f"the JSON has more than {max_images + SPARE_PARTS} values; {USAGE}."
+        )
     try:
         images = json.loads(body)["images"]
         if not isinstance(images, list):
             raise TypeError("images is not a list")
         return [base64.b64decode(image, validate=True) for image in images]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RequestError(400, f"the body is not such JSON ({type(error).__name__}: {error}); {USAGE}.") from error
+        raise RequestError(
+            400, f"the body is not such JSON ({type(error).__name__}: {error}); {USAGE}."
+        ) from error
 
 
 def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
@@ -99,11 +114,15 @@ def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
 
     boundary = b"--" + parse_options_header(content_type)[1].get(b"boundary", b"")
     if body.count(boundary) > max_images + SPARE_PARTS:  # read one by one in Python, 100,000 in 3 s
-        raise RequestError(413, f"the form has more than {max_images + SPARE_PARTS} fields; {USAGE}.")
+        raise RequestError(
+            413, f"the form has more than {max_images + SPARE_PARTS} fields; {USAGE}."
+        )
     try:
         parse_form({"Content-Type": content_type.encode()}, io.BytesIO(body), None, keep)
     except (FormParserError, ValueError) as error:
-        raise RequestError(400, f"the body is not multipart/form-data ({error}); {USAGE}.") from error
+        raise RequestError(
+            400, f"the body is not multipart/form-data ({error}); {USAGE}."
+        ) from error
     if not body.rstrip().endswith(boundary + b"--"):
         raise RequestError(400, f"the form ends before its last boundary; {USAGE}.")
     return images

@@ -32,17 +32,35 @@ class ServeConfig(OfCheckpoint):
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
     host: str = setting("127.0.0.1", "0.0.0.0: all addresses of this machine")
     port: int = setting(8080, "0: any free one", at_least=0, at_most=65_535)
-    api_key: str | None = setting(None, "required as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY")
-    score_threshold: float = setting(0.0, "in addition to the checkpoint's own", at_least=0, below=1)
-    tile: int | None = setting(None, "px: detect in windows of this size too, for small objects", at_least=32)
-    tile_overlap: float = setting(0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9)
+    api_key: str | None = setting(
+        None, "required as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY"
+    )
+    score_threshold: float = setting(
+        0.0, "in addition to the checkpoint's own", at_least=0, below=1
+    )
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects", at_least=32
+    )
+    tile_overlap: float = setting(
+        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
+    )
     max_body_mb: float = setting(20.0, "1e6 bytes of a request", at_least=0.001, at_most=2000)
-    max_pixels: int = setting(50_000_000, "images whose header claims more are refused", at_least=1, at_most=10**9)
+    max_pixels: int = setting(
+        50_000_000, "images whose header claims more are refused", at_least=1, at_most=10**9
+    )
     max_images: int = setting(16, "in a request", at_least=1, at_most=10**4)
-    max_queue: int = setting(64, "images accepted and not answered; more get 429", at_least=1, at_most=10**4)
-    max_batch: int | None = setting(None, "images of a pass; null: 8 on a GPU, 1 on a CPU", at_least=1, at_most=1024)
-    wait_ms: float = setting(5.0, "how long a batch waits for more images", at_least=0, at_most=10**4)
-    shutdown_s: int = setting(30, "after SIGTERM, for running requests; later ones get 503", at_least=0, at_most=86_400)
+    max_queue: int = setting(
+        64, "images accepted and not answered; more get 429", at_least=1, at_most=10**4
+    )
+    max_batch: int | None = setting(
+        None, "images of a pass; null: 8 on a GPU, 1 on a CPU", at_least=1, at_most=1024
+    )
+    wait_ms: float = setting(
+        5.0, "how long a batch waits for more images", at_least=0, at_most=10**4
+    )
+    shutdown_s: int = setting(
+        30, "after SIGTERM, for running requests; later ones get 503", at_least=0, at_most=86_400
+    )
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     debug: bool = False
@@ -53,17 +71,25 @@ class ServeConfig(OfCheckpoint):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.max_images > self.max_queue:
-            raise ConfigError(f"max_images={self.max_images} never fit into max_queue={self.max_queue}; raise it.")
+            raise ConfigError(
+                f"max_images={self.max_images} never fit into max_queue={self.max_queue}; raise it."
+            )
         if self.api_key == "":
-            raise ConfigError("api_key is empty; give a key, or null for a server that asks for none.")
+            raise ConfigError(
+                "api_key is empty; give a key, or null for a server that asks for none."
+            )
 
 
-def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predictor[Any, Any]]) -> None:
+def serve(
+    config: ServeConfig, load_predictor: Callable[[torch.device], Predictor[Any, Any]]
+) -> None:
     """Serve until SIGTERM or SIGINT. `load_predictor(device)` loads the model.
 
     Raises ConfigError if the extra is missing or the address cannot be used.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn replaces it, and raises the signal again at its end
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(0)
+    )  # uvicorn replaces it, and raises the signal again at its end
     device = SingleDeviceStrategy(config.device).device
     config = replace(config, max_batch=config.max_batch or (8 if device.type == "cuda" else 1))
     server = server_of(lambda: load_predictor(device), config)
@@ -71,11 +97,15 @@ def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predicto
         address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
         print_redacted(f"serving {config.checkpoint} on {address}/score; try it at {address}/")
         if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
-            logger.warning("anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key.")
+            logger.warning(
+                "anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key."
+            )
         server.run(sockets=[listener])
 
 
-def server_of(model: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_level: str = "info") -> uvicorn.Server:
+def server_of(
+    model: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_level: str = "info"
+) -> uvicorn.Server:
     """A server of what `model` loads. Raises ConfigError, before that, if the extra is missing."""
     try:
         import httptools  # noqa: F401 - h11 raises on a HEAD request with a bad body
@@ -84,11 +114,18 @@ def server_of(model: Callable[[], Predictor[Any, Any]], config: ServeConfig, log
         from retina_dist.serving.app import create_app
         from retina_dist.serving.scoring import Scorer
     except ImportError as error:
-        raise ConfigError(f'serving needs {error.name}; pip install "retina-dist[serve]".') from error
+        raise ConfigError(
+            f'serving needs {error.name}; pip install "retina-dist[serve]".'
+        ) from error
     predictor = model()
     predictor.run_each(torch.zeros(3, 480, 640, dtype=torch.uint8))  # the first pass is the slowest
-    app, wait_s = create_app(Scorer(predictor, config.score_threshold, config.max_pixels), config), config.shutdown_s
-    settings = uvicorn.Config(app, http="httptools", ws="none", timeout_graceful_shutdown=wait_s, log_level=log_level)
+    app, wait_s = (
+        create_app(Scorer(predictor, config.score_threshold, config.max_pixels), config),
+        config.shutdown_s,
+    )
+    settings = uvicorn.Config(
+        app, http="httptools", ws="none", timeout_graceful_shutdown=wait_s, log_level=log_level
+    )
     return uvicorn.Server(settings)
 
 
@@ -97,6 +134,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two for invalid host names
+    except (
+        OSError,
+        OverflowError,
+        ValueError,
+        TypeError,
+    ) as error:  # the last two for invalid host names
         remedy = "give an address of this machine, or port=0 for a free port"
-        raise ConfigError(f"host={host} port={port} cannot be listened on ({error}); {remedy}.") from error
+        raise ConfigError(
+            f"host={host} port={port} cannot be listened on ({error}); {remedy}."
+        ) from error

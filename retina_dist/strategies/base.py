@@ -132,7 +132,9 @@ class DistributedStrategy(ABC):
         if self.rank == src:
             return obj
         # onto the CPU: the number of `src`'s GPU may belong to another process's GPU here
-        return torch.load(io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True)
+        return torch.load(
+            io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True
+        )
 
     def broadcast_state(self, state: Stateful) -> None:
         """Make `state`, which is tensors and plain values, equal to rank 0's on every rank."""
@@ -163,7 +165,9 @@ class DistributedStrategy(ABC):
             failed = self.world_size if failure is None else self.rank
             first = int(self.all_reduce(torch.tensor([failed], device=device), "min"))
             if first < self.world_size and first != self.rank:
-                raise PeerLost(f"rank {first} stopped; its message says why.", collective=True, reporter=None)
+                raise PeerLost(
+                    f"rank {first} stopped; its message says why.", collective=True, reporter=None
+                )
             if failure:
                 failure.collective, failure.reporter = True, self.rank
 
@@ -175,7 +179,9 @@ class DistributedStrategy(ABC):
         return work(Membership())
 
 
-def missing_ranks(rank: int, world_size: int, put: Callable[[str, str], None], has: Callable[[str], bool]) -> list[int]:
+def missing_ranks(
+    rank: int, world_size: int, put: Callable[[str, str], None], has: Callable[[str], bool]
+) -> list[int]:
     """The ranks that put no key within `WAIT_S` into a store that a failed collective does not touch; [] without a store.
 
     Each rank that asks puts its key first; one that hangs, is stopped, or has ended does not.
@@ -219,7 +225,9 @@ def from_wire(summed: Tensor, compression: str, scale: float, dtype: torch.dtype
     return mean.div_(scale) if compression == "fp16" else mean
 
 
-def take_fp16(sent: Sequence[tuple[Tensor, Tensor]], scale: float, mean: Callable[[Tensor], Tensor]) -> bool:
+def take_fp16(
+    sent: Sequence[tuple[Tensor, Tensor]], scale: float, mean: Callable[[Tensor], Tensor]
+) -> bool:
     """Put the means into the gradients, pairs of this rank's own [*] and the sum of all shares; whether fp16 overflowed.
 
     If any sum left fp16's range, all gradients become their `mean` over ranks, sent in full.

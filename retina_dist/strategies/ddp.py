@@ -17,7 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from retina_dist.base.errors import ConfigError, PeerLost, activity, first_line, is_collective, lost_connection
+from retina_dist.base.errors import (
+    ConfigError,
+    PeerLost,
+    activity,
+    first_line,
+    is_collective,
+    lost_connection,
+)
 from retina_dist.base.text import format_ranks
 from retina_dist.strategies.base import (
     DistributedStrategy,
@@ -32,9 +39,16 @@ from retina_dist.strategies.devices import check_devices, device_identity, resol
 from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
 from retina_dist.strategies.settings import StrategyConfig
 
-OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
 # No exchange of buffers in each forward pass, by the name that this torch has for it.
-OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(inspect.signature(DistributedDataParallel).parameters)
+OPTIONS = {"forward_sync_buffers", "broadcast_buffers"} & set(
+    inspect.signature(DistributedDataParallel).parameters
+)
 NO_BUFFERS: dict[str, Any] = {max(OPTIONS): False}
 # NCCL's collectives are recorded, and the record is written where `FLIGHT_FILE` says when one of them times out.
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -55,20 +69,28 @@ class DDPStrategy(DistributedStrategy):
     have one GPU.
     """
 
-    def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
+    def __init__(
+        self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False
+    ) -> None:
         self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
         self.compression, self.bucket_mb = settings.compression, settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
         self.backend = f"DDP over {'NCCL' if self.device.type == 'cuda' else 'Gloo'}"
-        self._sent: list[tuple[Tensor, Tensor]] = []  # fp16: each bucket's own gradients, and all ranks' sum
+        self._sent: list[
+            tuple[Tensor, Tensor]
+        ] = []  # fp16: each bucket's own gradients, and all ranks' sum
 
     def __enter__(self) -> "DDPStrategy":
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=self.timeout_s)
-        if self.device.type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name
+        if (
+            self.device.type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ
+        ):  # its former name
             for name, value in FLIGHT_RECORDER.items():
                 os.environ.setdefault(name, value)
-        if dist.is_initialized():  # Ray Train makes a process group, without the rest of what is needed here
+        if (
+            dist.is_initialized()
+        ):  # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
         store = self._job = self._store()
         store.set(f"device{self.rank}", device_identity(self.device))
@@ -77,7 +99,9 @@ class DDPStrategy(DistributedStrategy):
             devices = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
             check_devices([device.decode() for device in devices])
             # no device_id: NCCL then connects at the first collective on GPUs, after all that needs no network between them
-            dist.init_process_group(transport, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+            dist.init_process_group(
+                transport, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+            )
         except (dist.DistError, RuntimeError) as error:
             raise self._not_joined(error) from error
         return self
@@ -92,11 +116,17 @@ class DDPStrategy(DistributedStrategy):
             address, port = self._rendezvous_endpoint()
             waiting = timedelta(seconds=self.timeout_s)
             try:
-                if self.launch.launcher == "torchrun":  # its agents hold the store, and the environment says how
-                    store, _, _ = next(dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting))
+                if (
+                    self.launch.launcher == "torchrun"
+                ):  # its agents hold the store, and the environment says how
+                    store, _, _ = next(
+                        dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting)
+                    )
                 else:  # `_with_fresh_prefix` waits for the others, since it can tell which do not come
                     options = {"wait_for_workers": False, "multi_tenant": True}
-                    store = dist.TCPStore(address, port, self.world_size, self.rank == 0, waiting, **options)
+                    store = dist.TCPStore(
+                        address, port, self.world_size, self.rank == 0, waiting, **options
+                    )
                 _shared_store = self._with_fresh_prefix(store)
             except (dist.DistError, RuntimeError, ValueError) as error:
                 raise self._not_joined(error) from error
@@ -111,7 +141,9 @@ class DDPStrategy(DistributedStrategy):
         own, until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
         until += GRACE_S * bool(self.rank)  # rank 0, which knows who is late, speaks first
 
-        def wait_for(condition: Callable[[], bool], late: Callable[[], str] = lambda: "all ranks") -> None:
+        def wait_for(
+            condition: Callable[[], bool], late: Callable[[], str] = lambda: "all ranks"
+        ) -> None:
             while not condition():
                 if time.monotonic() > until:
                     raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for {late()}")
@@ -132,7 +164,10 @@ class DDPStrategy(DistributedStrategy):
             return dist.PrefixStore(store.get(f"name{self.rank}/{own}").decode(), store)
         store.set("question", own)
         for other in others:
-            wait_for(partial(has_answered, other), lambda: format_ranks(r for r in others if not has_answered(r)))
+            wait_for(
+                partial(has_answered, other),
+                lambda: format_ranks(r for r in others if not has_answered(r)),
+            )
         for other in others:
             store.set(f"name{other}/{store.get(f'answer{other}').decode().removeprefix(own)}", own)
         return dist.PrefixStore(own, store)
@@ -147,9 +182,13 @@ class DDPStrategy(DistributedStrategy):
     def _rendezvous_endpoint(self) -> tuple[str, int]:
         """Where rank 0 listens, as the launcher says it; processes of one host find each other anyway."""
         launch = self.launch
-        address = launch.master_address or ("127.0.0.1" if launch.local_world_size == launch.world_size else None)
+        address = launch.master_address or (
+            "127.0.0.1" if launch.local_world_size == launch.world_size else None
+        )
         if address is None:
-            raise ConfigError(f"strategy=ddp under {launch.launcher} on several hosts needs MASTER_ADDR of rank 0.")
+            raise ConfigError(
+                f"strategy=ddp under {launch.launcher} on several hosts needs MASTER_ADDR of rank 0."
+            )
         return address, launch.master_port or DEFAULT_PORT
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -159,17 +198,23 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif lost_connection(error):
-            missing = missing_ranks(self.rank, self.world_size, self._job.set, lambda key: self._job.check([key]))
+            missing = missing_ranks(
+                self.rank, self.world_size, self._job.set, lambda key: self._job.check([key])
+            )
             raise PeerLost(peer_lost_message(self.rank, missing, error)) from error
         elif isinstance(error, dist.DistBackendError):
             where = f"({activity()[0]}: {first_line(error)})"
-            raise PeerLost(f"rank {self.rank}: NCCL failed {where}; NCCL_DEBUG=INFO says more.") from error
+            raise PeerLost(
+                f"rank {self.rank}: NCCL failed {where}; NCCL_DEBUG=INFO says more."
+            ) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving in order would wait for them.
 
     # training
 
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        if self.world_size == 1:  # nothing to average, and DDP would copy each gradient into its bucket
+        if (
+            self.world_size == 1
+        ):  # nothing to average, and DDP would copy each gradient into its bucket
             return model
         net = DistributedDataParallel(
             model,
@@ -185,14 +230,20 @@ class DDPStrategy(DistributedStrategy):
         return net
 
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        return net.no_sync() if isinstance(net, DistributedDataParallel) and not enabled else nullcontext()
+        return (
+            net.no_sync()
+            if isinstance(net, DistributedDataParallel) and not enabled
+            else nullcontext()
+        )
 
     def reduce_gradients(self) -> None:
         """The backward pass has reduced them, all but fp16's: take its sums, or send the step again."""
         sent, self._sent = self._sent, []
         self.fp16_overflows += take_fp16(sent, self.fp16_scale, self.all_reduce)
 
-    def _send_compressed(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _send_compressed(
+        self, state: None, bucket: dist.GradBucket
+    ) -> torch.futures.Future[Tensor]:
         local = bucket.buffer()
         wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
         work = dist.all_reduce(wire, async_op=True)
@@ -200,7 +251,9 @@ class DDPStrategy(DistributedStrategy):
             self._sent.append((local, wire))
 
         def back(done: torch.futures.Future[Any]) -> Tensor:
-            if self.compression == "fp16":  # `reduce_gradients` sees first whether all of the step was in range
+            if (
+                self.compression == "fp16"
+            ):  # `reduce_gradients` sees first whether all of the step was in range
                 return local
             return local.copy_(from_wire(wire, self.compression, self.fp16_scale, local.dtype))
 

@@ -37,7 +37,9 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
     try:
         torch.device("cpu" if name == "auto" else name)
     except RuntimeError as error:
-        raise ConfigError(f"device={name} is not a device; give auto, cpu, cuda or cuda:0.") from error
+        raise ConfigError(
+            f"device={name} is not a device; give auto, cpu, cuda or cuda:0."
+        ) from error
     usable = name != "cpu" and torch.cuda.is_available()
     unusable = [] if name == "cpu" or usable else nvidia_gpus()
     if name == "auto":
@@ -68,7 +70,9 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
 def nvidia_gpus() -> list[str]:
     """The device files of NVIDIA's GPUs that this process may use; [] if CUDA_VISIBLE_DEVICES hides them all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not re.match(r"\d|GPU-|MIG-", visible.strip()):  # "", -1, Slurm's NoDevFiles
+    if visible is not None and not re.match(
+        r"\d|GPU-|MIG-", visible.strip()
+    ):  # "", -1, Slurm's NoDevFiles
         return []
     return [str(path) for path in sorted(DEV.glob("nvidia[0-9]*")) if _may_open(path)]
 
@@ -77,7 +81,9 @@ def _may_open(path: Path) -> bool:
     """A scheduler gives a job without GPUs the device files too, but not the right to open them."""
     try:
         os.close(os.open(path, os.O_RDWR))
-    except OSError as error:  # a driver that does not answer must not look like a machine without GPUs
+    except (
+        OSError
+    ) as error:  # a driver that does not answer must not look like a machine without GPUs
         return not isinstance(error, PermissionError)
     return True
 
@@ -85,7 +91,9 @@ def _may_open(path: Path) -> bool:
 def driver_version() -> str | None:
     """The version of NVIDIA's kernel driver, such as "535.104.05"; None where it does not say."""
     try:
-        match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace"))
+        match = re.search(
+            r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace")
+        )
     except OSError:
         return None
     return match[1] if match else None
@@ -106,10 +114,14 @@ def check_devices(identities: Sequence[str]) -> None:
     for identity in ranks:
         if len(ranks[identity]) > 1 and identity not in on_cpu:
             sharing = f"{format_ranks(ranks[identity])} all have the GPU {identity}"
-            raise ConfigError(f"{sharing}; start at most one process for each GPU of a host.", collective=True)
+            raise ConfigError(
+                f"{sharing}; start at most one process for each GPU of a host.", collective=True
+            )
     if 0 < len(on_cpu) < len(ranks):
         mixed = f"rank {ranks[on_cpu[0]][0]} works on the {on_cpu[0]}, others on a GPU"
-        raise ConfigError(f"{mixed}; give strategy.device=cuda to learn why, or cpu for all.", collective=True)
+        raise ConfigError(
+            f"{mixed}; give strategy.device=cuda to learn why, or cpu for all.", collective=True
+        )
 
 
 class Memory(NamedTuple):
@@ -127,7 +139,9 @@ def find_gpu(name: str) -> Memory:
     near = [gpu for gpu in GPUS if f"{gpu.upper()}-".startswith(f"{wanted}-")]
     if len(near) == 1:
         return memory_of(near[0], GPUS[near[0]])
-    raise ConfigError(f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB.")
+    raise ConfigError(
+        f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB."
+    )
 
 
 def memory_of(name: str, gib: float) -> Memory:

@@ -42,7 +42,9 @@ POLL_S = 50e-6  # between two polls of a collective
 IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
-_running_with: dict[str, str] | None = None  # the settings of ours that Horovod was started with last
+_running_with: dict[str, str] | None = (
+    None  # the settings of ours that Horovod was started with last
+)
 
 
 class HorovodStrategy(DistributedStrategy):
@@ -58,14 +60,22 @@ class HorovodStrategy(DistributedStrategy):
     Raises ConfigError when Horovod is missing or built without what this job needs, or two processes have one GPU.
     """
 
-    def __init__(self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False) -> None:
-        self.launch, self.compression, self.timeout_s = launch, settings.compression, settings.timeout_s
+    def __init__(
+        self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False
+    ) -> None:
+        self.launch, self.compression, self.timeout_s = (
+            launch,
+            settings.compression,
+            settings.timeout_s,
+        )
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self._membership = HorovodMembership(self, settings.commit_every)
         self.hvd = _import_horovod()
         self.device = resolve_device(settings.device, launch)
         self.variables = {
-            "HOROVOD_FUSION_THRESHOLD": "0" if deterministic else str(int(settings.fusion_mb * 2**20)),
+            "HOROVOD_FUSION_THRESHOLD": "0"
+            if deterministic
+            else str(int(settings.fusion_mb * 2**20)),
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
         }
@@ -73,8 +83,12 @@ class HorovodStrategy(DistributedStrategy):
             self.variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
-        self._sent: dict[str, tuple[Any, Tensor]] = {}  # by name: Horovod's handle, and the tensor summed in place
-        self._sums: dict[tuple[str, torch.dtype, torch.Size], int] = {}  # in the order in which all ranks met them
+        self._sent: dict[
+            str, tuple[Any, Tensor]
+        ] = {}  # by name: Horovod's handle, and the tensor summed in place
+        self._sums: dict[
+            tuple[str, torch.dtype, torch.Size], int
+        ] = {}  # in the order in which all ranks met them
         self._sending = True
         self._waiting_since: float | None = None
         self._left = threading.Event()
@@ -107,33 +121,49 @@ class HorovodStrategy(DistributedStrategy):
                 )
         else:
             # What the launcher set stays; what an earlier job of this process set does not.
-            given = {name for name in self.variables if name in os.environ} - set(_running_with or ())
-            _running_with = {name: value for name, value in self.variables.items() if name not in given}
+            given = {name for name in self.variables if name in os.environ} - set(
+                _running_with or ()
+            )
+            _running_with = {
+                name: value for name, value in self.variables.items() if name not in given
+            }
             os.environ.update(_running_with)
             self.hvd.init()
         self._check()
         if self.hvd.mpi_enabled() and self.world_size > 1:
             self._left = threading.Event()
             threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
-        if not self.elastic:  # elastic jobs may not communicate before they are within `run_elastic`
+        if (
+            not self.elastic
+        ):  # elastic jobs may not communicate before they are within `run_elastic`
             self._check_devices()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         alive = self.hvd.is_initialized()  # not after an elastic start that failed
-        rank, world_size = (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
+        rank, world_size = (
+            (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
+        )
         self._forget()
         in_order = error is None or is_collective(error)
         if not in_order or self._can_restart():
-            self._wait(self.hvd.shutdown)  # the other ranks' collectives end with an error, so that they stop too
+            self._wait(
+                self.hvd.shutdown
+            )  # the other ranks' collectives end with an error, so that they stop too
         self._left.set()
         if error is not None and type(error).__name__ == "HorovodInternalError":
-            missing = missing_ranks(rank, world_size, put_note, has_note) if RENDEZVOUS in os.environ else []
+            missing = (
+                missing_ranks(rank, world_size, put_note, has_note)
+                if RENDEZVOUS in os.environ
+                else []
+            )
             raise PeerLost(peer_lost_message(rank, missing, error)) from error
 
     def _can_restart(self) -> bool:
         """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
-        tuned = all(name in os.environ for name in ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"))
+        tuned = all(
+            name in os.environ for name in ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
+        )
         return not self.hvd.mpi_enabled() and not tuned
 
     def _check(self) -> None:
@@ -143,15 +173,23 @@ class HorovodStrategy(DistributedStrategy):
                 f"{self.launch}: Horovod was built without MPI and sees only {hvd.size()}; start by horovodrun --gloo, or run "
                 "scripts/install_horovod.py where mpicxx is installed."
             )
-        if self.device.type == "cuda" and hvd.size() > 1 and not (hvd.nccl_built() or hvd.mpi_built()):
-            raise ConfigError("Horovod has no NCCL; run scripts/install_horovod.py --gpu yes, or give strategy=ddp.")
+        if (
+            self.device.type == "cuda"
+            and hvd.size() > 1
+            and not (hvd.nccl_built() or hvd.mpi_built())
+        ):
+            raise ConfigError(
+                "Horovod has no NCCL; run scripts/install_horovod.py --gpu yes, or give strategy=ddp."
+            )
 
     def _check_devices(self) -> None:
         if self.world_size == 1:
             return
         own = device_identity(self.device).encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b"\0")
         everyone = self.all_gather(torch.tensor([list(own)], dtype=torch.uint8))
-        check_devices([bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyone.tolist()])
+        check_devices(
+            [bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyone.tolist()]
+        )
 
     # membership
 
@@ -176,7 +214,9 @@ class HorovodStrategy(DistributedStrategy):
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if self.compression != "bf16" and self.world_size > 1:
             for name, p in self._parameters:
-                self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._send_if_last, name)))
+                self._hooks.append(
+                    p.register_post_accumulate_grad_hook(partial(self._send_if_last, name))
+                )
         return model
 
     def _forget(self) -> None:
@@ -214,13 +254,18 @@ class HorovodStrategy(DistributedStrategy):
             for handle, _ in sent.values():
                 self._synchronize(handle)
             if self.compression == "fp16":
-                pairs = [(in_memory_order(gradient), sent[name][1]) for name, gradient in gradients.items()]
+                pairs = [
+                    (in_memory_order(gradient), sent[name][1])
+                    for name, gradient in gradients.items()
+                ]
                 self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
         """The mean: Horovod cannot add bf16 up, so each rank adds up its piece in float32; as many bytes travel as in a ring."""
         sizes = [gradient.numel() for gradient in gradients]
-        shares = torch.cat([to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients])
+        shares = torch.cat(
+            [to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients]
+        )
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
         received = self._wait(self.hvd.alltoall, padded.view(torch.uint8)).view(torch.bfloat16)
         pieces = received.view(self.world_size, -1)  # mine, as each rank has it
@@ -239,7 +284,9 @@ class HorovodStrategy(DistributedStrategy):
         # Horovod caches what it negotiated by name and shape; without a name, rank 0 would collect a request from each rank for
         # every sum. A number in place of the shape lets Horovod refuse a new sum whose shapes differ between ranks at once.
         number = self._sums.setdefault((op, x.dtype, x.shape), len(self._sums))
-        total = self._synchronize(hvd.allreduce_async(x.contiguous(), name=f"sum.{number}", op=ops[op]))
+        total = self._synchronize(
+            hvd.allreduce_async(x.contiguous(), name=f"sum.{number}", op=ops[op])
+        )
         return total / self.world_size if op == "mean" else total
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
@@ -279,7 +326,10 @@ class HorovodStrategy(DistributedStrategy):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
                 words = f"error: rank {self.rank} waited {self.timeout_s:g} s for another rank ({activity()[0]})"
-                os.write(2, f"{words}; see what the others printed last, or raise strategy.timeout_s.\n".encode())
+                os.write(
+                    2,
+                    f"{words}; see what the others printed last, or raise strategy.timeout_s.\n".encode(),
+                )
                 os._exit(1)  # mpirun then ends the others
 
 
@@ -349,7 +399,9 @@ def _import_horovod() -> Any:
     try:
         import horovod.torch as hvd
     except Exception as error:  # a build for another torch or MPI fails in many ways
-        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod")
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(
+            "horovod"
+        )
         reason = "is not installed" if missing else f"cannot be loaded ({first_line(error)})"
         raise ConfigError(
             f"strategy=horovod: Horovod {reason}; build it by python -m retina_dist.scripts.install_horovod (in a checkout by make "

@@ -16,13 +16,23 @@ from retina_dist.base.errors import ConfigError
 # "variables": torchrun's, set by Azure ML (`type: pytorch`), Ray Train or Kubernetes' operators without torchrun.
 Launcher = Literal["python", "torchrun", "horovodrun", "mpirun", "srun", "variables"]
 Service = Literal["Azure ML", "Ray Train"]
-BY_LAUNCHER = dict(python="single", torchrun="ddp", horovodrun="horovod", mpirun="horovod", srun="ddp", variables="ddp")
+BY_LAUNCHER = dict(
+    python="single",
+    torchrun="ddp",
+    horovodrun="horovod",
+    mpirun="horovod",
+    srun="ddp",
+    variables="ddp",
+)
 
 # Where rank 0 listens when nobody says it: torch's own port, and that of Azure ML's PyTorch jobs; the one of its MPI jobs is in use
 # (https://azure.github.io/azureml-cheatsheets/docs/cheatsheets/python/v1/distributed-training).
 DEFAULT_PORT = 29500
 AZURE_PORT = 6105
-SERVICES: dict[Service, str] = {"Azure ML": "AZUREML_RUN_ID", "Ray Train": "RAY_JOB_ID"}  # a variable that tells each
+SERVICES: dict[Service, str] = {
+    "Azure ML": "AZUREML_RUN_ID",
+    "Ray Train": "RAY_JOB_ID",
+}  # a variable that tells each
 
 
 class Names(NamedTuple):
@@ -35,13 +45,23 @@ class Names(NamedTuple):
     node_rank: str = ""  # not said
 
 
-HOROVOD = Names("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK")
+HOROVOD = Names(
+    "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"
+)
 # OMPI_COMM_WORLD_NODE_RANK does not number nodes, but the user's processes on a node.
-OPEN_MPI = Names(*(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+OPEN_MPI = Names(
+    *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+)
 MPICH = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 # The size is the step's: a batch script's one process and the shell of salloc see SLURM_PROCID=0 and SLURM_NTASKS=N too.
 # https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
-SLURM = Names("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
+SLURM = Names(
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NODEID",
+)
 PLAIN = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 TORCHRUN = PLAIN._replace(node_rank="GROUP_RANK")
 
@@ -68,7 +88,9 @@ class Launch:
         if self.service == "Azure ML":
             name = f"Azure ML (type: {'mpi' if self.launcher == 'mpirun' else 'pytorch'})"
         else:
-            name = self.service or ("RANK and WORLD_SIZE" if self.launcher == "variables" else self.launcher)
+            name = self.service or (
+                "RANK and WORLD_SIZE" if self.launcher == "variables" else self.launcher
+            )
         return f"{name} with {self.world_size} process{'es' if self.world_size > 1 else ''}"
 
 
@@ -92,8 +114,12 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
         job, step = (int(environment.get(name, 0)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         port = port or str(slurm_port(job, step))
     if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it.")
-    return replace(launch, master_address=address, master_port=int(port) if port else None, service=service)
+        raise ConfigError(
+            f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it."
+        )
+    return replace(
+        launch, master_address=address, master_port=int(port) if port else None, service=service
+    )
 
 
 def _launcher(environment: Mapping[str, str]) -> tuple[Launcher, Names | None]:
@@ -118,7 +144,10 @@ def _launcher(environment: Mapping[str, str]) -> tuple[Launcher, Names | None]:
 def _of_srun(environment: Mapping[str, str]) -> bool:
     """Whether PMI's variables are those of `srun --mpi=pmi2`, which has no local rank among them."""
     own = (environment.get(SLURM.rank), environment.get(SLURM.world_size))
-    return MPICH.local_rank not in environment and own == (environment[MPICH.rank], environment[MPICH.world_size])
+    return MPICH.local_rank not in environment and own == (
+        environment[MPICH.rank],
+        environment[MPICH.world_size],
+    )
 
 
 def _azure_master(environment: Mapping[str, str]) -> str | None:
@@ -154,17 +183,32 @@ def _read(launcher: Launcher, names: Names, environment: Mapping[str, str]) -> L
         node = int(environment.get(names.node_rank, "-1"))
         said = environment.get(names.local_world_size)
         if said is None:  # on later nodes, the ranks of the nodes before give the size
-            local_size = (rank - local_rank) // node if node > 0 else 0 if launcher == "variables" else size
+            local_size = (
+                (rank - local_rank) // node if node > 0 else 0 if launcher == "variables" else size
+            )
         else:
             local_size = tasks_of_node(said, node) if names is SLURM else int(said)
     except (ValueError, IndexError):
-        values = ", ".join(f"{name}={environment[name]}" for name in names if name and name in environment)
+        values = ", ".join(
+            f"{name}={environment[name]}" for name in names if name and name in environment
+        )
         starter = "something" if launcher == "variables" else launcher
-        raise ConfigError(f"{starter} set {values}, which are not all whole numbers; unset them or restart.") from None
+        raise ConfigError(
+            f"{starter} set {values}, which are not all whole numbers; unset them or restart."
+        ) from None
     for name, number, of, count in (
         (names.rank, rank, names.world_size, size),
         (names.local_rank, local_rank, names.local_world_size, local_size or size),
     ):
         if not 0 <= number < count:
-            raise ConfigError(f"{name}={number} is outside {of}={count}; unset them, or start by a launcher.")
-    return Launch(launcher, rank, size, local_rank, local_size, rank // (local_size or size) if node < 0 else node)
+            raise ConfigError(
+                f"{name}={number} is outside {of}={count}; unset them, or start by a launcher."
+            )
+    return Launch(
+        launcher,
+        rank,
+        size,
+        local_rank,
+        local_size,
+        rank // (local_size or size) if node < 0 else node,
+    )

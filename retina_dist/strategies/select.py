@@ -18,11 +18,17 @@ def choose_strategy(name: str, launch: Launch) -> str:
     if name == "auto":
         return BY_LAUNCHER[launch.launcher]
     if name == "single" and launch.world_size > 1:
-        raise ConfigError(f"strategy=single under {launch} would train the same model in each; use strategy=auto.")
+        raise ConfigError(
+            f"strategy=single under {launch} would train the same model in each; use strategy=auto."
+        )
     if name == "horovod" and launch.launcher in ("torchrun", "variables"):
-        raise ConfigError(f"strategy=horovod cannot run under {launch}; use horovodrun, mpirun or strategy=ddp.")
+        raise ConfigError(
+            f"strategy=horovod cannot run under {launch}; use horovodrun, mpirun or strategy=ddp."
+        )
     if name == "ddp" and launch.launcher == "horovodrun":
-        raise ConfigError(f"strategy=ddp cannot run under {launch}; start it by torchrun, or use strategy=horovod.")
+        raise ConfigError(
+            f"strategy=ddp cannot run under {launch}; start it by torchrun, or use strategy=horovod."
+        )
     return name
 
 
@@ -48,7 +54,9 @@ def strategy_of(
     outside: type[Any] | None = getattr(settings, "implementation", None)
     if outside is not None:
         if not outside.supports(launch):
-            raise ConfigError(f"strategy={settings.name} cannot run under {launch}; use another, or strategy=auto.")
+            raise ConfigError(
+                f"strategy={settings.name} cannot run under {launch}; use another, or strategy=auto."
+            )
         return outside(settings, launch)
     assert isinstance(settings, StrategyConfig)
     name = choose_strategy(settings.name, launch)
@@ -64,7 +72,13 @@ def strategy_of(
 
 
 def make_strategy(
-    name: str = "auto", *, launch: Launch | None = None, deterministic: bool = False, **settings: Any
+    name: str = "auto",
+    *,
+    launch: Launch | None = None,
+    deterministic: bool = False,
+    **settings: Any,
 ) -> DistributedStrategy:
     """`strategy_of` for a built-in strategy; `settings` are fields of `StrategyConfig`."""
-    return strategy_of(StrategyConfig(name=name, **settings), launch=launch, deterministic=deterministic)
+    return strategy_of(
+        StrategyConfig(name=name, **settings), launch=launch, deterministic=deterministic
+    )

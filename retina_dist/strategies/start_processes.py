@@ -16,12 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.base.errors import ConfigError, UserError
-from retina_dist.strategies.launch_environment import BY_LAUNCHER, DEFAULT_PORT, PLAIN, detect_launch
+from retina_dist.strategies.launch_environment import (
+    BY_LAUNCHER,
+    DEFAULT_PORT,
+    PLAIN,
+    detect_launch,
+)
 
 LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
 # Several processes on few cores, in a container that runs as root: Open MPI 4 and 5 need these variables. Others ignore them.
-AS_ROOT = [f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")]
-OVERSUBSCRIBE = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+AS_ROOT = [
+    f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}"
+    for prefix in ("OMPI", "PRTE")
+    for suffix in ("", "_CONFIRM")
+]
+OVERSUBSCRIBE = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 OPEN_MPI = {**dict.fromkeys(AS_ROOT, "1"), **OVERSUBSCRIBE}
 
 
@@ -34,7 +46,11 @@ def executable(name: str) -> str | None:
 def why_missing(launcher: str) -> str | None:
     """Why a launcher cannot be used here, or None if it can."""
     if launcher not in ("horovodrun", "mpirun"):
-        return None if launcher in ("python", "torchrun") else "it is none of torchrun, horovodrun and mpirun"
+        return (
+            None
+            if launcher in ("python", "torchrun")
+            else "it is none of torchrun, horovodrun and mpirun"
+        )
     program = executable("horovodrun")
     if program is None:
         return "Horovod is not installed"
@@ -47,19 +63,38 @@ def why_missing(launcher: str) -> str | None:
 @cache
 def _built(horovodrun: str) -> str:
     """The output of horovodrun --check-build; asked once, since it imports torch several times."""
-    return subprocess.run([horovodrun, "--check-build"], capture_output=True, text=True, env=environment(1)).stdout
+    return subprocess.run(
+        [horovodrun, "--check-build"], capture_output=True, text=True, env=environment(1)
+    ).stdout
 
 
 def command(launcher: str, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
     """The command line that runs `python -m MODULE ARGUMENTS` as so many processes. Raises ConfigError if it cannot."""
     if reason := why_missing(launcher):
-        raise ConfigError(f"{launcher} cannot be used: {reason}; run scripts/install_horovod.py, or take torchrun.")
+        raise ConfigError(
+            f"{launcher} cannot be used: {reason}; run scripts/install_horovod.py, or take torchrun."
+        )
     n = str(processes)
     start = {
         "python": [],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n],
+        "torchrun": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            n,
+        ],
         # its cache is one file of the user, which two starts at a time can break
-        "horovodrun": [str(executable("horovodrun")), "--gloo", "--disable-cache", "-np", n, "-H", f"localhost:{n}"],
+        "horovodrun": [
+            str(executable("horovodrun")),
+            "--gloo",
+            "--disable-cache",
+            "-np",
+            n,
+            "-H",
+            f"localhost:{n}",
+        ],
         "mpirun": [str(executable("mpirun")), "-np", n],
     }[launcher]
     python = [] if launcher == "torchrun" else [sys.executable]
@@ -69,7 +104,11 @@ def command(launcher: str, processes: int, module: str, arguments: Sequence[str]
 def environment(threads: int) -> dict[str, str]:
     """This process's environment for a child that starts others: so many threads each, no trace of an outer launcher."""
     outer = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "MASTER_", *PLAIN)
-    ours = {name: v for name, v in os.environ.items() if name == "SLURM_CONF" or not name.startswith(outer)}
+    ours = {
+        name: v
+        for name, v in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith(outer)
+    }
     path = os.pathsep.join([str(Path(sys.executable).parent), ours.get("PATH", "")])
     return {**ours, **OPEN_MPI, "PATH": path, "OMP_NUM_THREADS": str(threads)}
 
@@ -78,7 +117,10 @@ def described(variables: Mapping[str, str] = os.environ) -> str:
     """How a process with these variables understands its launcher, in one line. Raises ConfigError."""
     launch = detect_launch(variables)
     host = f"local rank {launch.local_rank} of {launch.local_world_size or '?'} on node {launch.node_rank}"
-    place = launch.master_address and f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
+    place = (
+        launch.master_address
+        and f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
+    )
     return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {BY_LAUNCHER[launch.launcher]}: {launch}"
 
 
@@ -89,7 +131,9 @@ def usable(launchers: Sequence[str]) -> list[str]:
         if reason:
             print(f"{name} left out: {reason}", flush=True)
     if all(reasons.values()):
-        raise ConfigError(f"launchers={list(launchers)}: none can be used here; give launchers=[torchrun].")
+        raise ConfigError(
+            f"launchers={list(launchers)}: none can be used here; give launchers=[torchrun]."
+        )
     return [name for name, reason in reasons.items() if not reason]
 
 
@@ -103,7 +147,9 @@ def run_job(launcher: str, processes: int, module: str, folder: Path) -> dict[st
     line = command(launcher, processes, module, [*sys.argv[1:], f"worker={result}"])
     code = subprocess.run(line, env=environment(1), stdout=sys.stderr).returncode
     if code or not result.exists():
-        raise UserError(f"{launcher} with {processes} processes failed (exit code {code}); its output is above.")
+        raise UserError(
+            f"{launcher} with {processes} processes failed (exit code {code}); its output is above."
+        )
     return json.loads(result.read_text())
 
 

@@ -27,16 +27,22 @@ from retina_dist.base.torch_files import load_torch
 logger = logging.getLogger(__name__)
 
 ENDINGS = (".onnx", ".pt2", ".pt")
-Runner = Callable[[Tensor], Sequence[Tensor]]  # an image [1, 3, h, w] uint8 to the tensors of `output_names`
+Runner = Callable[
+    [Tensor], Sequence[Tensor]
+]  # an image [1, 3, h, w] uint8 to the tensors of `output_names`
 
 
 def check_ending(output: Path) -> None:
     """Raise ConfigError for a file that no exporter writes, or whose packages are missing."""
     if output.suffix not in ENDINGS:
         raise ConfigError(f"output={output} has no known ending; use one of {', '.join(ENDINGS)}.")
-    missing = [package for package in ("onnx", "onnxscript", "onnxruntime") if find_spec(package) is None]
+    missing = [
+        package for package in ("onnx", "onnxscript", "onnxruntime") if find_spec(package) is None
+    ]
     if output.suffix == ".onnx" and missing:
-        raise ConfigError(f'an .onnx file needs {", ".join(missing)}; pip install "retina-dist[export]".')
+        raise ConfigError(
+            f'an .onnx file needs {", ".join(missing)}; pip install "retina-dist[export]".'
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class Exporter:
         """Write `output` in the form of its ending and read it back; if `compare` raises an error, an old file stays."""
 
         def make(temporary: Path) -> None:
-            logger.info(f"writing {output}, then comparing it with PyTorch: up to some minutes on a CPU")
+            logger.info(
+                f"writing {output}, then comparing it with PyTorch: up to some minutes on a CPU"
+            )
             with _quiet():
                 self._write(temporary, output.suffix)
                 compare(self._read(temporary, output.suffix))
@@ -71,7 +79,9 @@ class Exporter:
 
     def _write(self, path: Path, form: str) -> None:
         installed = {package.name: package.version for package in distributions()}
-        versions = {name: installed.get(name) for name in ("torch", "torchvision", "onnx", "onnxscript")}
+        versions = {
+            name: installed.get(name) for name in ("torch", "torchvision", "onnx", "onnxscript")
+        }
         about = {**self.about, "versions": {"retina_dist": __version__, **versions}}
         about = {key: json.dumps(value) for key, value in about.items()}
         if form == ".pt":
@@ -83,7 +93,9 @@ class Exporter:
         else:
             graph: Any = self.graph()
             names: Any = {"input_names": [self.input_name], "output_names": list(self.output_names)}
-            program = torch.onnx.export(graph, (), dynamo=True, verbose=False, external_data=False, **names)
+            program = torch.onnx.export(
+                graph, (), dynamo=True, verbose=False, external_data=False, **names
+            )
             assert program is not None
             program.model.metadata_props.update(about)
             path.write_bytes(program.model_proto.SerializeToString())
@@ -94,12 +106,18 @@ class Exporter:
         if form == ".pt2":
             module = torch.export.load(io.BytesIO(path.read_bytes())).module()
             outputs = torch.no_grad()(module)
-            return lambda image: values if isinstance(values := outputs(image), tuple) else (values,)
+            return lambda image: (
+                values if isinstance(values := outputs(image), tuple) else (values,)
+            )
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            path.read_bytes(), providers=["CPUExecutionProvider"]
+        )
         names = list(self.output_names)
-        return lambda image: [torch.from_numpy(x) for x in session.run(names, {self.input_name: image.numpy()})]
+        return lambda image: [
+            torch.from_numpy(x) for x in session.run(names, {self.input_name: image.numpy()})
+        ]
 
 
 @contextmanager

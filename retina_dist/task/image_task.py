@@ -41,7 +41,13 @@ class Evaluator(ABC, Generic[Result]):
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         best: BestMetric | None = None,
     ) -> None:
-        self.val, self.batches, self.strategy, self.autocast, self.best = val, batches, strategy, autocast, best
+        self.val, self.batches, self.strategy, self.autocast, self.best = (
+            val,
+            batches,
+            strategy,
+            autocast,
+            best,
+        )
         self.last_result: Result | None = None
         self.best_result: Result | None = None
 
@@ -130,14 +136,21 @@ class ImageTask(Task):
 
     def describe(self) -> str:
         lines = [f"  {name:<9}{text}" for name, text in self.facts()]
-        lines += [f"  warning: {text}" for part in (self.train, self.val) if part for text in part.warnings]
+        lines += [
+            f"  warning: {text}"
+            for part in (self.train, self.val)
+            if part
+            for text in part.warnings
+        ]
         return "\n".join(lines)
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Raise CheckpointError unless the labels of the checkpoint `source` have the same names."""
         theirs, ours = self.classes_in(state, source), self.class_names
         if list(theirs) != list(ours):
-            other = [repr(n) for n in dict.fromkeys([*theirs, *ours]) if (n in theirs) != (n in ours)]
+            other = [
+                repr(n) for n in dict.fromkeys([*theirs, *ours]) if (n in theirs) != (n in ours)
+            ]
             raise CheckpointError(
                 f"{source} was trained on other classes than data={self.config.data.name} has "
                 f"({', '.join(other[:3]) or 'another order'}); resume with the same data, or start with model.weights={source}."
@@ -152,7 +165,12 @@ class ImageTask(Task):
             images = {"num_images": self.num_images, "batch_size": config.data.batch_size}
             return SyntheticData(self.synthetic_batch, **images, **job)
         data = self.unaugmented() if config.trainer.overfit_batches else config.data
-        job |= {"train": self.train, "val": self.val, "seed": config.seed, "device": strategy.device}
+        job |= {
+            "train": self.train,
+            "val": self.val,
+            "seed": config.seed,
+            "device": strategy.device,
+        }
         module: TaskData = self.data_module(data, **job)
         return module
 
@@ -162,7 +180,9 @@ class ImageTask(Task):
             trainer = self.config.trainer
             best = BestMetric(trainer.monitor or self.default_monitor, trainer.monitor_mode)
             arithmetic = autocast(self.strategy.device, trainer.precision)
-            self.evaluator = self.evaluator_class(self.val, data.val_batches, self.strategy, arithmetic, best)
+            self.evaluator = self.evaluator_class(
+                self.val, data.val_batches, self.strategy, arithmetic, best
+            )
         return self.evaluator
 
     def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, Any]]:
@@ -187,4 +207,7 @@ class ImageTask(Task):
         values = self.evaluator.last_result.per_class
         if len(values) > MAX_LOGGED_CLASSES:
             return [f"  {self.class_metric} of {len(values)} classes: {folder / 'metrics.json'}"]
-        return [f"  {n:<24}{self.class_metric} {'-' if x is None else format(x, '.3f')}" for n, x in values.items()]
+        return [
+            f"  {n:<24}{self.class_metric} {'-' if x is None else format(x, '.3f')}"
+            for n, x in values.items()
+        ]

@@ -18,7 +18,9 @@ USE = "Images like those it was trained on. Evaluate it on your own first; where
 Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
 
-def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None) -> Card:
+def model_card(
+    predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None
+) -> Card:
     """The sections Model, Intended use, Versions and, after a run, settings, data and figures of its training."""
     record, names = predictor.record, predictor.class_names
     more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
@@ -44,7 +46,9 @@ def model_card(predictor: Predictor[Any, Any], checkpoint: str, intended_use: st
     return card
 
 
-def write_card(output: Path, predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None) -> Path:
+def write_card(
+    output: Path, predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None
+) -> Path:
     """Write NAME_card.md beside the exported file NAME.*, with the file's SHA-256; return its path."""
     digest = hashlib.sha256(output.read_bytes()).hexdigest()
     card = model_card(predictor, checkpoint, intended_use)
@@ -65,7 +69,11 @@ def as_markdown(card: Card) -> str:
 
 def _rows(values: Mapping[str, Any]) -> dict[str, str]:
     """The plain values, without lists and sections."""
-    return {k.replace("_", " "): redacted(str(v)) for k, v in values.items() if isinstance(v, str | int | float)}
+    return {
+        k.replace("_", " "): redacted(str(v))
+        for k, v in values.items()
+        if isinstance(v, str | int | float)
+    }
 
 
 def _cell(text: str) -> str:

@@ -15,7 +15,14 @@ import torch
 from torch import nn
 from typing_extensions import Self, TypeVar
 
-from retina_dist.base.errors import CheckpointError, ConfigError, DataError, ImageError, UserError, describe_error
+from retina_dist.base.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ImageError,
+    UserError,
+    describe_error,
+)
 from retina_dist.base.files import Url, check_folder, parse_path
 from retina_dist.base.settings import make, validate
 from retina_dist.base.text import escape
@@ -44,7 +51,14 @@ if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
 
 # Files that predict writes beside the images.
-RESULTS = ("results.json", "images.json", "predictions.csv", "labels.json", "label_studio.json", "annotations.xml")
+RESULTS = (
+    "results.json",
+    "images.json",
+    "predictions.csv",
+    "labels.json",
+    "label_studio.json",
+    "annotations.xml",
+)
 # What a checkpoint says of its training.
 RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions")
 # Data settings that say where files are.
@@ -66,7 +80,9 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     Answer: ClassVar[type]
     record: Mapping[str, Any] = {}  # what the checkpoint says of the training
 
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32") -> None:
+    def __init__(
+        self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32"
+    ) -> None:
         self.device, self.precision = _checked(device, precision), precision
         self.autocast = autocast(self.device, precision)
         self.model: Any = model.to(self.device).eval()
@@ -86,15 +102,21 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         not name a model from outside the package: `model` are its settings, or their class for the checkpoint's values.
         """
         if not isinstance(path, str | Path):
-            raise ConfigError(f"checkpoint is of type {type(path).__name__}; give the path of a .pt file.")
+            raise ConfigError(
+                f"checkpoint is of type {type(path).__name__}; give the path of a .pt file."
+            )
         if is_torchvision_name(str(path)):
             return cls.from_torchvision(str(path), device=device, precision=precision)
-        return cls.from_content(load_checkpoint(path), str(path), model, device=device, precision=precision)
+        return cls.from_content(
+            load_checkpoint(path), str(path), model, device=device, precision=precision
+        )
 
     @classmethod
     def from_torchvision(cls, name: str, **how: Any) -> Self:
         """The model of torchvision's published weights; `how` are device and precision. Raises CheckpointError without any."""
-        raise CheckpointError(f"{name} are torchvision's weights; give a trained {cls.kind}'s checkpoint.")
+        raise CheckpointError(
+            f"{name} are torchvision's weights; give a trained {cls.kind}'s checkpoint."
+        )
 
     @classmethod
     def from_content(
@@ -106,7 +128,9 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     ) -> Self:
         """As `from_checkpoint`, of a checkpoint that was read already; `source` is its name in errors."""
         if (task := task_of_checkpoint(content)) != cls.task:
-            raise CheckpointError(f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those.")
+            raise CheckpointError(
+                f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those."
+            )
         _checked(**how)  # here, so that the error does not blame the checkpoint
         try:
             if isinstance(model, type):
@@ -115,17 +139,32 @@ class Predictor(ABC, Generic[Input, Output, Result]):
             network, arguments = cls._read(content, model)
             network.load_state_dict(content["ema"]["model"] if content["ema"] else content["model"])
             predictor = cls(network, **arguments, **how)
-        except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
-            why = str(error).split(";")[0].rstrip(".") if isinstance(error, UserError) else describe_error(error)
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            AssertionError,
+            RuntimeError,
+        ) as error:
+            why = (
+                str(error).split(";")[0].rstrip(".")
+                if isinstance(error, UserError)
+                else describe_error(error)
+            )
             if "model_arguments" not in content and not hasattr(model, "implementation"):
                 why = "its model is from outside the package, which a checkpoint does not name"
-            raise CheckpointError(f"{source} does not describe a {cls.kind} ({why}); {remedy_of(content)}.") from error
+            raise CheckpointError(
+                f"{source} does not describe a {cls.kind} ({why}); {remedy_of(content)}."
+            ) from error
         predictor.record = {name: content[name] for name in RECORD if name in content}
         return predictor
 
     @classmethod
     @abstractmethod
-    def _read(cls, content: Mapping[str, Any], model: ModelSettings | None) -> tuple[nn.Module, dict[str, Any]]:
+    def _read(
+        cls, content: Mapping[str, Any], model: ModelSettings | None
+    ) -> tuple[nn.Module, dict[str, Any]]:
         """The network without its weights, and the other arguments of the class. Raises any error for a wrong value."""
 
     @abstractmethod
@@ -184,7 +223,9 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         if isinstance(images, AnyImage):
             images = [images]
         if not isinstance(images, Iterable) or isinstance(images, bytes | Mapping):
-            raise DataError(f"images is of type {type(images).__name__}; give {FORMS}, or a list of them.")
+            raise DataError(
+                f"images is of type {type(images).__name__}; give {FORMS}, or a list of them."
+            )
         return [self.run([self.prepare(image)])[0] for image in images]
 
 
@@ -217,7 +258,9 @@ def task_of(config: Any) -> type[Task]:
 D = TypeVar("D")
 
 
-def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], source: object, **places: str | None) -> D:
+def data_of_checkpoint(
+    content: Mapping[str, Any], schema: type[D], source: object, **places: str | None
+) -> D:
     """The data settings that a checkpoint, `source`, holds; `places`, such as root=FOLDER, replace all that it names.
 
     Without any, local files are read where it says. A URL is not followed, since the checkpoint's author would decide
@@ -233,9 +276,13 @@ def data_of_checkpoint(content: Mapping[str, Any], schema: type[D], source: obje
     for key in named:
         if (value := getattr(data, key)) is not None and isinstance(parse_path(value), Url):
             place = f"{source} has data.{key}={value}"
-            raise ConfigError(f"{place}, and such a URL is followed only where you give it; give root=URL or FOLDER.")
+            raise ConfigError(
+                f"{place}, and such a URL is followed only where you give it; give root=URL or FOLDER."
+            )
     if data.root is not None and not parse_path(data.root).is_dir():
-        raise ConfigError(f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER.")
+        raise ConfigError(
+            f"{source} has its data in {data.root}, which is not a folder here; give root=FOLDER."
+        )
     return data
 
 
@@ -243,7 +290,9 @@ P = TypeVar("P", bound=Predictor[Any, Any])
 
 
 def predict_files(
-    config: PredictConfig, predictor_of: Callable[..., P], draw: Callable[..., tuple[PIL.Image.Image, str]]
+    config: PredictConfig,
+    predictor_of: Callable[..., P],
+    draw: Callable[..., tuple[PIL.Image.Image, str]],
 ) -> tuple[P, dict[int, tuple[Path, Any]]]:
     """Draw `output_dir`/NAME.jpg for each image of `input`; return the model, and file and output by number in the list of files.
 
@@ -263,7 +312,9 @@ def predict_files(
         stems[name] = None
     written = [folder / name for name in (*(f"{stem}.jpg" for stem in stems), *RESULTS)]
     if lost := [path for path in written if path.exists()]:
-        raise ConfigError(f"{lost[0]} exists and would be overwritten; give another output_dir, or leave it out.")
+        raise ConfigError(
+            f"{lost[0]} exists and would be overwritten; give another output_dir, or leave it out."
+        )
     predictor = predictor_of(config, config.device)
     folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
@@ -280,5 +331,7 @@ def predict_files(
         outputs[number] = file, output
     if not outputs:
         kinds = ", ".join(sorted(SUFFIXES))
-        raise DataError(f"none of the {len(files)} files of input={config.input} is a readable image; give {kinds}.")
+        raise DataError(
+            f"none of the {len(files)} files of input={config.input} is a readable image; give {kinds}."
+        )
     return predictor, outputs

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers of a machine, and on no other machine
+BOOT_ID = Path(
+    "/proc/sys/kernel/random/boot_id"
+)  # equal in all containers of a machine, and on no other machine
 STEP_S, FEWEST_STEPS = 2.0, 3  # enough to show a power cap; heat shows after minutes only
 SIZES_MB = (1, 64)  # 1e6 bytes: a latency, and more than a bucket of gradients
 MOST_REPETITIONS = 20
@@ -86,12 +88,25 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
         nccl = facts.attempt("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
         read = {"driver": facts.attempt("driver", driver_version), "NCCL": nccl}
         facts.versions |= {name: version for name, version in read.items() if version is not None}
-    if not (os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")):  # then no name is resolved
-        resolved = facts.attempt("address of the host's name", lambda: socket.getaddrinfo(facts.host, None)) or []
+    if not (
+        os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")
+    ):  # then no name is resolved
+        resolved = (
+            facts.attempt(
+                "address of the host's name", lambda: socket.getaddrinfo(facts.host, None)
+            )
+            or []
+        )
         facts.addresses = sorted({str(entry[4][0]) for entry in resolved})
-    facts.shm_bytes = facts.attempt(str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free)
-    facts.open_files = facts.attempt("limit of open files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    facts.disk_free = facts.attempt("disk space", lambda: shutil.disk_usage(nearest_existing(run_folder)).free)
+    facts.shm_bytes = facts.attempt(
+        str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free
+    )
+    facts.open_files = facts.attempt(
+        "limit of open files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    )
+    facts.disk_free = facts.attempt(
+        "disk space", lambda: shutil.disk_usage(nearest_existing(run_folder)).free
+    )
     return facts
 
 
@@ -134,7 +149,9 @@ def measure_link(strategy: DistributedStrategy, size_mb: int) -> Link:
         for _ in range(repetitions):
             last = strategy.all_reduce(x, "sum")
         float(last[0])  # waits for a GPU
-        own = torch.tensor([(time.perf_counter() - started) / repetitions * 1e3], device=strategy.device)
+        own = torch.tensor(
+            [(time.perf_counter() - started) / repetitions * 1e3], device=strategy.device
+        )
         return float(strategy.all_reduce(own, "max"))
 
     slowest_ms(1)  # connections are made at the first
@@ -163,17 +180,30 @@ REMEDIES = {
 Problem = tuple[Level, str, str]  # level, key of REMEDIES, what
 
 
-def findings(ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str) -> list[Finding]:
+def findings(
+    ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str
+) -> list[Finding]:
     """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
-    workers = 0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
+    workers = (
+        0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
+    )
     problems = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
     if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
         space = f"{format_bytes(free)} free for {folder}, where checkpoints go"
         problems.append(("error", "disk", f"{ranks[0].host} has {space}"))
-    if links and config.expect_gb_s and (reached := links[-1].gb_s(len(ranks))) < config.expect_gb_s:
+    if (
+        links
+        and config.expect_gb_s
+        and (reached := links[-1].gb_s(len(ranks))) < config.expect_gb_s
+    ):
         speed = f"{reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
-        problems.append(("error", "network", f"an all-reduce of {links[-1].size_mb} MB reaches {speed}"))
-    return [Finding(level, where, what, REMEDIES[where]) for level, where, what in [*problems, *_unread(ranks)]]
+        problems.append(
+            ("error", "network", f"an all-reduce of {links[-1].size_mb} MB reaches {speed}")
+        )
+    return [
+        Finding(level, where, what, REMEDIES[where])
+        for level, where, what in [*problems, *_unread(ranks)]
+    ]
 
 
 def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
@@ -184,10 +214,17 @@ def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
 def _differences(ranks: Sequence[Facts]) -> Iterator[Problem]:
     """Another version of a library, another GPU or other training data on some rank."""
     for name in dict.fromkeys(name for facts in ranks for name in facts.versions):
-        versions = {facts.rank: facts.versions.get(name) or "none" for facts in ranks if name not in facts.unread}
+        versions = {
+            facts.rank: facts.versions.get(name) or "none"
+            for facts in ranks
+            if name not in facts.unread
+        }
         if text := _odd_ones(name, versions, ranks):
             yield "warning" if name in TOLERABLE else "error", "versions", text
-    models = {f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU" for f in ranks}
+    models = {
+        f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU"
+        for f in ranks
+    }
     if text := _odd_ones("the device", models, ranks):
         yield "warning", "devices", text
     read_data = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
@@ -202,7 +239,9 @@ def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Problem]
         if machines > 1:
             yield "error", "host names", f"{machines} machines are called {host}"
     ranks_on = Counter(facts.machine for facts in ranks)
-    files = 256 + 40 * workers + 4 * (len(ranks) - 1)  # libraries and logs; pipes and tensors of a worker; sockets
+    files = (
+        256 + 40 * workers + 4 * (len(ranks) - 1)
+    )  # libraries and logs; pipes and tensors of a worker; sockets
     for facts in hosts:
         shm = SHM_OF_WORKER * workers * ranks_on[facts.machine]
         if facts.shm_bytes is not None and facts.shm_bytes < shm:
@@ -212,7 +251,9 @@ def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Problem]
         if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
             text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
             yield "warning", "open files", text
-        loopback = [address for address in facts.addresses if address.startswith("127.") or address == "::1"]
+        loopback = [
+            address for address in facts.addresses if address.startswith("127.") or address == "::1"
+        ]
         if loopback and len(hosts) > 1:
             text = f"{facts.host} resolves its own name to {loopback[0]}, where no other host can reach it"
             yield "warning", "addresses", text
@@ -268,7 +309,9 @@ def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) ->
         return strategy.run_elastic(lambda _: _check(config, strategy, show))
 
 
-def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]) -> int:
+def _check(
+    config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]
+) -> int:
     def describe_data() -> str:
         task = task_class(config)(config, strategy)
         return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
@@ -278,17 +321,30 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
         doing(phase)
         return strategy.run_collectively(work, CPU)
 
-    place = config.trainer.checkpoint_dir  # where checkpoints go, or the run folder where they go to a URL
+    place = (
+        config.trainer.checkpoint_dir
+    )  # where checkpoints go, or the run folder where they go to a URL
     folder = Path(place if place and "://" not in place else config.output_dir or "runs")
     facts = on_each("reading the machine", lambda: read_machine(strategy, folder))
-    on_each("drawing the data", lambda: task_class(config).prepare(config) if strategy.is_main else None)
-    facts.data = on_each("reading data", lambda: None if strategy.local_rank else facts.attempt(DATA, describe_data))
+    on_each(
+        "drawing the data", lambda: task_class(config).prepare(config) if strategy.is_main else None
+    )
+    facts.data = on_each(
+        "reading data", lambda: None if strategy.local_rank else facts.attempt(DATA, describe_data)
+    )
     # all at once, as in a training: they share power, memory and cores
-    facts.step_ms = on_each("the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device)))
+    facts.step_ms = on_each(
+        "the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device))
+    )
     doing("gathering the facts")
-    own = torch.frombuffer(bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8)  # over the CPUs' network
+    own = torch.frombuffer(
+        bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8
+    )  # over the CPUs' network
     lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
-    ranks = [Facts(**json.loads(bytes(part.tolist()))) for part in strategy.all_gather(own).split(lengths)]
+    ranks = [
+        Facts(**json.loads(bytes(part.tolist())))
+        for part in strategy.all_gather(own).split(lengths)
+    ]
     job = f"{strategy.backend} under {detect_launch()}"
     # NCCL connects at its first collective, and may hang
     if strategy.device.type == "cuda" and strategy.world_size > 1:
@@ -302,16 +358,25 @@ def _check(config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[
     return report.count("error")
 
 
-def _report(config: Any, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path) -> DoctorReport:
+def _report(
+    config: Any, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path
+) -> DoctorReport:
     """The findings of gathered facts, below a table of the hosts."""
     hosts, count = first_of_hosts(ranks), len(ranks)
     lines = [f"{job}, {pluralize(len(hosts), 'host')}", "", *_table(ranks, hosts)]
-    lines += ["", "Versions on the main rank: " + ", ".join(f"{k} {v or '?'}" for k, v in ranks[0].versions.items())]
+    lines += [
+        "",
+        "Versions on the main rank: "
+        + ", ".join(f"{k} {v or '?'}" for k, v in ranks[0].versions.items()),
+    ]
     lines.append(f"Data: {ranks[0].data}")
     for link in links:
         speed = f"{link.ms:>9.2f} ms  {link.gb_s(count):>8.2f} GB/s of bus bandwidth"
         lines.append(f"All-reduce of {link.size_mb:>2} MB over {count} ranks: {speed}")
-    details = {"job": job, "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links]}
+    details = {
+        "job": job,
+        "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
+    }
     details["ranks"] = [asdict(facts) for facts in ranks]
     return DoctorReport(lines, findings(ranks, links, config, str(folder)), details)
 
@@ -321,9 +386,14 @@ def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> list[str]:
     for facts in hosts:
         mine = [other for other in ranks if other.machine == facts.machine]
         numbers = format_ranks(other.rank for other in mine).partition(" ")[2]
-        device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (f", {facts.memory_gib:g} GiB" if facts.memory_gib else "")
+        device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (
+            f", {facts.memory_gib:g} GiB" if facts.memory_gib else ""
+        )
         steps = [other.step_ms for other in mine if other.step_ms]
-        shm, disk = ("?" if size is None else format_bytes(size) for size in (facts.shm_bytes, facts.disk_free))
+        shm, disk = (
+            "?" if size is None else format_bytes(size)
+            for size in (facts.shm_bytes, facts.disk_free)
+        )
         step = f"{max(steps):.1f} ms" if steps else "?"
         rows.append((facts.host, numbers, device, shm, disk, str(facts.open_files or "?"), step))
     widths = [max(map(len, column)) + 2 for column in zip(*rows)]

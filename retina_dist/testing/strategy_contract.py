@@ -56,39 +56,73 @@ def check_collectives(strategy: DistributedStrategy) -> None:
     rank, world = strategy.rank, strategy.world_size
     assert 0 <= rank < world, f"rank {rank} of {world}"
     assert strategy.is_main == (rank == 0), f"is_main is {strategy.is_main} on rank {rank}"
-    for device, dtype in product({strategy.device, torch.device("cpu")}, (torch.float32, torch.float64, torch.int64)):
-        big = 2**20 + 1 if dtype == torch.float32 else 2**40 + 1  # exact in this type, but in no smaller one
-        given = torch.stack([torch.arange(6, dtype=dtype).view(2, 3).t() * (r - 1) + big for r in range(world)])
+    for device, dtype in product(
+        {strategy.device, torch.device("cpu")}, (torch.float32, torch.float64, torch.int64)
+    ):
+        big = (
+            2**20 + 1 if dtype == torch.float32 else 2**40 + 1
+        )  # exact in this type, but in no smaller one
+        given = torch.stack(
+            [torch.arange(6, dtype=dtype).view(2, 3).t() * (r - 1) + big for r in range(world)]
+        )
         x = given[rank].t().contiguous().t().to(device)
-        for op, expected in {"min": given.amin(0), "max": given.amax(0), "sum": given.sum(0)}.items():
+        for op, expected in {
+            "min": given.amin(0),
+            "max": given.amax(0),
+            "sum": given.sum(0),
+        }.items():
             result = strategy.all_reduce(x, op)  # type: ignore[arg-type]
             _equal(result, expected, f"all_reduce {op}")
             result.zero_()
             _equal(x, given[rank], "the tensor given to all_reduce, which must stay as it is,")
         _equal(strategy.all_reduce(x[0, 0], "max"), given[:, 0, 0].amax(), "all_reduce of a scalar")
-        for counts in ([1] * world, [r + 1 for r in range(world)], [world - r for r in range(world)], [0] * world):
+        for counts in (
+            [1] * world,
+            [r + 1 for r in range(world)],
+            [world - r for r in range(world)],
+            [0] * world,
+        ):
             for fewer in (0, 1):  # then some ranks have no rows
                 rows = [given[r, :1].expand(max(counts[r] - fewer, 0), 2) for r in range(world)]
-                _equal(strategy.all_gather(rows[rank].to(device)), torch.cat(rows), f"all_gather of {counts} rows")
+                _equal(
+                    strategy.all_gather(rows[rank].to(device)),
+                    torch.cat(rows),
+                    f"all_gather of {counts} rows",
+                )
         for src in sorted({0, world // 2, world - 1}):
             y = given[rank].clone().to(device)
             _equal(strategy.broadcast(y, src=src), given[src], f"broadcast from rank {src}")
             _equal(y, given[src], "the tensor given to broadcast, which must be overwritten,")
     ranks = torch.arange(world, dtype=torch.float64)
     _equal(strategy.all_reduce(ranks[rank]), ranks.mean(), "all_reduce, whose default is the mean,")
-    sent = {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}} if strategy.is_main else None
+    sent = (
+        {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}}
+        if strategy.is_main
+        else None
+    )
     received: Any = strategy.broadcast_object(sent)
-    assert {**received, "a": received["a"].tolist()} == {"a": [0, 1, 2], "b": [1, 2.5, None, "x"], "c": {"d": True}}
+    assert {**received, "a": received["a"].tolist()} == {
+        "a": [0, 1, 2],
+        "b": [1, 2.5, None, "x"],
+        "c": {"d": True},
+    }
     for level, highest in ((0, 0), (rank, world - 1), (0, 0)):
         answer = strategy.all_reduce_max_async(level)
         strategy.all_reduce(torch.ones(3, device=strategy.device))
         assert answer() == highest, "all_reduce_max_async gives the highest level of any rank"
 
 
-def check_training(strategy: DistributedStrategy, name: str, tolerance: float, **options: Any) -> None:
+def check_training(
+    strategy: DistributedStrategy, name: str, tolerance: float, **options: Any
+) -> None:
     """The weights, momenta and gradient norms of one process; equal on all ranks, to the bit."""
     result = small_training(strategy, **options)
-    _close(result, small_training(SingleDeviceStrategy("cpu"), **options), tolerance, f"training, {name}")
+    _close(
+        result,
+        small_training(SingleDeviceStrategy("cpu"), **options),
+        tolerance,
+        f"training, {name}",
+    )
     for key in ("weights", "momentum"):
         x = result[key].to(strategy.device)
         same = torch.equal(strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max"))
@@ -105,7 +139,9 @@ def check_resume(make: Callable[[], DistributedStrategy]) -> None:
     with make() as strategy:
         rest = small_training(strategy, resume=half["checkpoint"])
     rest["norms"] = torch.cat([half["norms"], rest["norms"]])
-    _close(rest, whole, EXACT, "training, resumed (does the strategy keep something between steps?)")
+    _close(
+        rest, whole, EXACT, "training, resumed (does the strategy keep something between steps?)"
+    )
 
 
 def check_skipped_step(strategy: DistributedStrategy) -> None:
@@ -113,7 +149,9 @@ def check_skipped_step(strategy: DistributedStrategy) -> None:
     for scale in (None, 8.0):
         result = small_training(strategy, bad=(strategy.world_size - 1, 1), scale=scale)
         skipped = result["norms"].isnan().tolist()
-        assert skipped == [False, True, False, False], "reduce first, then unscale, or only one rank skips"
+        assert skipped == [False, True, False, False], (
+            "reduce first, then unscale, or only one rank skips"
+        )
         assert result["scale"] == (scale or 2.0) / 2
 
 
@@ -129,8 +167,12 @@ def check_errors(strategy: DistributedStrategy) -> None:
         strategy.run_collectively(fail)
         raise AssertionError("run_collectively must raise on every rank")
     except UserError as error:
-        right = isinstance(error, PeerLost) == (strategy.rank != last) and error.collective == (last > 0)
-    assert right, "the rank that failed raises its own error, the others PeerLost, and the error is collective"
+        right = isinstance(error, PeerLost) == (strategy.rank != last) and error.collective == (
+            last > 0
+        )
+    assert right, (
+        "the rank that failed raises its own error, the others PeerLost, and the error is collective"
+    )
     assert strategy.on_main(lambda: strategy.rank) == 0
 
 
@@ -164,7 +206,9 @@ class Net(nn.Module):
 
     def __init__(self, seed: int = 0, strided: bool = False) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
+        )
         draws = torch.Generator().manual_seed(seed)
         for p in self.double().parameters():
             p.data = 0.3 * torch.randn(p.shape, generator=draws, dtype=torch.float64)
@@ -193,14 +237,20 @@ def small_training(
     `last` is the number of micro-batches in the last step; `resume` the "checkpoint" that this rank returned before.
     """
     rank, world = strategy.rank, strategy.world_size
-    model = Net(rank, strided).to(strategy.device)  # `broadcast_state` must make the ranks' weights equal
+    model = Net(rank, strided).to(
+        strategy.device
+    )  # `broadcast_state` must make the ranks' weights equal
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    scaler = torch.amp.GradScaler(strategy.device.type, init_scale=scale or 1.0, enabled=scale is not None)
+    scaler = torch.amp.GradScaler(
+        strategy.device.type, init_scale=scale or 1.0, enabled=scale is not None
+    )
     state = TrainState(model, optimizer, scaler)
     sizes = {"num_images": ROWS, "batch_size": ROWS, "world_size": world}
     trainer = TrainerConfig(accumulate=accumulate, max_duration=f"{STEPS}steps")
     schedule = ScheduleConfig(name="constant")
-    plan = resolve_plan(**sizes, trainer=trainer, optimizer=OptimizerConfig(lr=0.1), schedule=schedule)
+    plan = resolve_plan(
+        **sizes, trainer=trainer, optimizer=OptimizerConfig(lr=0.1), schedule=schedule
+    )
     train_step = TrainStep(state, plan, strategy, gradient_clip=clip)
     if resume:
         state.load_state_dict(resume)
@@ -212,12 +262,18 @@ def small_training(
         rows = sum(map(len, groups))
         factor = float("inf") if bad == (rank, step) else 1.0
         shares = [group.tensor_split(world)[rank] for group in groups]
-        micro_batches = [Rows(x[share], share % 3, len(share) * world / rows, factor) for share in shares]
-        norms.append(float(train_step(micro_batches).get("train/grad_norm", torch.nan)))  # NaN of a skipped step
+        micro_batches = [
+            Rows(x[share], share % 3, len(share) * world / rows, factor) for share in shares
+        ]
+        norms.append(
+            float(train_step(micro_batches).get("train/grad_norm", torch.nan))
+        )  # NaN of a skipped step
         state.step += 1
     return {
         "weights": torch.cat([p.detach().flatten() for p in model.parameters()]).cpu(),
-        "momentum": torch.cat([s["momentum_buffer"].flatten() for s in optimizer.state.values()]).cpu(),
+        "momentum": torch.cat(
+            [s["momentum_buffer"].flatten() for s in optimizer.state.values()]
+        ).cpu(),
         "norms": torch.tensor(norms, dtype=torch.float64),
         "scale": scaler.get_scale(),
         "keys": sorted(model.state_dict()),

@@ -24,7 +24,9 @@ from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
 STEPS = 3
 TOLERANCE = 1e-4  # relative, in float32: what several ranks compute, to one
 LOSS = "the loss"
-OF_ALL = 1e-5  # of the norm of all gradients: rounding, where a parameter's own gradient is nearly 0
+OF_ALL = (
+    1e-5  # of the norm of all gradients: rounding, where a parameter's own gradient is nearly 0
+)
 
 
 def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
@@ -35,7 +37,9 @@ def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
     kind.prepare(config)
     planned = kind.planned_images(config)
     task = kind(config, SingleDeviceStrategy("cpu"))
-    assert planned in (None, task.num_images), f"planned_images gives {planned}, num_images {task.num_images}"
+    assert planned in (None, task.num_images), (
+        f"planned_images gives {planned}, num_images {task.num_images}"
+    )
     check_settings(task, config)
     check_data(task, config)
     if other is not None:
@@ -68,15 +72,24 @@ def check_data(task: Task, config: Any) -> None:
     steps = list(data.train_steps(0, STEPS))
     assert len(steps) == STEPS, f"train_steps(0, {STEPS}) gives {len(steps)} steps"
     for micro_batches, expected in zip(other.train_steps(1, STEPS), steps[1:], strict=True):
-        assert _plain(micro_batches) == _plain(expected), "the batches of a step depend on where train_steps starts"
+        assert _plain(micro_batches) == _plain(expected), (
+            "the batches of a step depend on where train_steps starts"
+        )
         for batch in micro_batches:
             batch.to(torch.device("cpu"), non_blocking=True)
-        assert _plain(micro_batches) == _plain(expected), "`to` alters the batch, which must stay as it is"
+        assert _plain(micro_batches) == _plain(expected), (
+            "`to` alters the batch, which must stay as it is"
+        )
     batch_size = config.data.batch_size
     per_epoch = -(-task.num_images // batch_size)
     for step in (0, 1, per_epoch - 1, per_epoch, per_epoch + 1):
-        position, expected_position = data.position(step), (step // per_epoch, step % per_epoch * batch_size)
-        assert position == expected_position, f"position({step}) is {position}, not {expected_position}"
+        position, expected_position = (
+            data.position(step),
+            (step // per_epoch, step % per_epoch * batch_size),
+        )
+        assert position == expected_position, (
+            f"position({step}) is {position}, not {expected_position}"
+        )
     assert task.fingerprint() == again.fingerprint(), "fingerprint changes by itself"
     state = task.checkpoint_state(_saved(task.metadata(task.build_model())))
     task.load_checkpoint_state(_saved(state), "a checkpoint")
@@ -89,13 +102,17 @@ def check_model(task: Task, config: Any) -> nn.Module:
         seed_everything(config.seed)
         models.append(task.build_model())
     for name, value in models[0].state_dict().items():
-        assert torch.equal(value, models[1].state_dict()[name]), f"two models of one seed differ in {name}"
+        assert torch.equal(value, models[1].state_dict()[name]), (
+            f"two models of one seed differ in {name}"
+        )
     model = models[0].train()
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
     losses = model(next(iter(task.build_data().train_steps(0, 1)))[0])
-    assert isinstance(losses, dict), f"the model in training mode gives {type(losses).__name__}, not a dict of losses"
+    assert isinstance(losses, dict), (
+        f"the model in training mode gives {type(losses).__name__}, not a dict of losses"
+    )
     for name, loss in losses.items():
         right = loss.dim() == 0 and bool(loss.isfinite())
         assert right, f"the loss {name} is {loss.tolist()}, not a finite scalar"
@@ -108,38 +125,62 @@ def check_ranks(kind: type[Task], config: Any, model: nn.Module, steps: Sequence
     for step in steps:
         whole = _micro_batches(kind, config, step, 1)
         (expected,) = _losses_and_gradients(model, whole)
-        total = sum(float(value.norm()) ** 2 for name, value in expected.items() if name != LOSS) ** 0.5
+        total = (
+            sum(float(value.norm()) ** 2 for name, value in expected.items() if name != LOSS) ** 0.5
+        )
         for world_size in (2, 3):
             ranks = _micro_batches(kind, config, step, world_size)
             where = f"step {step}, batch_size={config.data.batch_size}, accumulate={config.trainer.accumulate}, {world_size} ranks"
             counts = [len(micro_batches) for micro_batches in ranks]
-            assert len(set(counts)) == 1, f"{where}: {counts} micro-batches; a rank without examples has a filler"
+            assert len(set(counts)) == 1, (
+                f"{where}: {counts} micro-batches; a rank without examples has a filler"
+            )
             weights = [sum(batch.weight for batch in micro_batches) for micro_batches in ranks]
-            assert math.isclose(sum(weights), world_size, rel_tol=1e-6), f"{where}: the mean of {weights} is not 1"
+            assert math.isclose(sum(weights), world_size, rel_tol=1e-6), (
+                f"{where}: the mean of {weights} is not 1"
+            )
             if config.data.batch_size > 1:
                 sizes = [_elements(micro_batches) for micro_batches in (*ranks, *whole)]
-                assert max(sizes[:-1]) < sizes[-1], f"{where}: a rank holds as much as one rank alone, not its share"
+                assert max(sizes[:-1]) < sizes[-1], (
+                    f"{where}: a rank holds as much as one rank alone, not its share"
+                )
             results = _losses_and_gradients(model, ranks)
             for name in dict.fromkeys(name for result in results for name in result):
                 lacks = [rank for rank, result in enumerate(results) if name not in result]
-                assert not lacks, f"{where}: rank {lacks[0]} lacks {name}; all ranks must use the same parameters"
-                error = float((sum(result[name] for result in results) / world_size - expected[name]).norm())
-                bound = TOLERANCE * float(expected[name].norm()) + (0 if name == LOSS else OF_ALL * total)
-                assert error <= bound, f"{where}: {name} differs from one rank's by {error:.1e}, more than {bound:.1e}"
+                assert not lacks, (
+                    f"{where}: rank {lacks[0]} lacks {name}; all ranks must use the same parameters"
+                )
+                error = float(
+                    (sum(result[name] for result in results) / world_size - expected[name]).norm()
+                )
+                bound = TOLERANCE * float(expected[name].norm()) + (
+                    0 if name == LOSS else OF_ALL * total
+                )
+                assert error <= bound, (
+                    f"{where}: {name} differs from one rank's by {error:.1e}, more than {bound:.1e}"
+                )
 
 
 def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
     """Metrics by the stated names, equal on two ranks and one, and independent of the training mode."""
     task = kind(config, SingleDeviceStrategy("cpu"))
-    assert task.default_monitor in task.metric_names, f"default_monitor {task.default_monitor} is not in metric_names"
+    assert task.default_monitor in task.metric_names, (
+        f"default_monitor {task.default_monitor} is not in metric_names"
+    )
     evaluate = task.build_evaluator(task.build_data())
-    assert (evaluate is not None) == task.validates, "an evaluator is there where `validates` is true, and only there"
+    assert (evaluate is not None) == task.validates, (
+        "an evaluator is there where `validates` is true, and only there"
+    )
     if evaluate is None:
         return
     metrics = evaluate(model.train())
-    assert set(task.metric_names) <= set(metrics), f"the metrics {sorted(metrics)} lack some of metric_names"
+    assert set(task.metric_names) <= set(metrics), (
+        f"the metrics {sorted(metrics)} lack some of metric_names"
+    )
     assert not any(map(math.isinf, metrics.values())), f"a metric of {metrics} is infinite"
-    assert math.isfinite(metrics[task.default_monitor]), f"{task.default_monitor} is {metrics[task.default_monitor]}"
+    assert math.isfinite(metrics[task.default_monitor]), (
+        f"{task.default_monitor} is {metrics[task.default_monitor]}"
+    )
     _same_metrics(evaluate(model.eval()), metrics, "a model in evaluation mode")
 
     def on_rank(strategy: ThreadRank) -> dict[str, float]:
@@ -149,12 +190,16 @@ def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
         return validator(copy.deepcopy(model).train())
 
     for rank, result in enumerate(on_ranks(2, on_rank)):
-        _same_metrics(result, metrics, f"rank {rank} of two (does the evaluator reduce over ranks?)")
+        _same_metrics(
+            result, metrics, f"rank {rank} of two (does the evaluator reduce over ranks?)"
+        )
 
 
 def _same_metrics(metrics: dict[str, float], expected: dict[str, float], where: str) -> None:
     message = f"{where} has the metrics {metrics}, not {expected}"
-    torch.testing.assert_close(metrics, expected, rtol=TOLERANCE, atol=1e-9, equal_nan=True, msg=message)
+    torch.testing.assert_close(
+        metrics, expected, rtol=TOLERANCE, atol=1e-9, equal_nan=True, msg=message
+    )
 
 
 def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
@@ -165,25 +210,38 @@ def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
     return dataclasses.replace(config, data=data, trainer=trainer), -(-num_images // batch_size) - 1
 
 
-def _micro_batches(kind: type[Task], config: Any, step: int, world_size: int) -> list[Sequence[Any]]:
+def _micro_batches(
+    kind: type[Task], config: Any, step: int, world_size: int
+) -> list[Sequence[Any]]:
     """Those of each rank. A rank must not communicate: nobody would answer."""
-    ranks = [kind(config, ThreadRank(rank, Job(world_size))).build_data() for rank in range(world_size)]
+    ranks = [
+        kind(config, ThreadRank(rank, Job(world_size))).build_data() for rank in range(world_size)
+    ]
     return [next(iter(data.train_steps(step, step + 1))) for data in ranks]
 
 
-def _losses_and_gradients(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> list[dict[str, Tensor]]:
+def _losses_and_gradients(
+    model: nn.Module, ranks: Sequence[Sequence[Any]]
+) -> list[dict[str, Tensor]]:
     """Each rank's loss and gradients; as in a training, a loss at weight 0 counts as 0."""
     results = []
     for micro_batches in ranks:
         model.train().zero_grad(set_to_none=True)
         total = torch.zeros(())
         for batch in micro_batches:
-            loss = torch.stack(list(model(batch.to(torch.device("cpu"), non_blocking=True)).values())).sum()
+            loss = torch.stack(
+                list(model(batch.to(torch.device("cpu"), non_blocking=True)).values())
+            ).sum()
             loss = loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
             loss.backward()
             total = total + loss.detach()
         named = model.named_parameters()
-        results.append({LOSS: total, **{f"the gradient of {n}": p.grad for n, p in named if p.grad is not None}})
+        results.append(
+            {
+                LOSS: total,
+                **{f"the gradient of {n}": p.grad for n, p in named if p.grad is not None},
+            }
+        )
     return results
 
 
@@ -207,7 +265,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _plain(value: Any) -> list[Any]:
     """Plain values that are equal for equal batches."""
-    return [(str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf for leaf in _leaves(value)]
+    return [
+        (str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf
+        for leaf in _leaves(value)
+    ]
 
 
 def _elements(value: Any) -> int:

@@ -49,7 +49,9 @@ class LoggerCollection:
             for i, logger in enumerate(self.loggers):
                 logger.log(defined if i else metrics, step)
         except OSError as error:
-            raise DataError(f"metrics cannot be written ({error}); correct the cause and give resume=auto.") from error
+            raise DataError(
+                f"metrics cannot be written ({error}); correct the cause and give resume=auto."
+            ) from error
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -79,7 +81,9 @@ class CsvLogger(MetricLogger):
         # repr gives every digit: the values read back are exact
         values = {name: repr(float(value)) for name, value in metrics.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow({STEP: step, **values})
+            csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerow(
+                {STEP: step, **values}
+            )
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         write_csv(self.path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
@@ -92,19 +96,27 @@ class TensorBoardLogger:
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder, purge_step=None if resume_step is None else resume_step + 1, flush_secs=30)
+        self._writer = SummaryWriter(
+            folder, purge_step=None if resume_step is None else resume_step + 1, flush_secs=30
+        )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
 
-    def log_results(self, settings: dict[str, str], metrics: dict[str, float], images: list[Path], step: int) -> None:
+    def log_results(
+        self, settings: dict[str, str], metrics: dict[str, float], images: list[Path], step: int
+    ) -> None:
         """The settings as hyperparameters of the final metrics, and images by file name."""
-        values = {key: float(text) if NUMBER.fullmatch(text) else text for key, text in settings.items()}
+        values = {
+            key: float(text) if NUMBER.fullmatch(text) else text for key, text in settings.items()
+        }
         self._writer.add_hparams(values, metrics, run_name=".", global_step=step)
         for path in images:
             with Image.open(path) as image:
-                self._writer.add_image(path.name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
+                self._writer.add_image(
+                    path.name, np.asarray(image.convert("RGB")), step, dataformats="HWC"
+                )
 
     def close(self) -> None:
         self._writer.close()
@@ -128,10 +140,18 @@ def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the metrics ({error}); give a run's metrics.csv.") from error
+        raise DataError(
+            f"{path}: cannot read the metrics ({error}); give a run's metrics.csv."
+        ) from error
     complete = text[: text.rfind("\n") + 1]
     header, *lines = list(csv.reader(complete.splitlines())) or [[STEP]]
     if header[:1] != [STEP]:
-        raise DataError(f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away.")
-    rows = [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header) and line[0].isdecimal()]
+        raise DataError(
+            f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away."
+        )
+    rows = [
+        dict(zip(header, line, strict=True))
+        for line in lines
+        if len(line) == len(header) and line[0].isdecimal()
+    ]
     return header, rows

@@ -43,7 +43,9 @@ class Progress:
         self.step = step or (lambda: self._shown)
         self.steps_per_epoch, self.headline = steps_per_epoch, headline
         # one stream where output is piped, so that a file has every line
-        self.file = file or (sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout)
+        self.file = file or (
+            sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout
+        )
         self._clock, self._start = clock, clock()
         self._metrics: dict[str, float] = {}
         self._has_bar = _columns(self.file) > 0
@@ -51,7 +53,9 @@ class Progress:
         self._draw()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        training = {name: value for name, value in metrics.items() if name.split("/")[0] in TRAINING_GROUPS}
+        training = {
+            name: value for name, value in metrics.items() if name.split("/")[0] in TRAINING_GROUPS
+        }
         results = {name: value for name, value in metrics.items() if name not in training}
         if training:
             self._metrics.update(training)
@@ -103,7 +107,11 @@ class Progress:
     def _how(self, step: int) -> str:
         """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without unknown parts."""
         steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
-        parts = [form.format(self._metrics[name]) for name, form in SHOWN.items() if name in self._metrics]
+        parts = [
+            form.format(self._metrics[name])
+            for name, form in SHOWN.items()
+            if name in self._metrics
+        ]
         if steps_per_s > 0:
             parts.append(f"ETA {format_duration((self.total_steps - step) / steps_per_s)}")
         return "  ".join(parts)
@@ -115,15 +123,24 @@ def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -
     >>> format_results({"val/loss": 0.5, "val/top5": math.nan, "val/top1": 0.4125, "val/kappa": 0.3}, ["val/top1", "val/top5"])
     'validation: top1 0.412  top5 -  loss 0.5000'
     """
-    shown = [n for n in headline if n in metrics] or [n for n in metrics if not n.startswith(VAL_LOSS)]
+    shown = [n for n in headline if n in metrics] or [
+        n for n in metrics if not n.startswith(VAL_LOSS)
+    ]
     shown += [VAL_LOSS] * (VAL_LOSS in metrics and VAL_LOSS not in shown)
-    numbers = ["-" if math.isnan(metrics[n]) else f"{metrics[n]:.{4 if n == VAL_LOSS else 3}f}" for n in shown]
-    return "validation: " + "  ".join(f"{n.split('/', 1)[-1]} {text}" for n, text in zip(shown, numbers, strict=True))
+    numbers = [
+        "-" if math.isnan(metrics[n]) else f"{metrics[n]:.{4 if n == VAL_LOSS else 3}f}"
+        for n in shown
+    ]
+    return "validation: " + "  ".join(
+        f"{n.split('/', 1)[-1]} {text}" for n, text in zip(shown, numbers, strict=True)
+    )
 
 
 def _columns(file: TextIO) -> int:
     """The width of a terminal; 0 for another file and for a terminal without a size, as a container may have."""
     try:
-        return min(os.get_terminal_size(file.fileno())) and os.get_terminal_size(file.fileno()).columns
+        return (
+            min(os.get_terminal_size(file.fileno())) and os.get_terminal_size(file.fileno()).columns
+        )
     except (OSError, ValueError):
         return 0

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from retina_dist.base.settings import KnownArguments, setting
 
-MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the MLflow runs of a sweep's jobs
+MLFLOW_PARENT = (
+    "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the MLflow runs of a sweep's jobs
+)
 
 
 @dataclass
@@ -17,8 +19,12 @@ class LoggingConfig(KnownArguments):
 
     tensorboard: bool = True
     plots: bool = setting(True, "first_batch.jpg and report.html")
-    mlflow: str = setting("auto", "auto: if a server is named and mlflow installed", choices=("auto", "true", "false"))
+    mlflow: str = setting(
+        "auto", "auto: if a server is named and mlflow installed", choices=("auto", "true", "false")
+    )
     mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
     mlflow_checkpoint: bool = setting(False, "upload best.pt at the end")
-    experiment: str | None = setting(None, "MLflow's experiment; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist")
+    experiment: str | None = setting(
+        None, "MLflow's experiment; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist"
+    )
     run_name: str | None = setting(None, "MLflow's name of the run; null: the run folder's")

@@ -17,11 +17,17 @@ LIBRARIES = ("libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1", "libcuda.so
 
 def load() -> None:
     """Do nothing where the driver is new enough or unknown, or the image has no such libraries."""
-    driver = re.search(r"Kernel Module.*?\s(\d+)\.", DRIVER.read_text(errors="replace")) if DRIVER.is_file() else None
+    driver = (
+        re.search(r"Kernel Module.*?\s(\d+)\.", DRIVER.read_text(errors="replace"))
+        if DRIVER.is_file()
+        else None
+    )
     if driver and int(driver[1]) < LEAST:
         for library in (FOLDER / name for name in LIBRARIES):
             if library.is_file():
-                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # later loads of this name get this library
+                ctypes.CDLL(
+                    str(library), mode=ctypes.RTLD_GLOBAL
+                )  # later loads of this name get this library
 
 
 load()

@@ -9,4 +9,7 @@ if __name__ == "__main__":
     config = configparser.ConfigParser()
     config.read(beside if beside.exists() else Path(__file__).parents[2] / "setup.cfg")
     names = [name for name in sys.argv[1].split(",") if name]
-    print(config["options"]["install_requires"], *(config["options.extras_require"][name] for name in names))
+    print(
+        config["options"]["install_requires"],
+        *(config["options.extras_require"][name] for name in names),
+    )

@@ -27,14 +27,26 @@ FOREIGN = ("HOROVOD_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "SLURM_")
 
 def main() -> None:
     """Read the command line and train; a UserError is one line on stderr."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, required=True, metavar="N", help="processes, over all nodes")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
-    parser.add_argument("--cpus", type=int, default=1, metavar="N", help="CPU cores for each worker (%(default)s)")
-    parser.add_argument(
-        "--max-failures", type=int, default=3, metavar="N", help="restarts, -1 for any number (%(default)s)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of retina_dist.train, after --")
+    parser.add_argument(
+        "--workers", type=int, required=True, metavar="N", help="processes, over all nodes"
+    )
+    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
+    parser.add_argument(
+        "--cpus", type=int, default=1, metavar="N", help="CPU cores for each worker (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=int,
+        default=3,
+        metavar="N",
+        help="restarts, -1 for any number (%(default)s)",
+    )
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="settings of retina_dist.train, after --"
+    )
     arguments = parser.parse_args()
     with reported_errors(debug="debug=true" in arguments.settings):
         run(arguments)
@@ -53,8 +65,12 @@ def run(arguments: argparse.Namespace) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
-        raise ConfigError(f'Ray Train is not installed ({error}); pip install "retina-dist[ray]".') from error
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # Ray's print would not be silenced around pycocotools
+        raise ConfigError(
+            f'Ray Train is not installed ({error}); pip install "retina-dist[ray]".'
+        ) from error
+    os.environ.setdefault(
+        "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
+    )  # Ray's print would not be silenced around pycocotools
     trainer = TorchTrainer(
         work,
         train_loop_config={"settings": settings, "folder": os.getcwd()},
@@ -94,7 +110,9 @@ def work(job: dict) -> None:
 
     context = ray.train.get_context()
     rank = context.get_world_rank()
-    address, port = broadcast_from_rank_zero((ray.util.get_node_ip_address(), _free_port()) if rank == 0 else None)
+    address, port = broadcast_from_rank_zero(
+        (ray.util.get_node_ip_address(), _free_port()) if rank == 0 else None
+    )
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
     os.environ |= {
@@ -106,7 +124,9 @@ def work(job: dict) -> None:
         "MASTER_PORT": str(port),
     }
     try:
-        os.chdir(job["folder"])  # Ray has changed it; relative paths mean what they mean where the command was typed
+        os.chdir(
+            job["folder"]
+        )  # Ray has changed it; relative paths mean what they mean where the command was typed
     except OSError as error:
         raise ConfigError(
             f"{socket.gethostname()} has no folder {job['folder']} ({error}); start where every node has one, such as /tmp."
@@ -125,7 +145,9 @@ def _own_group():
     from ray.train.torch import TorchConfig
 
     class Bare(Backend):
-        share_cuda_visible_devices = True  # each worker sees its node's GPUs and takes that of its local rank
+        share_cuda_visible_devices = (
+            True  # each worker sees its node's GPUs and takes that of its local rank
+        )
 
     class OwnGroup(TorchConfig):
         @property

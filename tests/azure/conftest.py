@@ -47,9 +47,19 @@ def tools() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when the file is closed, or the process ends
         if not folder.is_dir():
             unfinished = folder.with_name(f"{folder.name}.unfinished")
-            line = ["npm", "install", "--prefix", str(unfinished), "--no-audit", "--no-fund", "--loglevel=error"]
+            line = [
+                "npm",
+                "install",
+                "--prefix",
+                str(unfinished),
+                "--no-audit",
+                "--no-fund",
+                "--loglevel=error",
+            ]
             try:
-                done = subprocess.run([*line, AZURITE], capture_output=True, text=True, timeout=INSTALL_S)
+                done = subprocess.run(
+                    [*line, AZURITE], capture_output=True, text=True, timeout=INSTALL_S
+                )
             except subprocess.TimeoutExpired:
                 pytest.skip(f"npm did not install Azurite within {INSTALL_S} s")
             if done.returncode:
@@ -65,8 +75,21 @@ def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     folder = tmp_path_factory.mktemp("azurite")
     port = free_port()
     # azure-storage-blob speaks versions of the protocol that this Azurite does not know the names of
-    line = ["node", str(tools / "node_modules/.bin/azurite-blob"), "--skipApiVersionCheck", "--disableTelemetry"]
-    line += ["--silent", "--location", str(folder / "data"), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    line = [
+        "node",
+        str(tools / "node_modules/.bin/azurite-blob"),
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+    ]
+    line += [
+        "--silent",
+        "--location",
+        str(folder / "data"),
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        str(port),
+    ]
     with (folder / "log.txt").open("w") as log, pytest.MonkeyPatch.context() as patch:
         server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
         try:

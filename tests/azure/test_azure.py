@@ -48,13 +48,26 @@ def uploaded(storage: None, shards: Path) -> str:
     return place
 
 
-def steps(root: Path | str, count: int, *, form: str = "coco", **settings: object) -> list[list[Batch]]:
-    chosen = {"batch_size": 8, "min_sizes": [64], "max_size": 96, "photometric": 0.5, "num_workers": 0, **settings}
+def steps(
+    root: Path | str, count: int, *, form: str = "coco", **settings: object
+) -> list[list[Batch]]:
+    chosen = {
+        "batch_size": 8,
+        "min_sizes": [64],
+        "max_size": 96,
+        "photometric": 0.5,
+        "num_workers": 0,
+        **settings,
+    }
     data = DetectionData(name="x", **chosen)  # type: ignore[arg-type]
-    return list(CocoDataModule(data, train=split_of(root, format=form), val=None).train_steps(0, count))
+    return list(
+        CocoDataModule(data, train=split_of(root, format=form), val=None).train_steps(0, count)
+    )
 
 
-def test_shards_written_to_storage_are_those_uploaded(storage: None, coco: Path, shards: Path) -> None:
+def test_shards_written_to_storage_are_those_uploaded(
+    storage: None, coco: Path, shards: Path
+) -> None:
     container = new_container()
     write(coco, f"az://{container}/direct")
     there = Url(f"az://{container}/direct")
@@ -70,9 +83,25 @@ def test_an_epoch_from_storage_is_that_of_the_folder(coco: Path, uploaded: str) 
 
 
 JOB = (
-    *("data.min_sizes=[48]", "data.max_size=64", "data.num_buckets=1", "data.batch_size=2", "data.photometric=0.5"),
-    *("trainer.max_duration=12steps", "trainer.validate_every=1000steps", "trainer.checkpoint_every=4steps"),
-    *("model=retinanet_tiny", "optimizer=sgd", "optimizer.lr=0.005", "schedule.warmup=2steps", "logging=quiet"),
+    *(
+        "data.min_sizes=[48]",
+        "data.max_size=64",
+        "data.num_buckets=1",
+        "data.batch_size=2",
+        "data.photometric=0.5",
+    ),
+    *(
+        "trainer.max_duration=12steps",
+        "trainer.validate_every=1000steps",
+        "trainer.checkpoint_every=4steps",
+    ),
+    *(
+        "model=retinanet_tiny",
+        "optimizer=sgd",
+        "optimizer.lr=0.005",
+        "schedule.warmup=2steps",
+        "logging=quiet",
+    ),
     *("trainer.log_every=1", "trainer.num_threads=1", "strategy.timeout_s=60"),
 )
 
@@ -99,7 +128,10 @@ def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
         with started(arguments, tmp_path) as job:
             assert job.wait(END_S) == 0, log_of(tmp_path)
     assert f"resumed from az://{container}/run/step_" in log_of(tmp_path)
-    ours, theirs = load_checkpoint(f"az://{container}/run/last.pt"), load_checkpoint(alone / "checkpoints" / "last.pt")
+    ours, theirs = (
+        load_checkpoint(f"az://{container}/run/last.pt"),
+        load_checkpoint(alone / "checkpoints" / "last.pt"),
+    )
     assert ours["step"] == theirs["step"] == 12
     for key in ("model", "optimizer", "sampler", "best"):
         assert equal(ours[key], theirs[key]), key

@@ -69,7 +69,11 @@ class TwoHosts:
     folder: Path
 
     def run(
-        self, commands: Mapping[Host, Sequence[str]], environment: Mapping[str, str], *, timeout: float
+        self,
+        commands: Mapping[Host, Sequence[str]],
+        environment: Mapping[str, str],
+        *,
+        timeout: float,
     ) -> list[tuple[int | None, str]]:
         """Run a command on each host of `commands` at once; afterwards none of what they started is left, anywhere.
 
@@ -84,7 +88,10 @@ class TwoHosts:
                     started[host] = subprocess.Popen(
                         host.line(command),
                         cwd=self.folder,
-                        env={**environment, "PATH": f"{self.folder / 'bin'}:{environment['PATH']}:{SBIN}"},
+                        env={
+                            **environment,
+                            "PATH": f"{self.folder / 'bin'}:{environment['PATH']}:{SBIN}",
+                        },
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=subprocess.STDOUT,
@@ -140,11 +147,15 @@ class CannotRun(RuntimeError):
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a short command and return its output; raises CannotRun."""
     try:
-        done = subprocess.run(command, env=environment or with_sbin(), capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            command, env=environment or with_sbin(), capture_output=True, text=True, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotRun(str(error)) from error
     if done.returncode:
-        raise CannotRun(f"{' '.join(command[:4])}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+        raise CannotRun(
+            f"{' '.join(command[:4])}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
+        )
     return done.stdout
 
 
@@ -187,7 +198,21 @@ def write_hosts_file(host: Host, everyone: Sequence[Host]) -> None:
 
 def cable(first: str, second: str) -> list[str]:
     """Makes both ends within the namespaces, so that no interface is ever seen outside."""
-    return ["ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second]
+    return [
+        "ip",
+        "link",
+        "add",
+        INTERFACE,
+        "netns",
+        first,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        INTERFACE,
+        "netns",
+        second,
+    ]
 
 
 def connect(first: Host, second: Host) -> None:

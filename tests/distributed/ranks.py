@@ -40,11 +40,15 @@ def variables() -> dict[str, str]:
     return {**environment(1), "PYTHONPATH": str(ROOT)}
 
 
-def run_ranks(kind: str, processes: int, scenario: str, *, check: bool = True, timeout: float = 180) -> Job:
+def run_ranks(
+    kind: str, processes: int, scenario: str, *, check: bool = True, timeout: float = 180
+) -> Job:
     """Run a scenario under the launcher of `kind`."""
     with tempfile.TemporaryDirectory() as folder:
         line = launched(KINDS[kind], processes, "tests.distributed.scenarios", scenario, folder)
-        done = subprocess.run(line, cwd=ROOT, env=variables(), capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            line, cwd=ROOT, env=variables(), capture_output=True, text=True, timeout=timeout
+        )
         output = done.stdout + done.stderr
         assert done.returncode == 0 or not check, output
         files = [Path(folder) / f"rank_{rank}.json" for rank in range(processes)]

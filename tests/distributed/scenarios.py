@@ -34,7 +34,12 @@ def contract() -> dict[str, Any]:
     for compression in ("bf16", "fp16"):
         with make_strategy(device="cpu", timeout_s=60, compression=compression) as strategy:
             found[compression] = wire(strategy)
-            found["who"] = [strategy.rank, strategy.local_rank, strategy.world_size, strategy.backend]
+            found["who"] = [
+                strategy.rank,
+                strategy.local_rank,
+                strategy.world_size,
+                strategy.backend,
+            ]
     return found
 
 
@@ -43,7 +48,9 @@ class Pixels(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 1), nn.Tanh(), nn.Conv2d(6, 4, 3))
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 1), nn.Tanh(), nn.Conv2d(6, 4, 3)
+        )
         self.last, self.other, self.turn = nn.Linear(4, 3), nn.Linear(4, 3), 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,14 +83,22 @@ def wire(strategy: DistributedStrategy) -> dict[str, Any]:
         errors = {}
         for step, (kind, factor) in enumerate(WIRE_FACTORS.items()):
             exact.load_state_dict(model.state_dict())
-            x = torch.randn(ROWS, 3, 7, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            x = torch.randn(
+                ROWS, 3, 7, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64
+            )
             labels = torch.arange(ROWS) % 3
-            groups = torch.arange(ROWS).chunk(accumulate)[: accumulate - (kind == "short" and accumulate > 1)]
+            groups = torch.arange(ROWS).chunk(accumulate)[
+                : accumulate - (kind == "short" and accumulate > 1)
+            ]
             for i, rows in enumerate(groups):
                 share = rows.chunk(strategy.world_size)[strategy.rank]
                 pixels = x[share].float().contiguous(memory_format=layout)
                 with strategy.gradient_sync(net, enabled=i == len(groups) - 1):
-                    loss = nn.functional.cross_entropy(net(pixels), labels[share]) * factor / len(groups)
+                    loss = (
+                        nn.functional.cross_entropy(net(pixels), labels[share])
+                        * factor
+                        / len(groups)
+                    )
                     loss.backward()
             strategy.reduce_gradients()
             rows = torch.cat(groups)

@@ -65,7 +65,11 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """A user's, with which Slurm's commands find this cluster."""
-        return {**environment(1), "PATH": with_sbin()["PATH"], "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return {
+            **environment(1),
+            "PATH": with_sbin()["PATH"],
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+        }
 
     def ask(self, *command: str) -> str:
         """The output of one of Slurm's commands; raises CannotRun."""
@@ -78,7 +82,9 @@ class Cluster:
 
     def state(self, job: str) -> dict[str, str]:
         """What `scontrol show job` says, by its own keys."""
-        return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", "--oneliner", job)))
+        return dict(
+            re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", "--oneliner", job))
+        )
 
 
 @contextmanager
@@ -101,7 +107,9 @@ def configure(folder: Path) -> None:
     for one in sockets:
         one.close()
     host = socket.gethostname().split(".")[0]
-    text = SLURM_CONF.format(folder=folder, host=host, nodes=NODES, ports=ports, first_job=first_job())
+    text = SLURM_CONF.format(
+        folder=folder, host=host, nodes=NODES, ports=ports, first_job=first_job()
+    )
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")  # that job scripts can ask for
     (folder / "state").mkdir()
@@ -128,7 +136,10 @@ def start(cluster: Cluster) -> None:
 
     def idle() -> bool:
         with suppress(CannotRun):
-            return cluster.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle", "idle"]
+            return cluster.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == [
+                "idle",
+                "idle",
+            ]
         return False
 
     until(idle, cluster)
@@ -140,13 +151,21 @@ def daemon(cluster: Cluster, name: str, command: Sequence[str]) -> None:
     with (cluster.folder / f"{name}.log").open("wb") as log:
         line = [program, *command[1:]]
         cluster.daemons.append(
-            subprocess.Popen(line, env=cluster.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            subprocess.Popen(
+                line, env=cluster.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         )
 
 
 def until(condition: Callable[[], bool], cluster: Cluster, seconds: float = START_S) -> None:
     """Wait for it; raises AssertionError with the daemons' words when that takes too long."""
-    logs = lambda: (f"{log.name}:\n{log.read_text(errors='replace')}" for log in cluster.folder.glob("*.log"))  # noqa: E731
+
+    def logs():
+        return (
+            f"{log.name}:\n{log.read_text(errors='replace')}"
+            for log in cluster.folder.glob("*.log")
+        )  # noqa: E731
+
     wait_for(condition, seconds, lambda: "\n".join(logs()))
 
 

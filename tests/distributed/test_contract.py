@@ -6,29 +6,45 @@ import pytest
 
 from tests.distributed.ranks import run_ranks
 
-BACKENDS = {"single": "one process", "ddp": "DDP over Gloo", "horovod": "Horovod over Gloo", "mpi": "Horovod over MPI"}
+BACKENDS = {
+    "single": "one process",
+    "ddp": "DDP over Gloo",
+    "horovod": "Horovod over Gloo",
+    "mpi": "Horovod over MPI",
+}
 JOBS = [("horovod", 2), ("mpi", 2), ("ddp", 3)]
-LONG = [pytest.param(*job, marks=pytest.mark.long) for job in (("single", 1), ("ddp", 1), ("ddp", 2), ("horovod", 3))]
+LONG = [
+    pytest.param(*job, marks=pytest.mark.long)
+    for job in (("single", 1), ("ddp", 1), ("ddp", 2), ("horovod", 3))
+]
 # of a gradient: 8 bits of mantissa, rounded on each rank and as they are added up; 11 bits, or fp32 when sent again
 WIRE_ERRORS = {"bf16": (2e-2, 2e-2), "fp16": (2e-3, 1e-5)}
 
 
 @pytest.mark.parametrize(("kind", "processes"), [*JOBS, *LONG])
-def test_the_contract_is_kept_and_gradients_in_16_bits_are_those_of_one_process(kind: str, processes: int) -> None:
+def test_the_contract_is_kept_and_gradients_in_16_bits_are_those_of_one_process(
+    kind: str, processes: int
+) -> None:
     """In each memory format, accumulated or not, small and above fp16's range."""
     ranks = run_ranks(kind, processes, "contract").ranks
-    assert [found["who"] for found in ranks] == [[rank, rank, processes, BACKENDS[kind]] for rank in range(processes)]
+    assert [found["who"] for found in ranks] == [
+        [rank, rank, processes, BACKENDS[kind]] for rank in range(processes)
+    ]
     for compression, (bound, bound_resent) in WIRE_ERRORS.items():
         cases = ranks[0][compression]
         assert len(cases) == 4
         for found in (rank[compression] for rank in ranks):
             for name, case in found.items():
                 for step, error in case["errors"].items():
-                    assert error <= (bound_resent if step == "overflow" else bound), f"{compression}, {name}, {step}"
+                    assert error <= (bound_resent if step == "overflow" else bound), (
+                        f"{compression}, {name}, {step}"
+                    )
                 assert case["overflows"] == (compression == "fp16" and processes > 1), name
                 assert case["weights"] == cases[name]["weights"], "equal on all ranks, to the bit"
         if processes > 1:
-            assert all(case["errors"]["plain"] > 1e-5 for case in cases.values()), "something was compressed"
+            assert all(case["errors"]["plain"] > 1e-5 for case in cases.values()), (
+                "something was compressed"
+            )
 
 
 @pytest.mark.parametrize("kind", ["ddp", "horovod", pytest.param("mpi", marks=pytest.mark.long)])
@@ -43,7 +59,10 @@ def test_a_crash_on_one_rank_ends_the_job_with_its_traceback(kind: str) -> None:
 def test_horovod_refuses_a_sum_of_unequal_shapes() -> None:
     job = run_ranks("horovod", 2, "unequal", check=False)
     assert job.exit_code != 0
-    assert "One rank sent a tensor of shape [2], but another rank sent a tensor of shape [3]" in job.output
+    assert (
+        "One rank sent a tensor of shape [2], but another rank sent a tensor of shape [3]"
+        in job.output
+    )
 
 
 @pytest.mark.long  # the contract raises on every rank; tests/unit/strategies/test_errors_by_rank.py has the sentence

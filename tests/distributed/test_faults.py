@@ -56,8 +56,12 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("python", "horov
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", *LONG])
-def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(launcher: str, tmp_path: Path) -> None:
-    line = launched(launcher, 2, "retina_dist.train", *JOB, "output_dir=run", "trainer.max_duration=1000steps")
+def test_one_rank_that_is_asked_to_end_ends_all_with_a_checkpoint(
+    launcher: str, tmp_path: Path
+) -> None:
+    line = launched(
+        launcher, 2, "retina_dist.train", *JOB, "output_dir=run", "trainer.max_duration=1000steps"
+    )
     run = tmp_path / "run"
     with started(line, tmp_path) as job:
         wait_for(lambda: steps_done(run) >= 2, tmp_path)
@@ -84,13 +88,17 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Pa
     run = tmp_path / "run"
     with ExitStack() as jobs:
         first = jobs.enter_context(started(line, tmp_path))
-        wait_for(lambda: listens(port), tmp_path)  # it holds the meeting point, so it must be the one that stays
+        wait_for(
+            lambda: listens(port), tmp_path
+        )  # it holds the meeting point, so it must be the one that stays
         second = jobs.enter_context(started(line, tmp_path))
         wait_for(lambda: len(rank_processes(run)) == 2 and steps_done(run) >= 7, tmp_path)
         for process in (second.pid, *(p for p in rank_processes(run) if parent(p) == second.pid)):
             os.kill(process, signal.SIGKILL)
         assert first.wait(END_S) == 0, log_of(tmp_path)
-    assert "one process, cpu" in log_of(tmp_path) or "DDP over Gloo, cpu, 1 thread\n" in log_of(tmp_path)
+    assert "one process, cpu" in log_of(tmp_path) or "DDP over Gloo, cpu, 1 thread\n" in log_of(
+        tmp_path
+    )
     same_training(run, alone)
 
 
@@ -101,9 +109,7 @@ def elastic(place: Path, hosts: str, *extra: str) -> list[str]:
     script = place / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat {place / 'hosts'}\n")
     script.chmod(0o755)
-    options = (
-        f"--gloo -np {hosts.count(':')} --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script {script}"
-    )
+    options = f"--gloo -np {hosts.count(':')} --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script {script}"
     line = [str(executable("horovodrun")), *options.split(), sys.executable, "-m", MODULE]
     return [*line, *JOB, "output_dir=run", "strategy.commit_every=2", *extra]
 
@@ -137,7 +143,15 @@ def test_eight_seven_and_eight_processes_train_what_one_does(tmp_path: Path) -> 
     settings = (*JOB, "data.batch_size=9", "trainer.max_duration=9steps")
     legs = (("torchrun", 8, 3), ("horovodrun", 7, 6), ("torchrun", 8, 9))
     lines = [
-        (launcher, n, MODULE, *settings, "output_dir=run", "resume=auto", f"trainer.stop_after={stop}steps")
+        (
+            launcher,
+            n,
+            MODULE,
+            *settings,
+            "output_dir=run",
+            "resume=auto",
+            f"trainer.stop_after={stop}steps",
+        )
         for launcher, n, stop in legs
     ]
     for line in (*lines, ("python", 1, MODULE, *settings, "output_dir=one")):
@@ -154,7 +168,9 @@ def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: 
     parts = {"whole": [[]], "run": [["trainer.stop_after=4steps"], ["resume=auto"]]}
     for folder, starts in parts.items():
         for extra in starts:
-            line = launched("torchrun", 3, "retina_dist.train", *job, f"output_dir={folder}", *extra)
+            line = launched(
+                "torchrun", 3, "retina_dist.train", *job, f"output_dir={folder}", *extra
+            )
             with started(line, tmp_path) as process:
                 assert process.wait(END_S) == 0, log_of(tmp_path)
     assert differences(tmp_path / "run", tmp_path / "whole") == ""
@@ -164,7 +180,11 @@ def test_a_pinch_of_chaos(tmp_path: Path) -> None:
     arguments = "--faults 1 --kinds single --per-training 1 --seed 11"
     line = [sys.executable, "-m", "tests.chaos", *arguments.split()]
     done = subprocess.run(
-        line, env={**variables(), "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=900
+        line,
+        env={**variables(), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 survived" in done.stdout

@@ -32,22 +32,51 @@ Commands = dict[Host, Sequence[str]]
 
 def mpirun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
     """On the first host, which starts the second by ssh; it would wait forever on an interface that leads nowhere."""
-    options = ("-H", both(hosts), "--mca", "btl_tcp_if_include", INTERFACE, "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS")
+    options = (
+        "-H",
+        both(hosts),
+        "--mca",
+        "btl_tcp_if_include",
+        INTERFACE,
+        "-x",
+        "PYTHONPATH",
+        "-x",
+        "OMP_NUM_THREADS",
+    )
     return {hosts.first: [str(executable("mpirun")), *options, sys.executable, *arguments]}
 
 
 def horovodrun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
     """On the first host; --disable-cache, since the cache of what it knows of hosts would stay in the home folder."""
-    options = ("--gloo", "--disable-cache", "-np", "2", "-H", both(hosts), "--network-interfaces", INTERFACE)
+    options = (
+        "--gloo",
+        "--disable-cache",
+        "-np",
+        "2",
+        "-H",
+        both(hosts),
+        "--network-interfaces",
+        INTERFACE,
+    )
     return {hosts.first: [str(executable("horovodrun")), *options, sys.executable, *arguments]}
 
 
 def torchrun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
     """On each host, without ssh."""
     meeting = ("--master-addr", hosts.first.name, "--master-port", "29500")
-    start = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting)
+    start = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        *meeting,
+    )
     return {
-        host: [*start, "--node-rank", str(rank), *arguments] for rank, host in enumerate((hosts.first, hosts.second))
+        host: [*start, "--node-rank", str(rank), *arguments]
+        for rank, host in enumerate((hosts.first, hosts.second))
     }
 
 
@@ -66,7 +95,9 @@ COMMANDS: dict[str, Callable[[TwoHosts, Sequence[str]], Commands]] = {
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     if os.geteuid() != 0 or not find("ip") or not find("unshare"):
-        pytest.skip("two hosts on one machine need root, ip (Debian: iproute2) and unshare (util-linux)")
+        pytest.skip(
+            "two hosts on one machine need root, ip (Debian: iproute2) and unshare (util-linux)"
+        )
     with ExitStack() as stack:
         try:
             made = stack.enter_context(two_hosts(tmp_path_factory.mktemp("hosts")))
@@ -84,9 +115,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long if kind == "mpi" else ()) for kind in COMMANDS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind == "mpi" else ()) for kind in COMMANDS],
 )
-def test_two_hosts_train_what_one_process_trains(kind: str, hosts: TwoHosts, request: pytest.FixtureRequest) -> None:
+def test_two_hosts_train_what_one_process_trains(
+    kind: str, hosts: TwoHosts, request: pytest.FixtureRequest
+) -> None:
     if reason := why_missing(KINDS[kind]):
         pytest.skip(f"{KINDS[kind]} over two hosts: {reason}")
     alone: Path = request.getfixturevalue("alone")  # only now, since it takes a while

@@ -27,7 +27,9 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if os.geteuid() != 0 or not all(map(find, PROGRAMS)):
-        pytest.skip(f"Slurm with two nodes needs root and {', '.join(PROGRAMS)} (Debian: slurm-wlm, munge)")
+        pytest.skip(
+            f"Slurm with two nodes needs root and {', '.join(PROGRAMS)} (Debian: slurm-wlm, munge)"
+        )
     with slurm(tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
@@ -52,12 +54,16 @@ def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_pa
     script = "\n".join([alone, f"srun {each}", f"srun --mpi=pmi2 {each}"])
     options = ("--nodes=2", "--ntasks=2", "--output=said.txt", f"--wrap={script}")
     job = cluster.submit(*options, cwd=tmp_path, variables={"PYTHONPATH": str(ROOT)})
-    wait_for(lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, tmp_path / "said.txt")
+    wait_for(
+        lambda: cluster.state(job)["JobState"] == "COMPLETED", cluster, job, tmp_path / "said.txt"
+    )
     lines = (tmp_path / "said.txt").read_text().splitlines()
     first, *steps = [
         line for line in lines if not line.startswith("srun: ")
     ]  # which may have to wait for the step before
-    assert first == "rank 0 of 1, local rank 0 of 1 on node 0, strategy single: python with 1 process"
+    assert (
+        first == "rank 0 of 1, local rank 0 of 1 on node 0, strategy single: python with 1 process"
+    )
     assert sorted(steps) == sorted(
         f"rank {rank} of 2, local rank 0 of 1 on node {rank}, meeting at {NODES[0]}:{slurm_port(int(job), step)}, strategy ddp: "
         "srun with 2 processes"
@@ -67,13 +73,19 @@ def test_srun_is_told_from_a_plain_python_in_its_script(cluster: Cluster, tmp_pa
 
 
 @pytest.mark.long
-def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_that_is_stopped_in_the_middle_ends_as_if_it_had_not_been(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run = tmp_path / "runs" / "mine"
     given = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "RUN": str(run)}
-    job = cluster.submit(*SMALL, str(SCRIPT), *JOB, "strategy.device=cpu", cwd=tmp_path, variables=given)
+    job = cluster.submit(
+        *SMALL, str(SCRIPT), *JOB, "strategy.device=cpu", cwd=tmp_path, variables=given
+    )
     log = tmp_path / f"retina-{job}.log"
     wait_for(lambda: steps_done(run) >= 3, cluster, job, log)
-    cluster.ask("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:USR1@120 does it before the time limit
+    cluster.ask(
+        "scancel", "--batch", "--signal=USR1", job
+    )  # as --signal=B:USR1@120 does it before the time limit
     wait_for(lambda: cluster.state(job)["Restarts"] == "1", cluster, job, log)
     wait_for(lambda: cluster.state(job)["JobState"] == "PENDING", cluster, job, log)
     stopped = checkpoint(run)["step"]

@@ -31,7 +31,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def train(launcher: str, processes: int, folder: Path, *arguments: str, task: str = "detection") -> str:
+def train(
+    launcher: str, processes: int, folder: Path, *arguments: str, task: str = "detection"
+) -> str:
     """The training module in float64 under a launcher, in `folder`; skips where the launcher cannot be used."""
     return start(launcher, processes, folder, MODULE, *SETTINGS[task], *arguments)
 
@@ -52,7 +54,11 @@ def checkpoint(run: Path) -> dict[str, Any]:
 
 def same_training(run: Path, other: Path) -> None:
     """Every step once, and losses and weights that differ by rounding in float64 only."""
-    assert len(numbers(run, "train/loss")) == len(numbers(other, "train/loss")) == checkpoint(run)["step"]
+    assert (
+        len(numbers(run, "train/loss"))
+        == len(numbers(other, "train/loss"))
+        == checkpoint(run)["step"]
+    )
     assert numbers(run, "train/loss") == pytest.approx(numbers(other, "train/loss"), abs=1e-10)
     same_weights(run, other)
 
@@ -61,7 +67,9 @@ def same_weights(run: Path, other: Path) -> None:
     assert checkpoint(run)["sampler"] == checkpoint(other)["sampler"]
     for part in ("model", "ema"):
         found, expected = (checkpoint(folder)[part] for folder in (run, other))
-        torch.testing.assert_close(found.get("model", found), expected.get("model", expected), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            found.get("model", found), expected.get("model", expected), rtol=0, atol=1e-10
+        )
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,9 @@ def test_golden_losses(place: Path, launcher: str) -> None:
     if launcher != "python":
         together(place, launcher)
     run = alone(place, "golden") if launcher == "python" else place / launcher
-    for name, expected in json.loads(GOLDEN.read_text())["single" if launcher == "python" else launcher].items():
+    for name, expected in json.loads(GOLDEN.read_text())[
+        "single" if launcher == "python" else launcher
+    ].items():
         assert numbers(run, name) == pytest.approx(expected, rel=1e-9), name
 
 
@@ -111,7 +121,9 @@ def test_two_processes_train_what_one_does(place: Path, launcher: str) -> None:
     result = json.loads((run / "result.json").read_text())
     assert result["world_size"] == 2
     assert result["backend"].startswith(
-        {"torchrun": "DDP", "horovodrun": "Horovod over Gloo", "mpirun": "Horovod over MPI"}[launcher]
+        {"torchrun": "DDP", "horovodrun": "Horovod over Gloo", "mpirun": "Horovod over MPI"}[
+            launcher
+        ]
     )
 
 

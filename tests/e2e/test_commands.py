@@ -16,9 +16,7 @@ RUN = Path("runs") / "shapes"
 
 
 def test_a_run_folder_has_everything(trained: Path) -> None:
-    expected = (
-        "analysis.json checkpoints command.json config.yaml details.json first_batch.jpg images images.csv metrics.csv"
-    )
+    expected = "analysis.json checkpoints command.json config.yaml details.json first_batch.jpg images images.csv metrics.csv"
     expected += " metrics.json report.html resamples.npz result.json timings.json tensorboard"
     assert {p.name for p in (trained / RUN).iterdir()} == set(expected.split())
     assert {p.name for p in (trained / RUN / "checkpoints").glob("*.pt")} >= {"best.pt", "last.pt"}
@@ -31,14 +29,23 @@ def test_a_run_folder_has_everything(trained: Path) -> None:
     assert list((trained / RUN / "tensorboard").iterdir())
     speeds = [float(row["time/images_per_s"]) for row in rows if row["time/images_per_s"]]
     result = json.loads((trained / RUN / "result.json").read_text())
-    assert result["images_per_s"] == pytest.approx(sum(speeds[1:]) / len(speeds[1:])), "the first has the start in it"
+    assert result["images_per_s"] == pytest.approx(sum(speeds[1:]) / len(speeds[1:])), (
+        "the first has the start in it"
+    )
 
 
 def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path) -> None:
-    last = [row for row in csv.DictReader((trained / RUN / "metrics.csv").open()) if row["coco/AP"]][-1]
+    last = [
+        row for row in csv.DictReader((trained / RUN / "metrics.csv").open()) if row["coco/AP"]
+    ][-1]
     checkpoint = f"checkpoint={RUN}/checkpoints/last.pt"
     output = run_command(
-        "retina_dist.evaluate", checkpoint, "output_dir=eval", "batch_size=3", "num_workers=0", cwd=trained
+        "retina_dist.evaluate",
+        checkpoint,
+        "output_dir=eval",
+        "batch_size=3",
+        "num_workers=0",
+        cwd=trained,
     ).stdout
     assert "AP50   IoU .50" in output
     metrics = json.loads((trained / "eval" / "metrics.json").read_text())
@@ -46,9 +53,17 @@ def test_evaluate_repeats_the_last_validation_and_its_own_results(trained: Path)
         assert metrics[name] == pytest.approx(float(last[f"coco/{name}"]), abs=1e-9)
     assert set(metrics["per_class_AP"]) == {"circle", "square", "triangle", "star", "cross", "ring"}
     annotations = "annotations=datasets/shapes/annotations/instances_val.json"
-    run_command("retina_dist.evaluate", "results=eval/results.json", annotations, "output_dir=again", cwd=trained)
+    run_command(
+        "retina_dist.evaluate",
+        "results=eval/results.json",
+        annotations,
+        "output_dir=again",
+        cwd=trained,
+    )
     again = json.loads((trained / "again" / "metrics.json").read_text())
-    assert again["AP50"] == pytest.approx(metrics["AP50"], abs=5e-3)  # boxes in the file are rounded
+    assert again["AP50"] == pytest.approx(
+        metrics["AP50"], abs=5e-3
+    )  # boxes in the file are rounded
 
 
 def test_predict_draws_and_writes_results(trained: Path) -> None:
@@ -81,17 +96,29 @@ def test_predict_names_what_it_cannot_read(trained: Path, tmp_path: Path) -> Non
     assert "cut.jpg cannot be decoded" in result.stderr
     assert "1 image and results.json" in result.stdout
     (tmp_path / "good.jpg").unlink()
-    result = run_command("retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False)
+    result = run_command(
+        "retina_dist.predict", checkpoint, f"input={tmp_path}/cut.jpg", cwd=tmp_path, check=False
+    )
     assert result.returncode == 2
 
 
 def test_fine_tuning_takes_what_fits(trained: Path, tmp_path: Path) -> None:
     weights = f"model.weights={trained}/{RUN}/checkpoints/best.pt"
     small = [s for s in SMALL if not s.startswith("data.shapes")]
-    run_command("retina_dist.convert", "format=csv", *_csv_data(tmp_path), "output=coco.json", cwd=tmp_path)
-    assert json.loads((tmp_path / "coco.json").read_text())["categories"] == [{"id": 0, "name": "thing"}]
+    run_command(
+        "retina_dist.convert", "format=csv", *_csv_data(tmp_path), "output=coco.json", cwd=tmp_path
+    )
+    assert json.loads((tmp_path / "coco.json").read_text())["categories"] == [
+        {"id": 0, "name": "thing"}
+    ]
     result = run_command(
-        "retina_dist.train", "data=csv", "data.root=csv", *small, weights, "trainer=debug", cwd=tmp_path
+        "retina_dist.train",
+        "data=csv",
+        "data.root=csv",
+        *small,
+        weights,
+        "trainer=debug",
+        cwd=tmp_path,
     )
     assert (
         "misfits    head.classification_head.cls_logits.weight: [54, 64, 3, 3] in the file, [9, 64, 3, 3]"
@@ -102,7 +129,9 @@ def test_fine_tuning_takes_what_fits(trained: Path, tmp_path: Path) -> None:
 def _csv_data(folder: Path) -> list[str]:
     (folder / "csv").mkdir()
     for name in ("a", "b", "c", "d"):
-        Image.new("RGB", (64, 48), name == "a" and "red" or "blue").save(folder / "csv" / f"{name}.png")
+        Image.new("RGB", (64, 48), name == "a" and "red" or "blue").save(
+            folder / "csv" / f"{name}.png"
+        )
     rows = "a.png,5,5,30,30,thing\nb.png,10,10,40,40,thing\nc.png,,,,,\nd.png,1,1,20,20,thing\n"
     (folder / "csv" / "train.csv").write_text(rows)
     (folder / "csv" / "val.csv").write_text(rows)

@@ -31,9 +31,18 @@ from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
 from tests.commands import free_port, wait_for
 from tests.e2e.conftest import SMALL
 
-NEEDED = ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "pandas")  # by a server of mlflow-skinny
+NEEDED = (
+    "mlflow",
+    "flask",
+    "flask_cors",
+    "sqlalchemy",
+    "alembic",
+    "pandas",
+)  # by a server of mlflow-skinny
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"an MLflow server needs {', '.join(MISSING)}")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"an MLflow server needs {', '.join(MISSING)}"
+)
 
 QUICK = (
     *SMALL,
@@ -42,7 +51,11 @@ QUICK = (
     "trainer.validate_every=2steps",
     "logging=quiet",
 )
-OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+OFFLINE = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+}
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +63,18 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`mlflow server` with SQLite in a folder of its own."""
     folder = tmp_path_factory.mktemp("mlflow")
     port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     stores = [
         "--backend-store-uri",
         f"sqlite:///{folder}/runs.db",
@@ -67,7 +91,9 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        wait_for(lambda: _answers(f"http://127.0.0.1:{port}/health") or server.poll() is not None, 180)
+        wait_for(
+            lambda: _answers(f"http://127.0.0.1:{port}/health") or server.poll() is not None, 180
+        )
         assert server.poll() is None, (folder / "server.log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -106,7 +132,11 @@ def client(uri: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
 def runs(client: Any) -> list[Any]:
     """Those of the test's experiment, oldest first."""
     experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
-    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]) if experiment else []
+    return (
+        client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+        if experiment
+        else []
+    )
 
 
 def history(client: Any, run: Any) -> dict[str, list[tuple[int, str]]]:
@@ -136,8 +166,15 @@ def trained(*overrides: str) -> DetectionRunConfig:
 # a training
 
 
-def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    longer = (*SMALL, "trainer.max_duration=6steps", "trainer.validate_every=3steps", "trainer.keep_last=2")
+def test_a_run_that_is_resumed_is_one_run(
+    client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    longer = (
+        *SMALL,
+        "trainer.max_duration=6steps",
+        "trainer.validate_every=3steps",
+        "trainer.keep_last=2",
+    )
     config = trained(*longer, "logging.mlflow=true")
     (run,) = runs(client)
     assert run.data.params == flattened(asdict(config))
@@ -152,20 +189,36 @@ def test_a_run_that_is_resumed_is_one_run(client: Any, tmp_path: Path, capfd: py
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     tags = run.data.tags
     assert run.data.params["optimizer.lr"] == "0.001"  # MLflow changes none
-    assert (tags["backend"], tags["world_size"], tags["run_folder"]) == ("one process", "1", str(tmp_path / "run"))
+    assert (tags["backend"], tags["world_size"], tags["run_folder"]) == (
+        "one process",
+        "1",
+        str(tmp_path / "run"),
+    )
     assert tags["torch"].startswith("2.")
-    assert "| optimizer.lr | 0.001 | " in tags["mlflow.note.content"], "what differs from the defaults"
+    assert "| optimizer.lr | 0.001 | " in tags["mlflow.note.content"], (
+        "what differs from the defaults"
+    )
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, len(used.dataset.digest)) == (config.data.name, 36)
     assert artifacts(client, run) == {
         *("command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"),
-        *("analysis.json", "details.json", "first_batch.jpg", "images.csv", "metrics.json", "report.html"),
+        *(
+            "analysis.json",
+            "details.json",
+            "first_batch.jpg",
+            "images.csv",
+            "metrics.json",
+            "report.html",
+        ),
     }
     for name in ("metrics.csv", "report.html"):
         file = client.download_artifacts(run.info.run_id, name, str(tmp_path))
         assert Path(file).read_bytes() == (tmp_path / "run" / name).read_bytes()
     assert tags["checkpoints"] == str(tmp_path / "run" / "checkpoints")
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"] == resumed.optimizer.lr
+    assert (
+        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"]
+        == resumed.optimizer.lr
+    )
     said = "".join(capfd.readouterr())
     assert (said.count("MLflow: new run run ("), said.count("MLflow: existing run run (")) == (1, 1)
     assert "warning: " not in said
@@ -175,16 +228,28 @@ def test_a_run_that_exists_is_joined_and_left_open(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a job of Azure ML, which made the run and ends it."""
-    given = client.create_run(client.create_experiment("the job's"), run_name="keen_lemon_1").info.run_id
+    given = client.create_run(
+        client.create_experiment("the job's"), run_name="keen_lemon_1"
+    ).info.run_id
     client.log_param(given, "seed", "7")
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
     trained(*QUICK)
     run = client.get_run(given)
     assert runs(client) == []
     assert history(client, run) == logged(tmp_path / "run")
-    assert (run.info.status, run.info.run_name, run.info.end_time) == ("RUNNING", "keen_lemon_1", None)
+    assert (run.info.status, run.info.run_name, run.info.end_time) == (
+        "RUNNING",
+        "keen_lemon_1",
+        None,
+    )
     assert run.data.params["seed"] == "7"
-    assert artifacts(client, run) == {"command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"}
+    assert artifacts(client, run) == {
+        "command.json",
+        "config.yaml",
+        "result.json",
+        "timings.json",
+        "metrics.csv",
+    }
 
 
 # sweeps
@@ -221,7 +286,9 @@ def make(uri: str, folder: Path, tags: Any = None, **settings: Any) -> MlflowRun
     return MlflowRun(uri, config, Run(folder), tags or {})
 
 
-def test_long_tags_and_more_values_than_one_request_takes_arrive(uri: str, client: Any, tmp_path: Path) -> None:
+def test_long_tags_and_more_values_than_one_request_takes_arrive(
+    uri: str, client: Any, tmp_path: Path
+) -> None:
     values = [math.inf, *(i / 3 for i in range(2500))]
     (tmp_path / "a" / "checkpoints").mkdir(parents=True)
     (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"weights")
@@ -244,5 +311,7 @@ def test_a_training_is_the_same_without_an_answer(
         trained(*QUICK, f"logging.mlflow_uri={uri}", "logging.mlflow=true")
     assert len(logged(tmp_path / "run")["train/loss"]) == 2
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "ok"
-    (warning,) = [line for line in "".join(capfd.readouterr()).splitlines() if line.startswith("warning")]
+    (warning,) = [
+        line for line in "".join(capfd.readouterr()).splitlines() if line.startswith("warning")
+    ]
     assert f"values did not reach MLflow at {uri}" in warning

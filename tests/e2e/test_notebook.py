@@ -24,12 +24,16 @@ def test_it_is_committed_without_outputs() -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
     assert all(len(cell.source.splitlines()) <= 30 for cell in code)
-    assert not any("widgets" in part for part in (notebook.metadata, *(cell.metadata for cell in code)))
+    assert not any(
+        "widgets" in part for part in (notebook.metadata, *(cell.metadata for cell in code))
+    )
 
 
 @pytest.mark.long
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(prefix=str(tmp_path / "jupyter"))  # a kernel of this very Python, whatever others there are
+    install(
+        prefix=str(tmp_path / "jupyter")
+    )  # a kernel of this very Python, whatever others there are
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter" / "share" / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
@@ -38,18 +42,28 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     folder = tmp_path / "work"
     folder.mkdir()
     NotebookClient(
-        notebook, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     said = "".join(output.get("text", "") for output in outputs)
     assert "tensors and" in said  # as a script, the same to the bit
     assert "by two under torchrun" in said
-    assert "by two under horovodrun" in said or f"horovodrun left out: {why_missing('horovodrun')}" in said
+    assert (
+        "by two under horovodrun" in said
+        or f"horovodrun left out: {why_missing('horovodrun')}" in said
+    )
     assert said.count("with probability") == 6
     assert "needs an Azure subscription: not run here" in said
     data = [output["data"] for output in outputs if "data" in output]
     encoded = [d.get("image/png") or d.get("image/jpeg") for d in data]  # a PIL image comes in both
-    images = [Image.open(io.BytesIO(base64.b64decode(text))).convert("L") for text in encoded if text]
+    images = [
+        Image.open(io.BytesIO(base64.b64decode(text))).convert("L") for text in encoded if text
+    ]
     assert len(images) == 3
     assert all(min(image.size) > 200 for image in images)
     assert all(len(image.resize((64, 64)).getcolors()) > 10 for image in images)  # not blank

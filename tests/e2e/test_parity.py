@@ -22,7 +22,9 @@ def test_two_processes_agree_and_the_measure_would_have_seen_it(tmp_path: Path) 
     assert "All others agree." in done.stdout
     first, *progress = done.stderr.splitlines()
     assert first == "torchrun 2 (1 of 1)"
-    assert [line.partition(" differs by ")[0] for line in progress] == [case.name for case in parity.CASES]
+    assert [line.partition(" differs by ")[0] for line in progress] == [
+        case.name for case in parity.CASES
+    ]
     found = json.loads((tmp_path / "found.json").read_text())["torchrun 2"]
     for case in parity.CASES:
         assert found[case.name] <= 1e-10 if case.agrees else found[case.name] > 1e-4, case.name
@@ -31,29 +33,53 @@ def test_two_processes_agree_and_the_measure_would_have_seen_it(tmp_path: Path) 
 @pytest.mark.long  # the ranks of one process: tests/unit/classification
 def test_two_processes_agree_on_classification(tmp_path: Path) -> None:
     """With mixup, cutmix and automatic augmentation."""
-    done = run_command("retina_dist.parity", "task=classification_parity", "launchers=[torchrun]", cwd=tmp_path)
+    done = run_command(
+        "retina_dist.parity", "task=classification_parity", "launchers=[torchrun]", cwd=tmp_path
+    )
     assert "All others agree." in done.stdout
 
 
 def test_a_task_and_a_strategy_from_outside_are_compared(tmp_path: Path) -> None:
     """8 bits on the wire are a difference that the comparison sees."""
-    outside = ["--config-dir", str(PLUGINS / "conf"), "task=discs", "data.num_train=20", "launchers=[torchrun]"]
-    lossy = run_command("retina_dist.parity", *outside, "strategy=rounding", cwd=tmp_path, check=False)
+    outside = [
+        "--config-dir",
+        str(PLUGINS / "conf"),
+        "task=discs",
+        "data.num_train=20",
+        "launchers=[torchrun]",
+    ]
+    lossy = run_command(
+        "retina_dist.parity", *outside, "strategy=rounding", cwd=tmp_path, check=False
+    )
     assert lossy.returncode == 1
     assert "past the tolerance" in lossy.stdout
 
 
-def test_a_job_that_fails_is_named_below_its_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"^python with 2 processes failed \(exit code 1\); its output is above\.$"):
-        run_job("python", 2, "retina_dist.strategies.start_processes", tmp_path)  # which takes no arguments
+def test_a_job_that_fails_is_named_below_its_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        UserError, match=r"^python with 2 processes failed \(exit code 1\); its output is above\.$"
+    ):
+        run_job(
+            "python", 2, "retina_dist.strategies.start_processes", tmp_path
+        )  # which takes no arguments
     assert "how each starts N processes here" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("difference", "good"), [(0.9e-10, True), (1.1e-10, False), (float("nan"), False)])
-def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference: float, good: bool) -> None:
+@pytest.mark.parametrize(
+    ("difference", "good"), [(0.9e-10, True), (1.1e-10, False), (float("nan"), False)]
+)
+def test_past_the_tolerance_is_marked(
+    capsys: pytest.CaptureFixture, difference: float, good: bool
+) -> None:
     column = {case.name: difference for case in parity.CASES}
     assert parity._print_table(ParityConfig(), {"torchrun 2": column}) is good
-    marked = [line for line in capsys.readouterr().out.splitlines() if "!" in line and not line.startswith("Marked")]
+    marked = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "!" in line and not line.startswith("Marked")
+    ]
     assert len(marked) == (0 if good else sum(case.agrees for case in parity.CASES))
 
 
@@ -61,7 +87,12 @@ def test_past_the_tolerance_is_marked(capsys: pytest.CaptureFixture, difference:
 def test_the_benchmark_gives_ratios_to_one_plain_process(tmp_path: Path) -> None:
     length = ("steps=1", "warmup=1", "rounds=1", "data.batch_size=1")
     printed = run_command(
-        "retina_dist.benchmark", "scaling", "launchers=[torchrun]", *length, "output=found.json", cwd=tmp_path
+        "retina_dist.benchmark",
+        "scaling",
+        "launchers=[torchrun]",
+        *length,
+        "output=found.json",
+        cwd=tmp_path,
     ).stdout
     assert "DDP over Gloo, cpu, 1 thread, 2 processes" in printed
     found = json.loads((tmp_path / "found.json").read_text())

@@ -33,8 +33,19 @@ def train(root: Path, output: Path, steps: int, *more: str) -> rd.Trainer:
     config = rd.load_config(
         "train",
         [
-            *("data=coco", f"data.root={root}", "data.min_sizes=[64]", "data.max_size=64", "data.batch_size=8"),
-            *("data.num_workers=0", "logging=quiet", "trainer.num_threads=1", "trainer.validate_every=0steps"),
+            *(
+                "data=coco",
+                f"data.root={root}",
+                "data.min_sizes=[64]",
+                "data.max_size=64",
+                "data.batch_size=8",
+            ),
+            *(
+                "data.num_workers=0",
+                "logging=quiet",
+                "trainer.num_threads=1",
+                "trainer.validate_every=0steps",
+            ),
             *(f"output_dir={output}", f"trainer.max_duration={steps}steps", *more),
         ],
     )
@@ -64,7 +75,11 @@ def test_rare_classes_gain_from_repeats(tmp_path: Path) -> None:
                     root,
                     tmp_path / f"{seed}-{threshold}",
                     300,
-                    *(f"seed={seed}", f"model.weights={start}", f"data.repeat_threshold={threshold}"),
+                    *(
+                        f"seed={seed}",
+                        f"model.weights={start}",
+                        f"data.repeat_threshold={threshold}",
+                    ),
                 )
             )
             for threshold in ("null", "0.2")

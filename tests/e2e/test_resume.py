@@ -23,7 +23,14 @@ from tests.e2e.conftest import ROOT, SMALL
 def run(folder: Path, *overrides: str) -> dict:
     data = f"data.root={folder.parent / 'data'}"
     augment = ("data.photometric=0.5", "data.scale_jitter=[0.8,1.25]", "data.min_sizes=[48,64]")
-    common = (*SMALL, data, *augment, "trainer.max_duration=20steps", "trainer.ema_decay=0.9", "logging=quiet")
+    common = (
+        *SMALL,
+        data,
+        *augment,
+        "trainer.max_duration=20steps",
+        "trainer.ema_decay=0.9",
+        "logging=quiet",
+    )
     train(load_config("train", [*common, f"output_dir={folder}", *overrides]))
     return load_checkpoint(folder / "checkpoints" / "last.pt")
 
@@ -41,7 +48,9 @@ def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
     assert repr(whole["metrics"]) == repr(parts["metrics"])  # NaN where undefined
 
 
-def test_an_early_stopped_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_early_stopped_run_has_nothing_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nor does it train one more interval at each resume."""
     often = ("trainer.validate_every=1steps", "trainer.monitor=val/loss")
     frozen = ("model=retinanet_tiny", "model.norm=frozen_bn", *often, "optimizer.lr=1e-30")
@@ -66,14 +75,26 @@ def test_a_resume_without_all_of_its_state_or_images_is_refused(
     )
     assert closing.endswith(f"and with resume=auto output_dir={tmp_path / 'run'}")
     last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"
-    for key, value in (("optimizer", {}), ("model", {"w": 1}), ("sampler", {}), ("categories", None)):
+    for key, value in (
+        ("optimizer", {}),
+        ("model", {"w": 1}),
+        ("sampler", {}),
+        ("categories", None),
+    ):
         content = load_checkpoint(last)
         content.pop(key)
-        (tmp_path / "less.pt").write_bytes(sealed(content if value is None else content | {key: value}))
+        (tmp_path / "less.pt").write_bytes(
+            sealed(content if value is None else content | {key: value})
+        )
         with pytest.raises(CheckpointError, match=r"less\.pt"):
             run(tmp_path / f"again_{key}", f"resume={tmp_path / 'less.pt'}")
     with pytest.raises(CheckpointError, match="trained on other images"):
-        run(tmp_path / "run", "resume=auto", f"data.root={tmp_path / 'other'}", "data.shapes.num_train=20")
+        run(
+            tmp_path / "run",
+            "resume=auto",
+            f"data.root={tmp_path / 'other'}",
+            "data.shapes.num_train=20",
+        )
 
 
 def test_what_can_be_known_is_refused_before_images_are_drawn(tmp_path: Path) -> None:
@@ -88,10 +109,21 @@ def test_what_can_be_known_is_refused_before_images_are_drawn(tmp_path: Path) ->
 
 def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    arguments = [*SMALL, "data.num_workers=2", "trainer.max_duration=1000epochs", "output_dir=run", "logging=quiet"]
+    arguments = [
+        *SMALL,
+        "data.num_workers=2",
+        "trainer.max_duration=1000epochs",
+        "output_dir=run",
+        "logging=quiet",
+    ]
     command = [sys.executable, "-m", "retina_dist.train", *arguments]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     ) as run:
         for line in run.stdout:  # until it trains
             if b"loss" in line:
@@ -99,7 +131,9 @@ def test_data_workers_end_with_a_killed_run(tmp_path: Path) -> None:
         workers = [pid for pid in group_of(run.pid) if pid != run.pid]
         assert len(workers) >= 2
         run.kill()
-        wait_for(lambda: not group_of(run.pid), 20)  # while nobody collects the run, as in a container without an init
+        wait_for(
+            lambda: not group_of(run.pid), 20
+        )  # while nobody collects the run, as in a container without an init
 
 
 def group_of(group: int) -> list[int]:

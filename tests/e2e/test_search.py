@@ -12,7 +12,9 @@ import pytest
 from tests.commands import run_process
 from tests.e2e.conftest import ROOT
 
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.M | re.S)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.M | re.S
+)
 SMALL = """rd.DetectionData(root="data", batch_size=4, min_sizes=[64], max_size=96, num_workers=0),
         model=rd.ModelConfig(backbone="resnet18", fpn_channels=32),
         schedule=rd.ScheduleConfig(name="constant"),
@@ -20,8 +22,12 @@ SMALL = """rd.DetectionData(root="data", batch_size=4, min_sizes=[64], max_size=
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
-def test_rank_0_asks_and_all_ranks_train(launcher: list[str], trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]]
+)
+def test_rank_0_asks_and_all_ranks_train(
+    launcher: list[str], trained: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("optuna")
     (script,) = (block for block in BLOCKS if "import optuna" in block)
     for before, after in (
@@ -35,7 +41,9 @@ def test_rank_0_asks_and_all_ranks_train(launcher: list[str], trained: Path, tmp
     (tmp_path / "data").symlink_to(trained / "datasets" / "shapes")
     line = [sys.executable, *launcher, "search.py"]
     printed = run_process(line, cwd=tmp_path)
-    table = [text.split(" ", 2) for text in printed.splitlines() if re.match(r"\d \S+ \{'lr'", text)]
+    table = [
+        text.split(" ", 2) for text in printed.splitlines() if re.match(r"\d \S+ \{'lr'", text)
+    ]
     assert [number for number, _, _ in table] == ["0", "1", "2"]
     assert len({values for _, _, values in table}) == 3
     for number, score, _ in table:

@@ -53,13 +53,28 @@ class Server:
 
     def memory(self) -> int:
         """Resident bytes."""
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
 
 @contextmanager
 def serving(checkpoint: Path, *settings: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "retina_dist.serve", f"checkpoint={checkpoint}", "port=0", "device=cpu", *settings]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RETINA_DIST_API_KEY": "a key"}
+    command = [
+        sys.executable,
+        "-m",
+        "retina_dist.serve",
+        f"checkpoint={checkpoint}",
+        "port=0",
+        "device=cpu",
+        *settings,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "RETINA_DIST_API_KEY": "a key",
+    }
     written = checkpoint.parent / "log"
     with written.open("w") as log:  # a pipe that nobody reads would stop the server
         process = subprocess.Popen(
@@ -89,8 +104,12 @@ def test_it_answers_and_ends_in_order(checkpoint: Path) -> None:
         status, answer = server.ask("image/jpeg", image)
         assert (status, len(answer["images"])) == (200, 1)
         assert server.ask("image/jpeg", image, key="none")[0] == 401
-        with socket.create_connection(("127.0.0.1", urlsplit(server.address).port or 0), timeout=60) as connection:
-            connection.sendall(b"HEAD /score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxx\r\nabc\r\n")
+        with socket.create_connection(
+            ("127.0.0.1", urlsplit(server.address).port or 0), timeout=60
+        ) as connection:
+            connection.sendall(
+                b"HEAD /score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxx\r\nabc\r\n"
+            )
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 4")
         accepted = pool.submit(server.ask, "application/json", as_json(*[image] * 16))
         metrics = urljoin(server.address, "/metrics")
@@ -172,12 +191,17 @@ def test_throughput_with_and_without_batches(checkpoint: Path) -> None:
     """A ratio in one run, in turns; a figure, and no bound: batches pay on a GPU."""
     image = make_image()
     rates: dict[int, list[float]] = {1: [], 8: []}
-    with serving(checkpoint, "max_batch=1") as single, serving(checkpoint, "max_batch=8") as batched:
+    with (
+        serving(checkpoint, "max_batch=1") as single,
+        serving(checkpoint, "max_batch=8") as batched,
+    ):
         for _ in range(3):
             for size, server in ((1, single), (8, batched)):
                 with ThreadPoolExecutor(AT_ONCE) as pool:
                     start = time.perf_counter()
-                    codes = list(pool.map(lambda _, to=server: to.ask("image/png", image)[0], range(200)))
+                    codes = list(
+                        pool.map(lambda _, to=server: to.ask("image/png", image)[0], range(200))
+                    )
                     rates[size].append(200 / (time.perf_counter() - start))
                 assert set(codes) == {200}
     print(

@@ -16,14 +16,18 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, bui
 from retina_dist.engine.trainer import prefetched
 from retina_dist.model.sync_batch_norm import connect
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that torch can use")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="this machine has no GPU that torch can use"
+)
 
 CANVAS = (128, 160)
 
 
 def model_and_batch(variant: str = "v1", **settings: Any) -> tuple[RetinaNet, Batch]:
     torch.manual_seed(0)
-    model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64, **settings)
+    model = build_retinanet(
+        num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64, **settings
+    )
     return model.cuda(), random_batch(3, CANVAS, 5, 8, seed=0).to("cuda")
 
 
@@ -38,7 +42,9 @@ def test_losses_and_gradients_equal_torchvision(variant: str, norm: str) -> None
     model = model.double()
     theirs = as_torchvision(model, CANVAS).train()
     images = [image.double() / 255 for image in batch.images]
-    targets = [{"boxes": b.double(), "labels": k} for b, k in zip(batch.boxes, batch.labels, strict=True)]
+    targets = [
+        {"boxes": b.double(), "labels": k} for b, k in zip(batch.boxes, batch.labels, strict=True)
+    ]
     losses, expected = model(batch), theirs(images, targets)
     for name, value in expected.items():
         torch.testing.assert_close(losses[name], value, rtol=1e-12, atol=1e-14)
@@ -54,13 +60,17 @@ def with_filler(batch: Batch) -> Batch:
 
 @pytest.mark.parametrize("norm", ["frozen_bn", "sync_bn"])
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
-def test_forward_and_backward_pass_never_wait_for_the_device(precision: torch.dtype | None, norm: str) -> None:
+def test_forward_and_backward_pass_never_wait_for_the_device(
+    precision: torch.dtype | None, norm: str
+) -> None:
     model, batch = model_and_batch("v2", norm=norm)
     connect(model, torch.clone)
     batch = with_filler(batch)
 
     def passes() -> None:
-        with torch.autocast("cuda", dtype=precision or torch.bfloat16, enabled=precision is not None):
+        with torch.autocast(
+            "cuda", dtype=precision or torch.bfloat16, enabled=precision is not None
+        ):
             losses = model(batch)
         torch.stack(list(losses.values())).sum().backward()
 
@@ -93,8 +103,12 @@ def test_detections_are_those_of_the_cpu() -> None:
         outputs, levels = model.predict(batch)
         there = model.detections(outputs, levels, batch)
         here = model.cpu().detections(
-            {k: v.cpu() for k, v in outputs.items()}, [level.cpu() for level in levels], batch.to("cpu")
+            {k: v.cpu() for k, v in outputs.items()},
+            [level.cpu() for level in levels],
+            batch.to("cpu"),
         )
     for a, b in zip(there, here, strict=True):
         torch.testing.assert_close(a["scores"].cpu(), b["scores"], rtol=1e-5, atol=1e-6)
-        assert (a["labels"].cpu() == b["labels"]).float().mean() > 0.98  # scores may tie to the last bit
+        assert (
+            a["labels"].cpu() == b["labels"]
+        ).float().mean() > 0.98  # scores may tie to the last bit

@@ -21,7 +21,9 @@ MOST = 20  # detections
 @dataclass
 class CellSettings(DetectorSettings):
     width: int = setting(16, "channels", at_least=1)
-    count_weight: float = setting(0.0, "of a third loss, on the number of objects; 0: none", at_least=0)
+    count_weight: float = setting(
+        0.0, "of a third loss, on the number of objects; 0: none", at_least=0
+    )
 
 
 class CellDetector(DetectionModel):
@@ -38,13 +40,20 @@ class CellDetector(DetectionModel):
         outputs, centres = self.outputs(batch.images)
         columns = batch.images.shape[-1] // CELL
         images = [(outputs[i], batch.image(i)) for i in batch.real_rows()]
-        parts = torch.stack([self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2)
+        parts = torch.stack(
+            [self._losses(*one, centres, columns) for one in images] or [outputs.sum() * 0] * 2
+        )
         losses = dict(zip(("objects", "boxes"), parts.view(-1, 2).mean(0).unbind(), strict=True))
         if self.settings.count_weight:
             objects = torch.cat([image.num_boxes for _, image in images] or [outputs.new_zeros(1)])
-            expected = torch.stack([output[:, :-4].sigmoid().sum() for output, _ in images] or [outputs.sum() * 0])
+            expected = torch.stack(
+                [output[:, :-4].sigmoid().sum() for output, _ in images] or [outputs.sum() * 0]
+            )
             losses["count"] = self.settings.count_weight * l1_loss(expected, objects.float())
-        return losses, [self._detections(outputs[i].detach(), batch.image(i), centres) for i in range(len(batch))]
+        return losses, [
+            self._detections(outputs[i].detach(), batch.image(i), centres)
+            for i in range(len(batch))
+        ]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """[B, cells, K + 4] of the network, and the cells' centres [cells, 4] as x, y, x, y."""

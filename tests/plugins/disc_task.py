@@ -58,7 +58,9 @@ class DiscBatches:
         self.sampler, self.position = sampler, sampler.position
 
     def train_steps(self, start: int, stop: int) -> Iterator[list[DiscBatch]]:
-        for step in range(start, stop):  # a rank without an image takes the first one, with weight 0
+        for step in range(
+            start, stop
+        ):  # a rank without an image takes the first one, with weight 0
             yield [draw(spec.indices or (0,), spec.weight) for spec in self.sampler.step(step)]
 
 
@@ -78,22 +80,42 @@ class DiscTask(Task):
 
     def build_data(self) -> DiscBatches:
         buckets = make_buckets([[SIZE, SIZE]] * self.num_images, min_sizes=[SIZE], max_size=SIZE)
-        options = {"batch_size": self.config.data.batch_size, "accumulate": self.config.trainer.micro_batches}
-        options |= {"rank": self.strategy.rank, "world_size": self.strategy.world_size, "seed": self.config.seed}
+        options = {
+            "batch_size": self.config.data.batch_size,
+            "accumulate": self.config.trainer.micro_batches,
+        }
+        options |= {
+            "rank": self.strategy.rank,
+            "world_size": self.strategy.world_size,
+            "seed": self.config.seed,
+        }
         return DiscBatches(TrainSampler(buckets=buckets, **options))
 
-    def build_model(self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None) -> nn.Module:
+    def build_model(
+        self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
+    ) -> nn.Module:
         width = self.config.model.width
-        return DiscNet(nn.Conv2d(1, width, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(width * SIZE**2 // 4, 2))
+        return DiscNet(
+            nn.Conv2d(1, width, 3, 2, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(width * SIZE**2 // 4, 2),
+        )
 
     def build_evaluator(self, data: DiscBatches) -> Validator:
-        batch = draw(range(-16, 0)).to(self.strategy.device)  # no training image has a number below 0
-        return torch.no_grad()(lambda model: {"val/loss": float((model.eval()(batch) - batch.centres).square().mean())})
+        batch = draw(range(-16, 0)).to(
+            self.strategy.device
+        )  # no training image has a number below 0
+        return torch.no_grad()(
+            lambda model: {"val/loss": float((model.eval()(batch) - batch.centres).square().mean())}
+        )
 
     def fingerprint(self) -> str:
         return f"{self.num_images} discs"
 
 
 def examine(config: Any) -> DoctorReport:
-    few = Finding("error", "train", "discs", "draw at least 100: data.num_train=100", config.data.num_train)
+    few = Finding(
+        "error", "train", "discs", "draw at least 100: data.num_train=100", config.data.num_train
+    )
     return DoctorReport(["discs"], [few] if config.data.num_train < 100 else [])

@@ -30,8 +30,15 @@ class LinesReader(AnnotationReader):
             try:
                 content = json.loads(line)
                 images.append({"id": number, "file_name": content["file"]})
-                boxes += [{"image_id": number, "category_id": label, "bbox": box} for label, *box in content["boxes"]]
+                boxes += [
+                    {"image_id": number, "category_id": label, "bbox": box}
+                    for label, *box in content["boxes"]
+                ]
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path}:{number} is {line[:80]!r}; write an object with file and boxes.") from error
+                raise DataError(
+                    f"{path}:{number} is {line[:80]!r}; write an object with file and boxes."
+                ) from error
         categories = [{"id": i, "name": name} for i, name in enumerate(self.settings.class_names)]
-        return {"images": images, "annotations": boxes, "categories": categories}, path.with_suffix("")
+        return {"images": images, "annotations": boxes, "categories": categories}, path.with_suffix(
+            ""
+        )

@@ -21,7 +21,9 @@ class Lion(torch.optim.Optimizer):
     settings = LionSettings
 
     def __init__(self, groups: list[dict[str, Any]], settings: LionSettings) -> None:
-        super().__init__(groups, {"lr": settings.lr, "beta1": settings.beta1, "beta2": settings.beta2})
+        super().__init__(
+            groups, {"lr": settings.lr, "beta1": settings.beta1, "beta2": settings.beta2}
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -54,7 +54,10 @@ class MPIStrategy(DistributedStrategy):
         return MPI.COMM_WORLD.size
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._parameters = []
 

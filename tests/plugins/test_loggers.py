@@ -19,15 +19,25 @@ CHOSEN = [FOUND, "task=discs", "logging=jsonl", "logging.digits=3"]
 
 def test_it_logs_what_the_table_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = [*CHOSEN, "output_dir=run", "trainer.max_duration=6steps", "trainer.log_every=1", "schedule=constant"]
+    run = [
+        *CHOSEN,
+        "output_dir=run",
+        "trainer.max_duration=6steps",
+        "trainer.log_every=1",
+        "schedule=constant",
+    ]
     train(load_config("train", [*run, "trainer.stop_after=3steps"]))
     path = Path("run/metrics.jsonl")
-    path.write_text(path.read_text() + '{"step": 4}\n')  # of a run that was killed after its checkpoint
+    path.write_text(
+        path.read_text() + '{"step": 4}\n'
+    )  # of a run that was killed after its checkpoint
     train(load_config("train", [*run, "resume=auto"]))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     steps, values = read_metrics(Path("run/metrics.csv"))["train/loss"]
     found = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-    assert found == [(step, float(f"{value:.3g}")) for step, value in zip(steps, values, strict=True)]
+    assert found == [
+        (step, float(f"{value:.3g}")) for step, value in zip(steps, values, strict=True)
+    ]
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
@@ -46,7 +56,11 @@ def test_weights_and_biases_as_documented(tmp_path: Path, monkeypatch: pytest.Mo
     train(load_config("train", [*chosen, "resume=auto"]))
     first, resumed = (call.kwargs for call in wandb.init.call_args_list)
     assert first["id"] == resumed["id"]
-    assert (first["mode"], first["name"], first["config"]["task"]["name"]) == ("offline", "run", "discs")
+    assert (first["mode"], first["name"], first["config"]["task"]["name"]) == (
+        "offline",
+        "run",
+        "discs",
+    )
     logged = [call.args[0] for call in wandb.init.return_value.log.call_args_list]
     steps, values = read_metrics(Path("run/metrics.csv"))["train/loss"]
     assert [(row["step"], row["train/loss"]) for row in logged if "train/loss" in row] == list(

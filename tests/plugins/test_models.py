@@ -26,14 +26,29 @@ CHOSEN = [FOUND, "data=parity", "model=cells"]
 
 
 def test_detection_keeps_its_contract_with_it(tmp_path: Path) -> None:
-    task_contract(DetectionTask, load_config("train", [*CHOSEN, f"data.root={tmp_path / 'shapes'}"]))
+    task_contract(
+        DetectionTask, load_config("train", [*CHOSEN, f"data.root={tmp_path / 'shapes'}"])
+    )
 
 
-def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_fit_it_is_evaluated_and_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its three losses are the sum that the validation reports, and any of them can choose the best checkpoint."""
     monkeypatch.chdir(tmp_path)
-    run = [*CHOSEN, "model.width=8", "model.count_weight=0.5", "logging=quiet", "schedule=constant", "output_dir=run"]
-    run += ["trainer.max_duration=4steps", "trainer.validate_every=2steps", "trainer.monitor=val/loss_count"]
+    run = [
+        *CHOSEN,
+        "model.width=8",
+        "model.count_weight=0.5",
+        "logging=quiet",
+        "schedule=constant",
+        "output_dir=run",
+    ]
+    run += [
+        "trainer.max_duration=4steps",
+        "trainer.validate_every=2steps",
+        "trainer.monitor=val/loss_count",
+    ]
     trainer = Trainer.from_config(load_config("train", run))
     metrics = trainer.fit()
     parts = {name: value for name, value in metrics.items() if name.startswith("val/loss_")}
@@ -42,7 +57,9 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
     counts = read_metrics(Path("run/metrics.csv"))["val/loss_count"][1]
     assert json.loads(Path("run/result.json").read_text())["best"] == min(counts)
     evaluated, detector = trainer.evaluate(), trainer.detector()
-    assert evaluated.stats.keys() == {name.removeprefix("coco/") for name in metrics if name.startswith("coco/")}
+    assert evaluated.stats.keys() == {
+        name.removeprefix("coco/") for name in metrics if name.startswith("coco/")
+    }
     again = Detector.from_checkpoint(trainer.checkpoint, model=trainer.model)
     image = next(Path(trainer.data.root).rglob("*.jpg"))
     (ours,), (theirs,) = detector.predict(image), again.predict(image)
@@ -58,9 +75,17 @@ def test_after_fit_it_is_evaluated_and_predicts(tmp_path: Path, monkeypatch: pyt
             assert evaluate_as_cli(config)[0].stats == evaluated.stats
         else:
             (same,) = predictor_of(config, "cpu").predict(image)
-            assert torch.equal(same["scores"], ours["scores"]), "of the width that the checkpoint states"
+            assert torch.equal(same["scores"], ours["scores"]), (
+                "of the width that the checkpoint states"
+            )
     for output, size in (("m.onnx", "null"), ("m.pt2", "[64,96]"), ("m.pt", "null")):
-        given = [FOUND, "model=cells", f"output={output}", f"size={size}", f"checkpoint={trainer.run_folder}"]
+        given = [
+            FOUND,
+            "model=cells",
+            f"output={output}",
+            f"size={size}",
+            f"checkpoint={trainer.run_folder}",
+        ]
         worst = export(load_config("export", given))
         assert worst["detections"] > 9
         assert worst["boxes"] < 1e-3, output
@@ -73,17 +98,27 @@ def test_an_evaluator_comes_with_a_task(tmp_path: Path, monkeypatch: pytest.Monk
     run = [FOUND, "task=counting", "logging=quiet", "output_dir=run"]
     run += ["trainer.max_duration=2steps", "schedule=constant"]
     config = load_config("train", run)
-    assert (config.data.name, config.model.backbone, config.task.name) == ("parity", "resnet18", "counting")
+    assert (config.data.name, config.model.backbone, config.task.name) == (
+        "parity",
+        "resnet18",
+        "counting",
+    )
     assert load_config("train", [*run, "model=retinanet_r50"]).model.backbone == "resnet50"
     assert load_config("train", [*run, "model=cells"]).model.num_classes is None
-    assert list(train(load_config("train", [*run, "model.backbone=mobilenet_v3_small"]))) == ["count/ratio"]
+    assert list(train(load_config("train", [*run, "model.backbone=mobilenet_v3_small"]))) == [
+        "count/ratio"
+    ]
 
 
 @pytest.mark.long
-def test_rt_detr_of_transformers_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rt_detr_of_transformers_as_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("scipy", reason="scipy, which its loss needs, is not installed")
-    documented("RTDetr", "model/rtdetr.yaml", "_target_: my_package.RTDetr\n", tmp_path, monkeypatch)
+    documented(
+        "RTDetr", "model/rtdetr.yaml", "_target_: my_package.RTDetr\n", tmp_path, monkeypatch
+    )
     chosen = [f"hydra.searchpath=[file://{tmp_path}]", "model=rtdetr"]
     chosen += ["data=parity", f"data.root={tmp_path / 'shapes'}"]
     task_contract(DetectionTask, load_config("train", [*chosen, "model.norm=frozen_bn"]))

@@ -20,8 +20,18 @@ CHOSEN = [FOUND, "optimizer=lion", "schedule=polynomial"]
 def test_a_training_with_both_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was stopped and resumed ends with the bits of one that was not, and validates better than it began."""
     monkeypatch.chdir(tmp_path)
-    small = ["task=discs", "logging=quiet", "data.batch_size=16", "trainer.max_duration=30steps", "optimizer.lr=1e-4"]
-    small += ["trainer.validate_every=10steps", "schedule.warmup=2steps", "optimizer.weight_decay=0.01"]
+    small = [
+        "task=discs",
+        "logging=quiet",
+        "data.batch_size=16",
+        "trainer.max_duration=30steps",
+        "optimizer.lr=1e-4",
+    ]
+    small += [
+        "trainer.validate_every=10steps",
+        "schedule.warmup=2steps",
+        "optimizer.weight_decay=0.01",
+    ]
 
     def run(*overrides: str) -> dict[str, float]:
         return train(load_config("train", [*CHOSEN, *small, *overrides]))
@@ -37,13 +47,23 @@ def test_a_training_with_both_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert all(torch.equal(two["model"][name], weights) for name, weights in one["model"].items())
     with pytest.raises(ConfigError, match="optimizer.name=adamw differs from the lion"):
-        train(load_config("train", [FOUND, *small, "output_dir=half", "resume=auto", "optimizer=adamw"]))
+        train(
+            load_config(
+                "train", [FOUND, *small, "output_dir=half", "resume=auto", "optimizer=adamw"]
+            )
+        )
 
 
 def test_their_settings_are_typed() -> None:
-    config = load_config("train", [*CHOSEN, "optimizer.beta1=0.5", "optimizer.lr=0.1", "schedule.power=2"])
+    config = load_config(
+        "train", [*CHOSEN, "optimizer.beta1=0.5", "optimizer.lr=0.1", "schedule.power=2"]
+    )
     assert isinstance(config.optimizer, LionSettings)
-    assert (config.optimizer.beta1, config.optimizer.lr, config.optimizer.name) == (0.5, 0.1, "lion")
+    assert (config.optimizer.beta1, config.optimizer.lr, config.optimizer.name) == (
+        0.5,
+        0.1,
+        "lion",
+    )
     config.trainer.max_duration, config.schedule.warmup = "10steps", "2steps"
     plan = build_plan(config, 100, 1)
     assert [round(plan.lr_at(step), 4) for step in (0, 2, 6, 9)] == [0.0001, 0.1, 0.025, 0.0016]

@@ -24,7 +24,9 @@ HERE = Path(__file__).parent
 FOUND = f"hydra.searchpath=[file://{HERE / 'conf'}]"
 
 
-def documented(imports: str, entry: str, content: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def documented(
+    imports: str, entry: str, content: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Write the code of docs/extending.md with these imports as the module my_package, and its entry."""
     page = (HERE.parents[1] / "docs" / "extending.md").read_text()
     code = re.search(rf"```python\n([^`]*?import {imports}.*?)```", page, re.DOTALL)
@@ -41,17 +43,28 @@ def under_mpirun(*arguments: str) -> list[str]:
     if reason := why_missing("mpirun"):
         pytest.skip(f"mpirun: {reason}")
     # or a waiting rank takes the core of a working one
-    return ["env", "OMPI_MCA_mpi_yield_when_idle=1", *command("mpirun", 2, "mpi4py", ["-m", *arguments])]
+    return [
+        "env",
+        "OMPI_MCA_mpi_yield_when_idle=1",
+        *command("mpirun", 2, "mpi4py", ["-m", *arguments]),
+    ]
 
 
 def test_the_mpi_strategy_keeps_the_contract(tmp_path: Path) -> None:
-    assert run_process(under_mpirun("tests.plugins.contract"), cwd=tmp_path).count("contract kept") == 2
+    assert (
+        run_process(under_mpirun("tests.plugins.contract"), cwd=tmp_path).count("contract kept")
+        == 2
+    )
 
 
 def test_wrong_settings_of_a_class_from_outside_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.chunk is not a setting; did you mean strategy\.chunk_mb\?"):
+    with pytest.raises(
+        ConfigError, match=r"strategy\.chunk is not a setting; did you mean strategy\.chunk_mb\?"
+    ):
         load_config("train", [FOUND, "strategy=mpi4py", "strategy.chunk=2"])
-    assert load_config("train", []).strategy.name == "auto", "what was chosen before leaves nothing behind"
+    assert load_config("train", []).strategy.name == "auto", (
+        "what was chosen before leaves nothing behind"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +74,9 @@ def test_wrong_settings_of_a_class_from_outside_are_named() -> None:
         ("nowhere.Strategy", "cannot be imported"),
     ],
 )
-def test_an_entry_names_a_strategy_and_nothing_else(tmp_path: Path, target: str, message: str) -> None:
+def test_an_entry_names_a_strategy_and_nothing_else(
+    tmp_path: Path, target: str, message: str
+) -> None:
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "mine.yaml").write_text(f"_target_: {target}\nname: mine\n")
     with pytest.raises(ConfigError, match=rf"strategy\._target_={target} {message}"):
@@ -75,9 +90,15 @@ def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> N
     class Installed:
         def load(self) -> Callable[[], None]:
             node = {"_target_": target, "name": "installed"}
-            return lambda: ConfigStore.instance().store(group="strategy", name="installed", node=node)
+            return lambda: ConfigStore.instance().store(
+                group="strategy", name="installed", node=node
+            )
 
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [Installed()] if group == "retina_dist.plugins" else [])
+    monkeypatch.setattr(
+        plugins,
+        "entry_points",
+        lambda group: [Installed()] if group == "retina_dist.plugins" else [],
+    )
     plugins.load_plugins.cache_clear()
     try:
         config = load_config("train", ["strategy=installed", "strategy.chunk_mb=3"])

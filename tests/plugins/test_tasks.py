@@ -43,11 +43,18 @@ def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> No
     """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an epoch, do not divide."""
     line = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
     line += ["data.batch_size=24", "data.num_train=64"]
-    line += ["trainer.max_duration=4steps", "schedule=constant", "optimizer=sgd", "optimizer.lr=0.01"]
+    line += [
+        "trainer.max_duration=4steps",
+        "schedule=constant",
+        "optimizer=sgd",
+        "optimizer.lr=0.01",
+    ]
     assert "data: discs" in run_command(*line, "output_dir=alone", cwd=tmp_path).stdout
     run_process(under_mpirun(*line, "strategy=mpi4py", "output_dir=two"), cwd=tmp_path)
     alone, two = (
-        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu")["model"]
+        torch.load(
+            tmp_path / name / "checkpoints" / "last.pt", weights_only=True, map_location="cpu"
+        )["model"]
         for name in ("alone", "two")
     )
     for name, weights in alone.items():
@@ -60,16 +67,33 @@ def test_the_settings_of_a_task_are_sections_of_the_configuration() -> None:
     assert (config.data.num_train, config.model.width, config.data.batch_size) == (5, 2, 16)
     assert task_class(config) is DiscTask
     assert sorted(asdict(config)["model"]) == ["width"], "nothing of detection's"
-    assert task_class(load_config("train", [FOUND])) is DetectionTask, "what was chosen before leaves nothing behind"
+    assert task_class(load_config("train", [FOUND])) is DetectionTask, (
+        "what was chosen before leaves nothing behind"
+    )
 
 
 def test_a_sweep_may_try_classes_from_outside_and_built_in_ones(tmp_path: Path) -> None:
     """Each job is typed by what it chose."""
     short = ["trainer.max_duration=1steps", "data.num_train=32", "output_dir=s", *QUIET]
-    line = ["-m", "--config-dir", str(HERE / "conf"), "task=discs", "optimizer=lion,sgd", "model.width=1,2", *short]
+    line = [
+        "-m",
+        "--config-dir",
+        str(HERE / "conf"),
+        "task=discs",
+        "optimizer=lion,sgd",
+        "model.width=1,2",
+        *short,
+    ]
     run_command("retina_dist.train", *line, "optimizer.lr=0.01", cwd=tmp_path)
-    rows = [row.split(",")[:4] for row in (tmp_path / "s" / "sweep.csv").read_text().splitlines()[1:]]
-    assert [",".join(row) for row in rows] == ["0,lion,1,ok", "1,lion,2,ok", "2,sgd,1,ok", "3,sgd,2,ok"]
+    rows = [
+        row.split(",")[:4] for row in (tmp_path / "s" / "sweep.csv").read_text().splitlines()[1:]
+    ]
+    assert [",".join(row) for row in rows] == [
+        "0,lion,1,ok",
+        "1,lion,2,ok",
+        "2,sgd,1,ok",
+        "3,sgd,2,ok",
+    ]
 
 
 def test_the_doctor_takes_a_task_and_a_model_from_outside(
@@ -90,8 +114,15 @@ def test_the_doctor_takes_a_task_and_a_model_from_outside(
 
 def test_commands_of_checkpoints_take_a_task_from_outside() -> None:
     assert load_config("evaluate", [FOUND, "task=discs"]).outside_task is DiscTask
-    config = load_config("predict", [FOUND, "task=counting", "model=cells", "checkpoint=a", "input=b"])
-    assert (config.outside_task, config.outside_model.implementation) == (CountingDetection, CellDetector)
+    config = load_config(
+        "predict", [FOUND, "task=counting", "model=cells", "checkpoint=a", "input=b"]
+    )
+    assert (config.outside_task, config.outside_model.implementation) == (
+        CountingDetection,
+        CellDetector,
+    )
     for given in ("task=detection", "model=retinanet_r50"):
-        with pytest.raises(ConfigError, match=f"a checkpoint names a {given.split('=')[0]} of the package itself"):
+        with pytest.raises(
+            ConfigError, match=f"a checkpoint names a {given.split('=')[0]} of the package itself"
+        ):
             load_config("export", [given, "checkpoint=a", "output=b"])

@@ -20,15 +20,56 @@ LIMIT_S = 10.0  # of one case
 LONGEST = 12_000  # characters of one sentence, which may hold a name of 5000 twice
 
 JUNK = [
-    *(None, True, -1, 0, 1, 1.5, 2**31, 2**53, 2**53 + 1, 2**64, 10**400, 1e308, 5e-324, -0.0, float("nan")),
-    *(float("inf"), -float("inf"), "", "1", "\0", "a\0b", "\ud800", "\udc80.png", "a\nb", "\ufeff", "../x"),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1,
+        1.5,
+        2**31,
+        2**53,
+        2**53 + 1,
+        2**64,
+        10**400,
+        1e308,
+        5e-324,
+        -0.0,
+        float("nan"),
+    ),
+    *(
+        float("inf"),
+        -float("inf"),
+        "",
+        "1",
+        "\0",
+        "a\0b",
+        "\ud800",
+        "\udc80.png",
+        "a\nb",
+        "\ufeff",
+        "../x",
+    ),
     *("/etc/passwd", "..", ".", "C:\\a.png", "x" * 5000, "/".join("ab" * 900), "b.png"),
     *([], [1], [[1]], [1, 2, 3, 4], [-5, -5, -5, -5], {}, {"id": 1}, "@raw"),
 ]
 # What no json.dumps writes, put where "@raw" stands.
 RAW = [
-    *(b"1e400", b"-1e400", b"1" * 5000, b"NaN", b'"\xff\xfe"', b'"\\ud800"', b'"\\u0000"', b"\xed\xa0\x80", b"//"),
-    *(b"[" * depth + b"]" * depth for depth in (50, 300, 900, 940, 960, 980, 990, 995, 2000, 100_000)),
+    *(
+        b"1e400",
+        b"-1e400",
+        b"1" * 5000,
+        b"NaN",
+        b'"\xff\xfe"',
+        b'"\\ud800"',
+        b'"\\u0000"',
+        b"\xed\xa0\x80",
+        b"//",
+    ),
+    *(
+        b"[" * depth + b"]" * depth
+        for depth in (50, 300, 900, 940, 960, 980, 990, 995, 2000, 100_000)
+    ),
     *(b'{"a":' * depth + b"1" + b"}" * depth for depth in (300, 940, 980, 990, 2000, 100_000)),
 ]
 
@@ -60,7 +101,9 @@ def _hang(*_: object) -> None:
 
 def places(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value below `node`."""
-    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+    for key in (
+        node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+    ):
         yield (*above, key)
         yield from places(node[key], (*above, key))
 
@@ -113,7 +156,16 @@ def mutated_bytes(content: bytes, draw: random.Random, head: int = 64) -> bytes:
         elif what == 6:
             del found[at : at + draw.choice((1, 4, 100))]
         else:
-            marks = (b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xed\xa0\x80", b"\xff" * 4, b"\x80", b"\n", b'"')
+            marks = (
+                b"\0",
+                b"\xef\xbb\xbf",
+                b"\xff\xfe",
+                b"\xed\xa0\x80",
+                b"\xff" * 4,
+                b"\x80",
+                b"\n",
+                b'"',
+            )
             found[at:at] = draw.choice(marks)
         found = found or bytearray(b" ")
     return bytes(found)
@@ -135,7 +187,10 @@ def mutated_lines(text: str, separators: str, draw: random.Random) -> bytes:
             start = draw.randrange(len(lines[at]) + 1)
             while start and lines[at][start - 1] not in separators:
                 start -= 1
-            end = next((i for i in range(start, len(lines[at])) if lines[at][i] in separators), len(lines[at]))
+            end = next(
+                (i for i in range(start, len(lines[at])) if lines[at][i] in separators),
+                len(lines[at]),
+            )
             junk = draw.choice([*JUNK, *(raw.decode(errors="surrogateescape") for raw in RAW[:9])])
             lines[at] = lines[at][:start] + str(junk) + lines[at][end:]
     return "\n".join(lines).encode(errors="surrogatepass")

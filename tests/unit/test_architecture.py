@@ -17,7 +17,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {"base", "__init__", "__version__"}
 TYPED = "config.run_config"
 COMMANDS = {"doctor", "evaluate", "export", "predict", "shards"}  # their settings, as types
-OF_TASKS = {"config", "data", "engine", "model", "reporting", "serving", "strategies", "task", "tracking"}
+OF_TASKS = {
+    "config",
+    "data",
+    "engine",
+    "model",
+    "reporting",
+    "serving",
+    "strategies",
+    "task",
+    "tracking",
+}
 # What each package may import of retina_dist beside itself and the ground.
 ALLOWED = {
     **{room: set() for room in ("base", "model", "optim", "reporting", "strategies", "tracking")},
@@ -29,7 +39,17 @@ ALLOWED = {
     "classification": OF_TASKS | COMMANDS,
     "serving": {"data.images", "task", "tracking.console", "strategies.single_device", TYPED},
     "config": {"engine.plan", "engine.task", "optim.settings", "strategies", "tracking"},
-    "run": {"config", "data", "detection", "engine", "optim", "reporting", "strategies", "model", "tracking"},
+    "run": {
+        "config",
+        "data",
+        "detection",
+        "engine",
+        "optim",
+        "reporting",
+        "strategies",
+        "model",
+        "tracking",
+    },
 }
 WITH_HYDRA = {"config.compose", "config.entry_point", "run.records", "run.sweep"}
 
@@ -45,11 +65,15 @@ def imports_of(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name} imports relatively"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}  # `from torch import distributed` too
+            found |= {
+                f"{node.module}.{alias.name}" for alias in node.names
+            }  # `from torch import distributed` too
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if len(p.relative_to(PACKAGE).parts) > 1], ids=module_of)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if len(p.relative_to(PACKAGE).parts) > 1], ids=module_of
+)
 def test_layers_point_one_way(path: Path) -> None:
     package = path.relative_to(PACKAGE).parts[0]
     if package not in ALLOWED:  # benchmark/ is entry points': it may import everything
@@ -68,16 +92,27 @@ def test_layers_point_one_way(path: Path) -> None:
 
 
 def test_no_two_folders_import_each_other() -> None:
-    folders = {p.relative_to(PACKAGE).parts[0] for p in FILES if len(p.relative_to(PACKAGE).parts) > 1}
+    folders = {
+        p.relative_to(PACKAGE).parts[0] for p in FILES if len(p.relative_to(PACKAGE).parts) > 1
+    }
     pairs = set()
     for path in FILES:
         here = path.relative_to(PACKAGE).parts[0]
-        pairs |= {(here, name.split(".")[1]) for name in imports_of(path) if name.startswith("retina_dist.")}
+        pairs |= {
+            (here, name.split(".")[1])
+            for name in imports_of(path)
+            if name.startswith("retina_dist.")
+        }
     assert not {(a, b) for a, b in pairs if a < b and {a, b} <= folders and (b, a) in pairs}
 
 
 def test_hydra_and_omegaconf_stay_in_their_files() -> None:
-    users = {module_of(p) for p in FILES for name in imports_of(p) if name.split(".")[0] in ("hydra", "omegaconf")}
+    users = {
+        module_of(p)
+        for p in FILES
+        for name in imports_of(p)
+        if name.split(".")[0] in ("hydra", "omegaconf")
+    }
     assert users == WITH_HYDRA
 
 
@@ -95,7 +130,9 @@ def test_no_backend_is_named_outside_strategies(room: str) -> None:
         assert not re.search(r"\b(horovod|ddp)\b", path.read_text(), re.I), path.name
 
 
-@pytest.mark.parametrize("room", ["engine", "model", "optim", "reporting", "serving", "strategies", "run"])
+@pytest.mark.parametrize(
+    "room", ["engine", "model", "optim", "reporting", "serving", "strategies", "run"]
+)
 def test_what_tasks_share_says_nothing_of_detection(room: str) -> None:
     words = r"\b(box|boxes|bbox|anchor|categor\w+|coco)\b"
     words += r"|\b(detector|detection)\b" * (room != "run")  # which names the built-in tasks
@@ -113,10 +150,21 @@ def test_modules_and_functions_stay_short() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
-                assert lines <= LONG_FUNCTIONS.get(node.name, 80), f"{module_of(path)}.{node.name} has {lines} lines"
+                assert lines <= LONG_FUNCTIONS.get(node.name, 80), (
+                    f"{module_of(path)}.{node.name} has {lines} lines"
+                )
 
 
-UNSAFE = {"eval", "exec", "pickle.load", "pickle.loads", "pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "np.load"}
+UNSAFE = {
+    "eval",
+    "exec",
+    "pickle.load",
+    "pickle.loads",
+    "pickle.Unpickler",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "np.load",
+}
 
 
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -128,9 +176,17 @@ def unsafe_loads(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             options = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
-            name = ast.unparse(node.func).replace("numpy.", "np.").replace("_pickle.", "pickle.").replace("cloud", "")
+            name = (
+                ast.unparse(node.func)
+                .replace("numpy.", "np.")
+                .replace("_pickle.", "pickle.")
+                .replace("cloud", "")
+            )
             unsafe = name in UNSAFE
-            if name in ("torch.load", "load"):  # never code, and never onto the GPU that the file names
+            if name in (
+                "torch.load",
+                "load",
+            ):  # never code, and never onto the GPU that the file names
                 unsafe = (options.get("weights_only"), options.get("map_location")) != (True, "cpu")
             if unsafe and not (name == "np.load" and options.get("allow_pickle", False) is False):
                 found.append(f"line {node.lineno}: {ast.unparse(node)}")
@@ -159,4 +215,7 @@ def test_setup_lists_every_package() -> None:
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
     folders = {p.parent.relative_to(ROOT) for p in FILES if p.name == "__init__.py"}
-    assert listed == {".".join(f.parts) for f in folders} | {"retina_dist.conf", "retina_dist.scripts"}
+    assert listed == {".".join(f.parts) for f in folders} | {
+        "retina_dist.conf",
+        "retina_dist.scripts",
+    }

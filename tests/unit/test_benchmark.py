@@ -15,7 +15,11 @@ SMALL = [
     "model=retinanet_tiny", "canvases=[[64,64]]", "batch_sizes=[2]", "num_classes=3", "boxes=2", "steps=1", "warmup=0",
     "rounds=2", "strategy.device=cpu",
 ]  # fmt: skip
-CLASSES = ["task=classification", "data.synthetic={num_classes: 3, num_images: 3}", "data.image_size=32"]
+CLASSES = [
+    "task=classification",
+    "data.synthetic={num_classes: 3, num_images: 3}",
+    "data.image_size=32",
+]
 BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}"]
 
 
@@ -32,14 +36,24 @@ def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["bf16"]["first_loss"] == pytest.approx(rows["torchvision"]["first_loss"], rel=2e-2)
     assert rows["torchvision"]["ratio"] == [1.0, 1.0, 1.0]
     assert written["ratios"].keys() == {"fp32 64x64 batch 2", "bf16 64x64 batch 2"}
-    progress = [line[16:] for line in capsys.readouterr().err.splitlines() if line.startswith("64x64, batch 2: ")]
-    assert progress == [*(f"first steps of {name}" for name in rows), "round 1 of 2", "round 2 of 2"]
+    progress = [
+        line[16:]
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("64x64, batch 2: ")
+    ]
+    assert progress == [
+        *(f"first steps of {name}" for name in rows),
+        "round 1 of 2",
+        "round 2 of 2",
+    ]
 
 
 # data
 
 
-def test_every_part_of_reading_is_timed_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_reading_is_timed_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data, "HEIGHT", 48)
     monkeypatch.setattr(data, "WIDTH", 64)
     settings = ["num_images=5", "rounds=2", "data.min_sizes=[80]", "data.batch_size=4"]
@@ -55,14 +69,27 @@ def test_every_part_of_reading_is_timed_and_compared(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("task", [BOXES, CLASSES], ids=["detection", "classification"])
-def test_a_process_measures_its_steps(task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_measures_its_steps(
+    task: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny = ["data=synthetic", "data.batch_size=2", "trainer.num_threads=1", "warmup=1", "steps=2", "worker=one.json"]
-    figures = scaling.measure(load_config("benchmark_scaling", [*task, *tiny, "schedule.warmup=1epoch"]))
+    tiny = [
+        "data=synthetic",
+        "data.batch_size=2",
+        "trainer.num_threads=1",
+        "warmup=1",
+        "steps=2",
+        "worker=one.json",
+    ]
+    figures = scaling.measure(
+        load_config("benchmark_scaling", [*task, *tiny, "schedule.warmup=1epoch"])
+    )
     assert figures["images_per_s"] > 0
     assert figures["num_images"] == 3
     assert json.loads(Path("one.json").read_text()) == figures
-    assert [path.name for path in tmp_path.iterdir()] == ["one.json"], "nothing else is written or read"
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"], (
+        "nothing else is written or read"
+    )
 
 
 def test_the_length_of_an_epoch_by_hand_and_drawn() -> None:
@@ -73,10 +100,16 @@ def test_the_length_of_an_epoch_by_hand_and_drawn() -> None:
         scaling.row_of(job, values, speeds["python", 1], 13_200) | {"backend": "a backend"}
         for job, values in speeds.items()
     ]
-    assert rows[0]["epoch_minutes"] == [20.0, pytest.approx(18.3333), 22.0]  # 13200 / (11, 12, 10) / 60
+    assert rows[0]["epoch_minutes"] == [
+        20.0,
+        pytest.approx(18.3333),
+        22.0,
+    ]  # 13200 / (11, 12, 10) / 60
     assert (rows[1]["speedup"], rows[1]["each"]) == (pytest.approx(1.909), [2.0, 1.833, 1.909])
     ideal, torchrun, mpirun = scaling.epochs_chart(rows).data
     assert (ideal["x"], ideal["y"]) == ([1, 2], [20.0, 10.0])
     assert torchrun["name"] == "torchrun (a backend): 1.91 times as fast with 2"
     assert [line["x"] for line in (torchrun, mpirun)] == [[1, 2], [1, 2]]
-    assert mpirun["error_y"]["arrayminus"] == pytest.approx([20 - 220 / 12, 220 / 17 - 220 / 18], abs=1e-3)
+    assert mpirun["error_y"]["arrayminus"] == pytest.approx(
+        [20 - 220 / 12, 220 / 17 - 220 / 18], abs=1e-3
+    )

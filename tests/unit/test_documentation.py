@@ -73,7 +73,8 @@ def overrides_of(words: list[str]) -> list[tuple[str, ...]]:
         return [tuple(settings)]
     pairs = [setting.partition("=") for setting in settings]
     return [
-        tuple(f"{key}={value.split(',')[at]}" for key, _, value in pairs if key != "launcher") for at in (0, -1)
+        tuple(f"{key}={value.split(',')[at]}" for key, _, value in pairs if key != "launcher")
+        for at in (0, -1)
     ]  # the first and the last value of each
 
 
@@ -82,7 +83,10 @@ def cases() -> list[Any]:
         (name, tuple(words)): page.name
         for page in PAGES
         if page.name
-        not in ("CHANGELOG.md", "settings.md")  # headings of the generated reference are not whole commands
+        not in (
+            "CHANGELOG.md",
+            "settings.md",
+        )  # headings of the generated reference are not whole commands
         for name, words in commands_of(page.read_text())
     }
     return [
@@ -119,18 +123,24 @@ def links_of(page: Path) -> Iterator[tuple[Path, str]]:
 
 def anchors_of(page: Path) -> set[str]:
     """GitHub's anchors of a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 SCRIPT_PAGES = sorted((ROOT / "scripts").glob("*/README.md"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *SCRIPT_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [*PAGES, *SCRIPT_PAGES], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_relative_links_resolve(page: Path) -> None:
     for path, anchor in links_of(page):
         assert path.exists(), f"{page.name} links to {path}"
-        assert not anchor or anchor in anchors_of(path), f"{page.name} links to {path.name}#{anchor}"
+        assert not anchor or anchor in anchors_of(path), (
+            f"{page.name} links to {path.name}#{anchor}"
+        )
 
 
 def test_every_page_is_in_the_readme() -> None:
@@ -148,17 +158,26 @@ def test_files_that_the_pages_name_exist() -> None:
         for name in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|sh|ipynb))`", page.read_text()):
             if name.startswith("my_"):  # the reader's own
                 continue
-            found = [root / name for root in (ROOT, ROOT / "retina_dist", ROOT / "retina_dist" / "detection")]
+            found = [
+                root / name
+                for root in (ROOT, ROOT / "retina_dist", ROOT / "retina_dist" / "detection")
+            ]
             assert any(path.exists() for path in found), f"{page.name} names {name}"
 
 
 def test_a_release_has_absolute_links(tmp_path: Path) -> None:
     """PyPI shows the README without the other files; only the release knows where the repository is."""
-    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["build"]["steps"]
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"][
+        "build"
+    ]["steps"]
     (script,) = (step["run"] for step in steps if "README" in step.get("name", ""))
     for name in ("README.md", "setup.cfg"):
         shutil.copy(ROOT / name, tmp_path)
-    names = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "a/b", "GITHUB_REF_NAME": "v1"}
+    names = {
+        "GITHUB_SERVER_URL": "https://github.com",
+        "GITHUB_REPOSITORY": "a/b",
+        "GITHUB_REF_NAME": "v1",
+    }
     subprocess.run(["bash", "-ec", script], cwd=tmp_path, env={**os.environ, **names}, check=True)
     links = re.findall(r"\]\(([^)]*)\)", (tmp_path / "README.md").read_text())
     assert all(link.startswith("https://") for link in links)

@@ -28,7 +28,13 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.serving.scoring import read_images
 from tests.unit import mutations
 from tests.unit.detection import test_coco
-from tests.unit.mutations import is_read, mutated_bytes, mutated_json, mutated_lines, with_claimed_size
+from tests.unit.mutations import (
+    is_read,
+    mutated_bytes,
+    mutated_json,
+    mutated_lines,
+    with_claimed_size,
+)
 from tests.unit.serving import server
 
 MAX_PIXELS = 1_000_000
@@ -37,7 +43,9 @@ MAX_GROWTH = 500  # MiB
 IMAGES = mutations.drawn_images()
 PLAIN = {"id": 7, "file_name": "plain.png", "width": 24, "height": 16}
 COCO = {**test_coco.COCO, "images": [PLAIN, {"id": 3, "file_name": "turned.jpg"}]}
-ROWS = "plain.png,1,2,11,12,cow\nturned.jpg,0.5,0,2.5,4,cat\nplain.png,3,3,9,9,cat\nplain.bmp,,,,,\n"
+ROWS = (
+    "plain.png,1,2,11,12,cow\nturned.jpg,0.5,0,2.5,4,cat\nplain.png,3,3,9,9,cat\nplain.bmp,,,,,\n"
+)
 XML = """<?xml version="1.0" encoding="utf-8"?>
 <annotation><filename>plain.png</filename>
 <size><width>24</width><height>16</height></size>
@@ -75,7 +83,10 @@ def train_on(found: Annotations) -> None:
         max_pixels=MAX_PIXELS,
     )  # fmt: skip
     data = CocoDataModule(settings, train=found, val=found)
-    for batch in [*data.val_batches(), *(batch for step in data.train_steps(0, 1) for batch in step)]:
+    for batch in [
+        *data.val_batches(),
+        *(batch for step in data.train_steps(0, 1) for batch in step),
+    ]:
         assert max(batch.images.shape[2:]) <= 64
 
 
@@ -116,7 +127,10 @@ def voc_case(folder: Path, images: Path, draw: random.Random) -> None:
     names, content = b"a\nb  1\n", XML.encode()
     if draw.random() < 0.8:
         content = mutated_lines(XML, '<> "=', draw)
-        for old, new in ((b"<object>", b"<object>" * 20_000), (b"utf-8", draw.choice((b"utf-9", b"big5", b"utf-16")))):
+        for old, new in (
+            (b"<object>", b"<object>" * 20_000),
+            (b"utf-8", draw.choice((b"utf-9", b"big5", b"utf-16"))),
+        ):
             content = content.replace(old, new) if draw.random() < 0.1 else content
     else:
         names = mutated_lines(names.decode(), " ", draw)
@@ -152,7 +166,11 @@ def request_case(_: Path, __: Path, draw: random.Random) -> None:
     """A request's body and content type."""
     image = IMAGES[draw.choice(("plain.jpg", "turned.png", "lossy.webp", "moving.gif"))]
     kind, body = draw.choice(
-        (("image/jpeg", image), ("application/json", server.as_json(image)), server.as_multipart(image, image))
+        (
+            ("image/jpeg", image),
+            ("application/json", server.as_json(image)),
+            server.as_multipart(image, image),
+        )
     )
     if kind == "application/json" and draw.random() < 0.5:
         body = mutated_json(json.loads(body), draw)
@@ -181,12 +199,16 @@ def test_mutated_inputs_are_read_or_refused(
     assert outcomes == {True, False}, "neither all sound nor all hopeless"
 
 
-PARTS = st.lists(st.sampled_from(["..", ".", "", "a", "b.png", "images", "C:", "~"]), min_size=1, max_size=6)
+PARTS = st.lists(
+    st.sampled_from(["..", ".", "", "a", "b.png", "images", "C:", "~"]), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(
-    parts=PARTS, separator=st.sampled_from("/\\"), root=st.sampled_from(["", "/", "\\", "C:\\", "//server/", "HERE/"])
+    parts=PARTS,
+    separator=st.sampled_from("/\\"),
+    root=st.sampled_from(["", "/", "\\", "C:\\", "//server/", "HERE/"]),
 )
 def test_a_file_name_stays_in_its_folder(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str], separator: str, root: str
@@ -195,7 +217,9 @@ def test_a_file_name_stays_in_its_folder(
     folder.mkdir(exist_ok=True)
     name = root.replace("HERE", str(folder)) + separator.join(parts) or "a"
     source = folder / "a.json"
-    source.write_text(json.dumps({**COCO, "images": [{"id": 7, "file_name": name}], "annotations": []}))
+    source.write_text(
+        json.dumps({**COCO, "images": [{"id": 7, "file_name": name}], "annotations": []})
+    )
     try:
         found = load_annotations(source, folder, missing_images="ignore")
     except DataError as error:

@@ -68,13 +68,19 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "weights": lambda pipe, folder: load_weights(torch.nn.Linear(1, 1), str(pipe)),
     "COCO": lambda pipe, folder: load_annotations(pipe, folder),
     "CSV": lambda pipe, folder: load_annotations(pipe, folder, format="csv", classes=pipe),
-    "an image that is listed": lambda pipe, folder: load_annotations(coco(folder, pipe.name), folder),
+    "an image that is listed": lambda pipe, folder: load_annotations(
+        coco(folder, pipe.name), folder
+    ),
     "image": lambda pipe, folder: read_image(pipe),
     "part": lambda pipe, folder: read(ArchiveMember(str(folder), pipe.name, 0, 9, 0, "a")),
     "images": lambda pipe, folder: find_images(str(pipe)),
     "results": lambda pipe, folder: read_results(pipe, {}),
-    "shards": pipe_at(index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")),
-    "step": pipe_at("checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")),
+    "shards": pipe_at(
+        index_of("train"), lambda folder: load_annotations(coco(folder), folder, format="shards")
+    ),
+    "step": pipe_at(
+        "checkpoints/step_00000001.pt", lambda folder: load_latest(folder / "checkpoints")
+    ),
     "resume": run(resume="pipe"),
     "output_dir": pipe_at("out/x", lambda folder: Owner().lock(folder / "out" / "x", "output_dir")),
 }
@@ -97,7 +103,15 @@ def test_a_device_is_refused(tmp_path: Path) -> None:
 
 
 ODD = [
-    *("://", "file://", "memory:///", "9p://box/run", "a b://box/run", "nonsense://box/run", "http://[::1"),
+    *(
+        "://",
+        "file://",
+        "memory:///",
+        "9p://box/run",
+        "a b://box/run",
+        "nonsense://box/run",
+        "http://[::1",
+    ),
     *("http://:99999999/x", "n" * 300, "n/" * 3000, "a\0b", "\ud800", "file://a\0b", "/dev/null"),
 ]
 
@@ -114,7 +128,9 @@ def test_odd_places_are_one_sentence(text: str, tmp_path: Path) -> None:
         lambda: load_annotations(coco(tmp_path), parse_path(text), format="shards"),
         lambda: read_split(DetectionData(name="a", root=text), "train"),
         lambda: read_split(DetectionData(name="a", format="csv", root=text), "train"),
-        lambda: open_run(DetectionRunConfig(data=DetectionData(name="a"), resume=text, output_dir="out")),
+        lambda: open_run(
+            DetectionRunConfig(data=DetectionData(name="a"), resume=text, output_dir="out")
+        ),
         lambda: find_images(text),
         lambda: read_results(Path(text), {}),
     ]

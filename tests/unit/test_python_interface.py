@@ -137,8 +137,12 @@ def test_an_own_dataset_trains_as_its_files_do(alone: Path) -> None:
     assert differences(alone / "own", alone / "files") == "", "to the last bit"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("horovodrun", marks=pytest.mark.long)])
-def test_the_same_script_under_a_launcher(launcher: str, alone: Path, shapes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("horovodrun", marks=pytest.mark.long)]
+)
+def test_the_same_script_under_a_launcher(
+    launcher: str, alone: Path, shapes: Path, tmp_path: Path
+) -> None:
     if reason := why_missing(launcher):
         pytest.skip(reason)
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -155,7 +159,11 @@ PLUGINS = f"hydra.searchpath=[file://{ROOT}/tests/plugins/conf]"
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], ["experiment=bccd", "data.root=/data/bccd", "seed=4", "trainer.patience=2"], [PLUGINS, "optimizer=lion"]],
+    [
+        [],
+        ["experiment=bccd", "data.root=/data/bccd", "seed=4", "trainer.patience=2"],
+        [PLUGINS, "optimizer=lion"],
+    ],
 )
 def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
     config = rd.load_config("train", overrides)
@@ -167,7 +175,11 @@ def test_a_recipe_becomes_a_trainer(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("trainer", "overrides", "message"),
     [
-        (rd.Trainer, [PLUGINS, "task=discs"], "task=discs is not for Trainer; train on the command line"),
+        (
+            rd.Trainer,
+            [PLUGINS, "task=discs"],
+            "task=discs is not for Trainer; train on the command line",
+        ),
         (rd.ClassifierTrainer, [], "task=detection is not for ClassifierTrainer; train on"),
     ],
 )
@@ -209,7 +221,9 @@ def test_a_classifier_trains_and_predicts(tmp_path: Path) -> None:
 
 
 def test_errors_name_the_argument_and_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.lr is not set; give OptimizerConfig\(lr=…\)"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.lr is not set; give OptimizerConfig\(lr=…\)"
+    ):
         rd.Trainer(data=DATA, optimizer=rd.OptimizerConfig(), max_duration="1epoch")
 
 
@@ -230,7 +244,9 @@ PIXELS = (torch.arange(3 * 20 * 30) % 251).to(torch.uint8).reshape(3, 20, 30)
 BOXES = torch.tensor([[1.0, 2.0, 11.0, 12.5], [0.0, 0.0, 30.0, 20.0]])
 
 
-def read(dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "train") -> rd.Annotations:
+def read(
+    dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "train"
+) -> rd.Annotations:
     found = rd.TorchDatasetConfig(train=dataset, categories=names).read(split)
     assert found is not None
     return found
@@ -240,10 +256,16 @@ def read(dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "tr
     "item",
     [
         (PIXELS, BOXES, [1, 0]),
-        (Image.fromarray(PIXELS.permute(1, 2, 0).numpy()), {"boxes": BOXES.numpy(), "labels": np.array([1, 0])}),
+        (
+            Image.fromarray(PIXELS.permute(1, 2, 0).numpy()),
+            {"boxes": BOXES.numpy(), "labels": np.array([1, 0])},
+        ),
         (PIXELS.permute(1, 2, 0).numpy(), BOXES, [1, 0]),
         (PIXELS / 255, BOXES, [1, 0]),
-        [PIXELS, {"boxes": BOXES, "labels": [1, 0], "image_id": torch.tensor([1]), "iscrowd": [0, 0]}],
+        [
+            PIXELS,
+            {"boxes": BOXES, "labels": [1, 0], "image_id": torch.tensor([1]), "iscrowd": [0, 0]},
+        ],
     ],
     ids=["tuple", "PIL and dictionary", "array", "floats", "torchvision's dictionary"],
 )
@@ -272,14 +294,22 @@ def test_annotations_of_its_own_spare_the_images() -> None:
 @pytest.mark.parametrize(
     ("item", "error", "message"),
     [
-        (PIXELS, DataError, r"train dataset\[0\] is a Tensor of another form; return \(image, boxes, labels\)"),
+        (
+            PIXELS,
+            DataError,
+            r"train dataset\[0\] is a Tensor of another form; return \(image, boxes, labels\)",
+        ),
         (
             (PIXELS.float(), BOXES, [0, 1]),
             ImageError,
             r"train dataset\[0\]: an image has floats from 0 to 250; give uint8 or floats from 0 to 1",
         ),
         ((PIXELS, BOXES, [0]), DataError, r"has labels \[1\] for 2 boxes; give one for each"),
-        ((PIXELS, BOXES, [1, 2]), DataError, "has label 2, but the last is 1; add its name, or count from 0"),
+        (
+            (PIXELS, BOXES, [1, 2]),
+            DataError,
+            "has label 2, but the last is 1; add its name, or count from 0",
+        ),
     ],
 )
 def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) -> None:
@@ -288,20 +318,31 @@ def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) 
 
 
 def test_unknown_arguments_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"^DetectionData has no argument imgsz; did you mean min_sizes\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^DetectionData has no argument imgsz; did you mean min_sizes\?$"
+    ):
         rd.DetectionData(imgsz=1)  # type: ignore[call-arg]
 
 
 def test_wrong_datasets_are_named() -> None:
-    with pytest.raises(ConfigError, match="train=<generator .* dataset; give an instance with __getitem__ and __len__"):
+    with pytest.raises(
+        ConfigError,
+        match="train=<generator .* dataset; give an instance with __getitem__ and __len__",
+    ):
         rd.TorchDatasetConfig(train=(i for i in range(2)), categories=["a"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="categories.0.='__background__' is a background, which has no label; leave"):
+    with pytest.raises(
+        ConfigError,
+        match="categories.0.='__background__' is a background, which has no label; leave",
+    ):
         rd.TorchDatasetConfig(train=Items(), categories=["__background__", "a"])
     twice = (PIXELS, {"boxes": BOXES, "labels": [0, 1], "image_id": 3})
     with pytest.raises(DataError, match="train dataset: id 3 stands 2 times in 'images'"):
         read(Items(twice, twice))
     unsendable = ItemReader(Items(threading.Lock()), "train")
-    with pytest.raises(ConfigError, match="train dataset cannot be sent to data workers .*; open files in __getitem__"):
+    with pytest.raises(
+        ConfigError,
+        match="train dataset cannot be sent to data workers .*; open files in __getitem__",
+    ):
         pickle.dumps(unsendable)
     assert rd.TorchDatasetConfig(train=Items(), categories=["a"]).read("val") is None
 
@@ -312,7 +353,11 @@ def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Pa
         batch_size=2, photometric=0.5, num_workers=0, name="own",
     )  # fmt: skip
     trainer = rd.Trainer(
-        data=data, optimizer=SGD, max_duration="1epoch", overfit_batches=1, output_dir=str(tmp_path / "run")
+        data=data,
+        optimizer=SGD,
+        max_duration="1epoch",
+        overfit_batches=1,
+        output_dir=str(tmp_path / "run"),
     )
     module = DetectionTask(trainer.config, SingleDeviceStrategy("cpu")).build_data()
     first, second = (steps[0] for steps in module.train_steps(0, 2))
@@ -325,12 +370,23 @@ def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Pa
 def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     page = (ROOT / "docs" / "python.md").read_text()
-    blocks = [text for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "class " not in text]
+    blocks = [
+        text
+        for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+        if "class " not in text
+    ]
     for number, text in enumerate([EXAMPLE, *blocks]):
         before = "import torch\n\nimport retina_dist as rd\n\ntensor = torch.zeros(3, 8, 8, dtype=torch.uint8)\n"
         (tmp_path / f"block_{number}.py").write_text(before + text)
     assert number >= 4
-    line = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
+    line = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        f"--cache-dir={tmp_path}",
+    ]
     done = subprocess.run(
         [*line, *tmp_path.glob("*.py")],
         cwd=tmp_path,

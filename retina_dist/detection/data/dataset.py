@@ -27,18 +27,26 @@ class DetectionDataset(ImageDataset[Batch]):
     up to the spec's `size`, see `Batch`; `reading` are options of `ImageDataset`. `sizes` [N, 2] are (height, width) as annotated.
     """
 
-    def __init__(self, annotations: Annotations, transform: EvalTransform, *, seed: int = 0, **reading: Any) -> None:
+    def __init__(
+        self, annotations: Annotations, transform: EvalTransform, *, seed: int = 0, **reading: Any
+    ) -> None:
         records = annotations.records
         # tensors are shared between processes, not copied
-        self.sizes = torch.tensor([(r.height, r.width) for r in records], dtype=torch.int64).reshape(-1, 2)
+        self.sizes = torch.tensor(
+            [(r.height, r.width) for r in records], dtype=torch.int64
+        ).reshape(-1, 2)
         super().__init__([record.path for record in records], self.sizes, **reading)
         self.transform, self.seed = transform, seed
         self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
         counts = [len(labels) for labels in annotations.labels]
         self._ends = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
-        self._boxes = torch.from_numpy(np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes]))
-        self._labels = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *annotations.labels]))
+        self._boxes = torch.from_numpy(
+            np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes])
+        )
+        self._labels = torch.from_numpy(
+            np.concatenate([np.zeros(0, np.int64), *annotations.labels])
+        )
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
@@ -47,7 +55,9 @@ class DetectionDataset(ImageDataset[Batch]):
         for index in spec.indices:
             with self.skipping_bad_images():
                 # copied at once: the next image is then made in the same memory, which is at hand
-                samples.append(copy_to_canvas(self.sample(index, spec, fetched), images[len(samples)]))
+                samples.append(
+                    copy_to_canvas(self.sample(index, spec, fetched), images[len(samples)])
+                )
         weight = spec.weight * len(samples) / max(1, len(spec.indices))
         samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
         return collate(samples, spec.canvas, weight, images[: len(samples)])
@@ -60,7 +70,9 @@ class DetectionDataset(ImageDataset[Batch]):
         image_id = int(self.image_ids[index])
         boxes, labels = self._boxes[rows], self._labels[rows]
         key = (self.seed, spec.epoch, image_id, *([again] if again else []))
-        ready = self.transform(image, boxes, labels, min_size=spec.min_size, canvas=spec.canvas, key=key)
+        ready = self.transform(
+            image, boxes, labels, min_size=spec.min_size, canvas=spec.canvas, key=key
+        )
         return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 
 
@@ -68,13 +80,25 @@ class CocoDataModule(DataModule[Batch]):
     """The batches of this rank; `job` are the other arguments of `DataModule`."""
 
     def __init__(
-        self, settings: DetectionData, *, train: Annotations | None, val: Annotations | None, seed: int = 0, **job: Any
+        self,
+        settings: DetectionData,
+        *,
+        train: Annotations | None,
+        val: Annotations | None,
+        seed: int = 0,
+        **job: Any,
     ) -> None:
         training, validation, repeats = None, None, None
-        reading: dict[str, Any] = {"seed": seed, "bad_images": settings.bad_images, "max_pixels": settings.max_pixels}
+        reading: dict[str, Any] = {
+            "seed": seed,
+            "bad_images": settings.bad_images,
+            "max_pixels": settings.max_pixels,
+        }
         if train is not None:
             keys = ("max_size", "hflip", "vflip", "photometric", "scale_jitter")
-            dataset = DetectionDataset(train, TrainTransform(**{k: getattr(settings, k) for k in keys}), **reading)
+            dataset = DetectionDataset(
+                train, TrainTransform(**{k: getattr(settings, k) for k in keys}), **reading
+            )
             training = dataset, buckets_of(settings, dataset.sizes)
             repeats = repeats_of(settings, train)
         if val is not None:
@@ -86,10 +110,18 @@ class CocoDataModule(DataModule[Batch]):
 
 def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None:
     """How often an epoch holds each training image; None for once."""
-    return repeat_factors(train.labels, settings.repeat_threshold) if settings.repeat_threshold else None
+    return (
+        repeat_factors(train.labels, settings.repeat_threshold)
+        if settings.repeat_threshold
+        else None
+    )
 
 
-def buckets_of(settings: DetectionData, sizes: npt.ArrayLike, min_sizes: Sequence[int] | None = None) -> Buckets:
+def buckets_of(
+    settings: DetectionData, sizes: npt.ArrayLike, min_sizes: Sequence[int] | None = None
+) -> Buckets:
     """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes`, by default the settings'."""
     shorter = min_sizes or settings.min_sizes
-    return make_buckets(sizes, min_sizes=shorter, max_size=settings.max_size, num_buckets=settings.num_buckets)
+    return make_buckets(
+        sizes, min_sizes=shorter, max_size=settings.max_size, num_buckets=settings.num_buckets
+    )

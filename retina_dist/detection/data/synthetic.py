@@ -35,13 +35,21 @@ MANIFEST = "shapes.json"
 VERSION = 1
 
 
-def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 128, seed: int = 0) -> None:
+def make_shapes(
+    root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 128, seed: int = 0
+) -> None:
     """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size` pixels on the long side.
 
     A folder already made with the same settings is left as it is; one with other settings, or of something else, raises
     DataError. The folder is whole or absent, never half-written.
     """
-    settings = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": image_size, "seed": seed}
+    settings = {
+        "version": VERSION,
+        "num_train": num_train,
+        "num_val": num_val,
+        "image_size": image_size,
+        "seed": seed,
+    }
 
     def write(folder: Path) -> None:
         (folder / "annotations").mkdir()
@@ -52,7 +60,9 @@ def make_shapes(root: Path, *, num_train: int = 800, num_val: int = 160, image_s
     draw_once(root, settings, write, MANIFEST)
 
 
-def _write_split(folder: Path, split: str, count: int, image_size: int, seed: int) -> dict[str, Any]:
+def _write_split(
+    folder: Path, split: str, count: int, image_size: int, seed: int
+) -> dict[str, Any]:
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
@@ -61,14 +71,18 @@ def _write_split(folder: Path, split: str, count: int, image_size: int, seed: in
         pixels, objects = draw_scene(rng, image_size)
         name = f"{index:06d}.jpg"
         pixels.save(folder / name, quality=90)
-        images.append({"id": index + 1, "file_name": name, "width": pixels.width, "height": pixels.height})
+        images.append(
+            {"id": index + 1, "file_name": name, "width": pixels.width, "height": pixels.height}
+        )
         for entry in objects:
             annotations.append({"id": len(annotations) + 1, "image_id": index + 1, **entry})
     return {
         "info": {"description": f"drawn shapes, {split} split, seed {seed}"},
         "images": images,
         "annotations": annotations,
-        "categories": [{"id": i, "name": name, "supercategory": "shape"} for i, name in CATEGORIES.items()],
+        "categories": [
+            {"id": i, "name": name, "supercategory": "shape"} for i, name in CATEGORIES.items()
+        ],
     }
 
 
@@ -98,7 +112,9 @@ def _background(rng: Generator, width: int, height: int) -> np.ndarray:
     canvas = np.asarray(corners.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
     for cells, strength in ((4, 24), (12, 16), (40, 10)):
         coarse = Image.fromarray(rng.integers(0, 256, (cells, cells), dtype=np.uint8))
-        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+        smooth = np.asarray(
+            coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64
+        )
         canvas = canvas + (smooth[..., None] / 127.5 - 1) * strength * rng.uniform(0.5, 1.5, 3)
     if rng.random() < 0.5:
         angle, period = rng.uniform(0, math.pi), rng.uniform(0.06, 0.25) * max(width, height)
@@ -108,13 +124,25 @@ def _background(rng: Generator, width: int, height: int) -> np.ndarray:
     return canvas.clip(0, 255)
 
 
-def _place(rng: Generator, canvas: np.ndarray, owner: np.ndarray, areas: list[int], kind: str, image_size: int) -> None:
+def _place(
+    rng: Generator,
+    canvas: np.ndarray,
+    owner: np.ndarray,
+    areas: list[int],
+    kind: str,
+    image_size: int,
+) -> None:
     """Draw one shape where it hides no other too much; give up after some tries."""
     height, width = owner.shape
     for _ in range(12):
         radius = image_size * rng.uniform(0.09, 0.24)
-        center = (rng.uniform(0.6 * radius, width - 0.6 * radius), rng.uniform(0.6 * radius, height - 0.6 * radius))
-        alpha = coverage(kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), (width, height), RING_HOLE)
+        center = (
+            rng.uniform(0.6 * radius, width - 0.6 * radius),
+            rng.uniform(0.6 * radius, height - 0.6 * radius),
+        )
+        alpha = coverage(
+            kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), (width, height), RING_HOLE
+        )
         solid = alpha >= 0.5
         if not solid.any():
             continue
@@ -123,18 +151,24 @@ def _place(rng: Generator, canvas: np.ndarray, owner: np.ndarray, areas: list[in
             continue
         owner[solid] = len(areas)
         areas.append(int(solid.sum()))
-        canvas += alpha[..., None] * (contrasting_colour(rng, canvas[solid], LEAST_CONTRAST) - canvas)
+        canvas += alpha[..., None] * (
+            contrasting_colour(rng, canvas[solid], LEAST_CONTRAST) - canvas
+        )
         return
 
 
-def _crowd(rng: Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int) -> list[dict[str, Any]]:
+def _crowd(
+    rng: Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int
+) -> list[dict[str, Any]]:
     """A group of tiny circles, annotated as one crowd region, where there is room for it."""
     height, width = owner.shape
     side = int(image_size * 0.3)
     x, y = rng.integers(0, width - side), rng.integers(0, height - side)
     if (owner[y : y + side, x : x + side] >= 0).any():
         return []
-    color = contrasting_colour(rng, canvas[y : y + side, x : x + side].reshape(-1, 3), LEAST_CONTRAST)
+    color = contrasting_colour(
+        rng, canvas[y : y + side, x : x + side].reshape(-1, 3), LEAST_CONTRAST
+    )
     region = np.zeros(owner.shape, dtype=bool)
     for _ in range(14):
         radius = side * rng.uniform(0.05, 0.09)
@@ -148,7 +182,12 @@ def _crowd(rng: Generator, canvas: np.ndarray, owner: np.ndarray, image_size: in
 def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
-    return {"category_id": category_id, "bbox": [int(v) for v in box], "area": int(mask.sum()), "iscrowd": iscrowd}
+    return {
+        "category_id": category_id,
+        "bbox": [int(v) for v in box],
+        "area": int(mask.sum()),
+        "iscrowd": iscrowd,
+    }
 
 
 def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
@@ -159,20 +198,30 @@ def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
         draw = np.random.default_rng(derived_seed(seed, "synthetic boxes", i))
         sides = draw.uniform(0.05, 0.5, (settings.num_boxes, 2))
         corners = draw.uniform(0.0, 1.0 - sides)
-        boxes.append((np.hstack((corners, corners + sides)) * (width, height, width, height)).astype(np.float32))
+        boxes.append(
+            (np.hstack((corners, corners + sides)) * (width, height, width, height)).astype(
+                np.float32
+            )
+        )
         labels.append(draw.integers(settings.num_classes, size=settings.num_boxes))
     names = [f"synthetic-{i}" for i in range(settings.num_images)]
     records = tuple(ImageRecord(i, Path(name), name, width, height) for i, name in enumerate(names))
     ids = tuple(range(settings.num_classes))
-    return Annotations({}, records, boxes, labels, Categories(ids, tuple(f"class {i}" for i in ids)))
+    return Annotations(
+        {}, records, boxes, labels, Categories(ids, tuple(f"class {i}" for i in ids))
+    )
 
 
-def synthetic_batch(data: Annotations, images: Sequence[int], weight: float, seed: int, device: torch.device) -> Batch:
+def synthetic_batch(
+    data: Annotations, images: Sequence[int], weight: float, seed: int, device: torch.device
+) -> Batch:
     """The batch of these images on `device`; their pixels are noise, a function of (seed, image)."""
     samples = []
     for i in images:
         record = data.records[i]
         pixels = noise(record.height, record.width, seed, i)
         boxes, labels = torch.from_numpy(data.boxes[i]), torch.from_numpy(data.labels[i])
-        samples.append(Sample(pixels, boxes, labels, record.image_id, (record.height, record.width)))
+        samples.append(
+            Sample(pixels, boxes, labels, record.image_id, (record.height, record.width))
+        )
     return collate(samples, samples[0].original_size, weight).to(device)

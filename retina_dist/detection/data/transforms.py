@@ -21,7 +21,9 @@ from retina_dist.data.canvases import resize_scale, scaled_size
 Key: TypeAlias = tuple[int | str, ...]  # a seed for the random numbers of one image
 Sample: TypeAlias = tuple[Tensor, Tensor, Tensor]  # image, boxes, labels
 
-MIN_BOX_SIDE = 1.0  # pixels on the canvas; a box with a shorter side has no image left to learn from
+MIN_BOX_SIDE = (
+    1.0  # pixels on the canvas; a box with a shorter side has no image left to learn from
+)
 
 
 @dataclass(kw_only=True)
@@ -35,9 +37,18 @@ class EvalTransform:
     max_size: int
 
     def __call__(
-        self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
+        self,
+        image: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        *,
+        min_size: int,
+        canvas: tuple[int, int],
+        key: Key = (),
     ) -> Sample:
-        return _resized(image, boxes, labels, _fitting_scale(image, min_size, self.max_size, canvas), canvas)
+        return _resized(
+            image, boxes, labels, _fitting_scale(image, min_size, self.max_size, canvas), canvas
+        )
 
 
 @dataclass(kw_only=True)
@@ -56,7 +67,14 @@ class TrainTransform(EvalTransform):
     scale_jitter: Sequence[float] | None = None
 
     def __call__(
-        self, image: Tensor, boxes: Tensor, labels: Tensor, *, min_size: int, canvas: tuple[int, int], key: Key = ()
+        self,
+        image: Tensor,
+        boxes: Tensor,
+        labels: Tensor,
+        *,
+        min_size: int,
+        canvas: tuple[int, int],
+        key: Key = (),
     ) -> Sample:
         with torch_seed(*key):
             hflip, vflip = _happens(self.hflip), _happens(self.vflip)
@@ -96,11 +114,17 @@ def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[in
     return scale
 
 
-def _random_window(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _random_window(
+    image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
     """The part of the image, at a random place, that fills the canvas after scaling; cut first, which makes the resize cheaper."""
     size = image.shape[-2:]
-    window = [min(side, max(1, math.floor(room / scale))) for side, room in zip(size, canvas, strict=True)]
-    top, left = (int(torch.randint(side - part + 1, ())) for side, part in zip(size, window, strict=True))
+    window = [
+        min(side, max(1, math.floor(room / scale))) for side, room in zip(size, canvas, strict=True)
+    ]
+    top, left = (
+        int(torch.randint(side - part + 1, ())) for side, part in zip(size, window, strict=True)
+    )
     height, width = window
     if (height, width) == tuple(size):
         return image, boxes
@@ -109,7 +133,9 @@ def _random_window(image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int
     return image[:, top : top + height, left : left + width], boxes
 
 
-def _resized(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]) -> Sample:
+def _resized(
+    image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]
+) -> Sample:
     """Image and boxes on the canvas, smoothed where the image shrinks."""
     height, width = image.shape[-2:]
     scaled = scaled_size(height, width, scale)

@@ -33,12 +33,16 @@ PROBE = 64  # px, the sides of the image that shows the strides
 
 def children_of(name: str) -> tuple[str, ...]:
     """The children of torchvision's classifier `name` up to its last feature map. Raises ConfigError for another network."""
-    kinds = {n: models.get_model_builder(n).__annotations__["return"] for n in models.list_models(models)}
+    kinds = {
+        n: models.get_model_builder(n).__annotations__["return"] for n in models.list_models(models)
+    }
     known = {n: FAMILIES[kind] for n, kind in kinds.items() if kind in FAMILIES}
     if name not in known:
         near = [*difflib.get_close_matches(name, known, 1), "resnet50 or convnext_tiny"]
         families = ", ".join(kind.__name__ for kind in FAMILIES)
-        raise ConfigError(f"model.backbone={name} is not known; use a {families} of torchvision, such as {near[0]}.")
+        raise ConfigError(
+            f"model.backbone={name} is not known; use a {families} of torchvision, such as {near[0]}."
+        )
     return known[name]
 
 
@@ -49,11 +53,15 @@ class Body(nn.Module):
     activations of a stage again. Raises ConfigError for a classifier without such maps.
     """
 
-    def __init__(self, name: str, norm: str, *, eps: float | None = None, checkpointing: bool = False) -> None:
+    def __init__(
+        self, name: str, norm: str, *, eps: float | None = None, checkpointing: bool = False
+    ) -> None:
         super().__init__()
         children = children_of(name)
         classifier = models.get_model(name, weights=None)
-        self.is_channels_last = isinstance(classifier, models.SwinTransformer)  # [B, H, W, C] between its layers
+        self.is_channels_last = isinstance(
+            classifier, models.SwinTransformer
+        )  # [B, H, W, C] between its layers
         self.checkpointing = checkpointing
         for child in children:
             self.add_module(child, classifier.get_submodule(child))

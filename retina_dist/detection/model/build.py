@@ -15,7 +15,11 @@ from torchvision.models import get_model_weights
 from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
-from retina_dist.detection.model.weights import load_backbone_weights, load_weights, set_batch_norm_eps
+from retina_dist.detection.model.weights import (
+    load_backbone_weights,
+    load_weights,
+    set_batch_norm_eps,
+)
 from retina_dist.detection.settings import DetectorSettings, ModelConfig
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.model.weights import find_weights, is_torchvision_name
@@ -23,9 +27,13 @@ from retina_dist.model.weights import find_weights, is_torchvision_name
 logger = logging.getLogger(__name__)
 
 
-def build_model(settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None) -> RetinaNet:
+def build_model(
+    settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None
+) -> RetinaNet:
     """The detector with its weights, if any are named; it logs what was left out. `categories` are its labels' names."""
-    model = build_retinanet(**asdict(settings) | {"num_classes": count_classes(settings, num_classes)})
+    model = build_retinanet(
+        **asdict(settings) | {"num_classes": count_classes(settings, num_classes)}
+    )
     source = weights_of(settings)
     if source and settings.weights:
         logger.info(load_weights(model, str(located(source)), categories))
@@ -46,13 +54,21 @@ def weights_of(settings: ModelConfig) -> str | None:
         return None
     short = re.fullmatch("[A-Z0-9_]+", source)  # such as COCO_V1 or DEFAULT
     if settings.weights:
-        source = f"RetinaNet_ResNet50_FPN{'_V2' * (settings.variant == 'v2')}_Weights.{source}" if short else source
+        source = (
+            f"RetinaNet_ResNet50_FPN{'_V2' * (settings.variant == 'v2')}_Weights.{source}"
+            if short
+            else source
+        )
     else:
         known = get_model_weights(settings.backbone)
         source = f"{known.__name__}.{source}" if short else source
-        if is_torchvision_name(source) and source not in (f"{known.__name__}.{name}" for name in known.__members__):
+        if is_torchvision_name(source) and source not in (
+            f"{known.__name__}.{name}" for name in known.__members__
+        ):
             names = ", ".join(known.__members__)
-            raise ConfigError(f"model.backbone_weights={source} is not for {settings.backbone}; use one of {names}.")
+            raise ConfigError(
+                f"model.backbone_weights={source} is not for {settings.backbone}; use one of {names}."
+            )
     if "://" not in source:
         find_weights(str(located(source)))
     return source
@@ -62,7 +78,9 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
     """Labels of the model for data with `num_classes`. Raises ConfigError if the settings give fewer."""
     stated = settings.num_classes
     if stated is not None and stated < num_classes:
-        raise ConfigError(f"model.num_classes={stated} is less than the {num_classes} of the data; leave it out.")
+        raise ConfigError(
+            f"model.num_classes={stated} is less than the {num_classes} of the data; leave it out."
+        )
     return stated or num_classes
 
 
@@ -92,4 +110,6 @@ class DetectionModel(nn.Module, ABC):
 
         They are what `evaluate` detects in the image on its canvas. Raises ConfigError for a class that does not define it.
         """
-        raise ConfigError(f"{type(self).__name__} has no method exportable; define it, as docs/extending.md shows.")
+        raise ConfigError(
+            f"{type(self).__name__} has no method exportable; define it, as docs/extending.md shows."
+        )

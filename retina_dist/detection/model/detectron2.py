@@ -23,11 +23,23 @@ NAMES = (
     (r"(.+)\.shortcut\.norm\.(.+)", r"\1.downsample.1.\2"),
     (r"(.+)\.shortcut\.weight", r"\1.downsample.0.weight"),
     (r"backbone\.bottom_up\.res(\d)\.(.+)", lambda m: f"backbone.body.layer{int(m[1]) - 1}.{m[2]}"),
-    (r"backbone\.fpn_lateral(\d)\.(.+)", lambda m: f"backbone.fpn.inner_blocks.{int(m[1]) - 3}.0.{m[2]}"),
-    (r"backbone\.fpn_output(\d)\.(.+)", lambda m: f"backbone.fpn.layer_blocks.{int(m[1]) - 3}.0.{m[2]}"),
+    (
+        r"backbone\.fpn_lateral(\d)\.(.+)",
+        lambda m: f"backbone.fpn.inner_blocks.{int(m[1]) - 3}.0.{m[2]}",
+    ),
+    (
+        r"backbone\.fpn_output(\d)\.(.+)",
+        lambda m: f"backbone.fpn.layer_blocks.{int(m[1]) - 3}.0.{m[2]}",
+    ),
     (r"backbone\.top_block\.(.+)", r"backbone.fpn.extra_blocks.\1"),
-    (r"head\.cls_subnet\.(\d)\.(.+)", lambda m: f"head.classification_head.conv.{int(m[1]) // 2}.0.{m[2]}"),
-    (r"head\.bbox_subnet\.(\d)\.(.+)", lambda m: f"head.regression_head.conv.{int(m[1]) // 2}.0.{m[2]}"),
+    (
+        r"head\.cls_subnet\.(\d)\.(.+)",
+        lambda m: f"head.classification_head.conv.{int(m[1]) // 2}.0.{m[2]}",
+    ),
+    (
+        r"head\.bbox_subnet\.(\d)\.(.+)",
+        lambda m: f"head.regression_head.conv.{int(m[1]) // 2}.0.{m[2]}",
+    ),
     (r"head\.cls_score\.(.+)", r"head.classification_head.cls_logits.\1"),
     (r"head\.bbox_pred\.(.+)", r"head.regression_head.bbox_reg.\1"),
 )
@@ -38,7 +50,9 @@ def is_detectron2(state: Mapping[str, Tensor]) -> bool:
     return "head.cls_score.weight" in state and "head.bbox_pred.weight" in state
 
 
-def from_detectron2(state: Mapping[str, Tensor], sizes: int, ratios: int, deviation: Tensor) -> dict[str, Tensor]:
+def from_detectron2(
+    state: Mapping[str, Tensor], sizes: int, ratios: int, deviation: Tensor
+) -> dict[str, Tensor]:
     """The tensors under our names, for a model with `sizes` x `ratios` anchors a cell.
 
     Its images are 0..255, mostly BGR, ours RGB over 255 and `deviation` [3]: the first convolution takes that over. Its anchors
@@ -46,8 +60,12 @@ def from_detectron2(state: Mapping[str, Tensor], sizes: int, ratios: int, deviat
     """
     mean = state.get("pixel_mean", torch.tensor(BGR)).flatten()
     std = state.get("pixel_std", torch.ones(3)).flatten()
-    if not torch.allclose(mean.sort()[0].double(), torch.tensor(BGR, dtype=torch.float64), atol=0.5):
-        raise CheckpointError(f"Detectron2's pixel_mean={mean.tolist()} is not ImageNet's; train with that one.")
+    if not torch.allclose(
+        mean.sort()[0].double(), torch.tensor(BGR, dtype=torch.float64), atol=0.5
+    ):
+        raise CheckpointError(
+            f"Detectron2's pixel_mean={mean.tolist()} is not ImageNet's; train with that one."
+        )
     is_bgr = bool(mean[0] <= mean[-1])
     ours = {}
     for name, value in state.items():
@@ -55,8 +73,14 @@ def from_detectron2(state: Mapping[str, Tensor], sizes: int, ratios: int, deviat
             continue
         if name == "backbone.bottom_up.stem.conv1.weight":
             order = [2, 1, 0] if is_bgr else [0, 1, 2]
-            value = value[:, order] * (255 * deviation.flatten().to(value) / std[order].to(value))[:, None, None]
-        elif name.startswith(("head.cls_score.", "head.bbox_pred.")) and len(value) % (sizes * ratios) == 0:
+            value = (
+                value[:, order]
+                * (255 * deviation.flatten().to(value) / std[order].to(value))[:, None, None]
+            )
+        elif (
+            name.startswith(("head.cls_score.", "head.bbox_pred."))
+            and len(value) % (sizes * ratios) == 0
+        ):
             value = value.unflatten(0, (sizes, ratios, -1)).transpose(0, 1).flatten(0, 2)
         for pattern, new in NAMES:
             name = re.sub(f"^{pattern}$", new, name)

@@ -26,16 +26,26 @@ def giou_loss(predicted: Tensor, boxes: Tensor, eps: float = 1e-7) -> Tensor:
 
     Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630; `eps` as in `torchvision.ops.generalized_box_iou_loss`.
     """
-    inner = torch.minimum(predicted[..., 2:], boxes[..., 2:]) - torch.maximum(predicted[..., :2], boxes[..., :2])
+    inner = torch.minimum(predicted[..., 2:], boxes[..., 2:]) - torch.maximum(
+        predicted[..., :2], boxes[..., :2]
+    )
     intersection = torch.where((inner > 0).all(dim=-1), inner.prod(dim=-1), 0.0)
     union = _area(predicted) + _area(boxes) - intersection
-    outer = torch.maximum(predicted[..., 2:], boxes[..., 2:]) - torch.minimum(predicted[..., :2], boxes[..., :2])
+    outer = torch.maximum(predicted[..., 2:], boxes[..., 2:]) - torch.minimum(
+        predicted[..., :2], boxes[..., :2]
+    )
     hull = outer.prod(dim=-1)
     return 1 - intersection / (union + eps) + (hull - union) / (hull + eps)
 
 
 def retinanet_losses(
-    outputs: dict[str, Tensor], anchors: Tensor, matched: Tensor, batch: Batch, kind: str, beta: float, **focal: float
+    outputs: dict[str, Tensor],
+    anchors: Tensor,
+    matched: Tensor,
+    batch: Batch,
+    kind: str,
+    beta: float,
+    **focal: float,
 ) -> dict[str, Tensor]:
     """Mean over real images of classification and box loss, as two scalars under torchvision's names.
 
@@ -45,20 +55,29 @@ def retinanet_losses(
     """
     real, labels, logits = batch.real, batch.labels, outputs["cls_logits"]
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    offsets, anchors, boxes = (x.to(dtype) for x in (outputs["bbox_regression"], anchors, batch.boxes))
+    offsets, anchors, boxes = (
+        x.to(dtype) for x in (outputs["bbox_regression"], anchors, batch.boxes)
+    )
     foreground = matched >= 0  # [B, A]
     row = matched.clamp(min=0)
-    classes = torch.where(foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND))
+    classes = torch.where(
+        foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND)
+    )
     images = len(logits) if real is None else real.sum().clamp(min=1)
     weight = 1.0 / (images * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
     if real is not None:
         weight = weight.masked_fill(~real, 0.0)
 
     # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward pass of masked values.
-    target = torch.where(foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors)
+    target = torch.where(
+        foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors
+    )
     offsets = torch.where(foreground[..., None], offsets, 0.0)
     box = torch.where(foreground, _box_loss(offsets, target, anchors, kind, beta), 0.0).sum(dim=1)
-    return {"classification": focal_loss(logits, classes, weight, **focal), "bbox_regression": (box * weight).sum()}
+    return {
+        "classification": focal_loss(logits, classes, weight, **focal),
+        "bbox_regression": (box * weight).sum(),
+    }
 
 
 def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: str, beta: float) -> Tensor:
@@ -74,7 +93,9 @@ def _area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1)
 
 
-def focal_loss(logits: Tensor, classes: Tensor, weight: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+def focal_loss(
+    logits: Tensor, classes: Tensor, weight: Tensor, alpha: float = 0.25, gamma: float = 2.0
+) -> Tensor:
     """Sigmoid focal loss of logits [B, A, K], summed over anchors and classes, then over images with `weight` [B] -> scalar.
 
     `classes` [B, A] are the true classes, BACKGROUND for none of them, IGNORED for anchors that do not count. The arithmetic is
@@ -83,14 +104,22 @@ def focal_loss(logits: Tensor, classes: Tensor, weight: Tensor, alpha: float = 0
     dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
-        return (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows).sum(dim=1).sum()
+        return (
+            (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows)
+            .sum(dim=1)
+            .sum()
+        )
     loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma)
     return loss
 
 
-def focal_loss_by_element(logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+def focal_loss_by_element(
+    logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0
+) -> Tensor:
     """The textbook formula: logits [B, A, K] against class indices [B, A] -> [B, A, K]."""
-    targets = (classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
+    targets = (classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(
+        logits.dtype
+    )
     probabilities = torch.sigmoid(logits)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     missing = probabilities + targets - 2 * probabilities * targets  # 1 - p_t
@@ -106,19 +135,25 @@ class _Focal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float
+    ) -> Tensor:
         x = logits.to(rows.dtype)
         true = classes.clamp(min=0)[..., None]  # [B, A, 1]
         is_true = (classes >= 0)[..., None]
         loss, gradient = _absent(x, gamma)
         loss *= 1 - alpha
         gradient *= 1 - alpha
-        present, slope = _absent(-x.gather(2, true), gamma)  # the true class is the absent one seen from the other side
+        present, slope = _absent(
+            -x.gather(2, true), gamma
+        )  # the true class is the absent one seen from the other side
         loss.scatter_(2, true, torch.where(is_true, alpha * present, loss.gather(2, true)))
         gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
         gradient *= rows[..., None]
         # float16 holds the gradient only after the loss scale has come in
-        ctx.save_for_backward(gradient.to(torch.float32 if logits.dtype == torch.float16 else logits.dtype))
+        ctx.save_for_backward(
+            gradient.to(torch.float32 if logits.dtype == torch.float16 else logits.dtype)
+        )
         ctx.dtype = logits.dtype
         return (loss.sum(dim=2) * rows).sum(dim=1).sum()
 

@@ -55,7 +55,9 @@ def postprocess(
     image, candidate = is_candidate.nonzero(as_tuple=True)
     boxes, shifted, scores, labels = (x[image, candidate] for x in (boxes, shifted, scores, labels))
     group = image * logits.shape[-1] + labels
-    if boxes.is_cuda:  # as torchvision: one call for an image, which a GPU does faster than one for each class
+    if (
+        boxes.is_cuda
+    ):  # as torchvision: one call for an image, which a GPU does faster than one for each class
         group = torch.where(few[image], image * logits.shape[-1], group)
     kept = nms_by_group(shifted, scores, group, nms_threshold)
     kept = kept[scores[kept].argsort(descending=True, stable=True)]
@@ -70,7 +72,9 @@ def postprocess(
     return [Detections(boxes=b[:most], scores=s[:most], labels=k[:most]) for b, s, k in parts]
 
 
-def best_candidates(logits: Tensor, counts: list[int], threshold: float, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_candidates(
+    logits: Tensor, counts: list[int], threshold: float, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, anchors and labels [B, N] of the best k of each level, level by level, best first; scores below may be 0."""
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     num_classes, start = logits.shape[-1], 0
@@ -80,9 +84,17 @@ def best_candidates(logits: Tensor, counts: list[int], threshold: float, k: int)
         anchors = best.sort(dim=1).values  # [B, k], in the order of the level
         chosen = level[rows, anchors]  # [B, k, K]
         scores = _scores(chosen, threshold)
-        scores = torch.where(chosen.isnan().any(dim=-1, keepdim=True), 0.0, scores).flatten(1)  # [B, k * K]
+        scores = torch.where(chosen.isnan().any(dim=-1, keepdim=True), 0.0, scores).flatten(
+            1
+        )  # [B, k * K]
         pairs = _best(scores, k)  # [B, k]
-        parts.append((scores.gather(1, pairs), anchors.gather(1, pairs // num_classes) + start, pairs % num_classes))
+        parts.append(
+            (
+                scores.gather(1, pairs),
+                anchors.gather(1, pairs // num_classes) + start,
+                pairs % num_classes,
+            )
+        )
         start += level.shape[1]
     scores, anchors, labels = (torch.cat(values, dim=1) for values in zip(*parts))
     return scores, anchors, labels
@@ -108,7 +120,9 @@ def _best(scores: Tensor, k: int) -> Tensor:
 
 def moved_by_label(boxes: Tensor, labels: Tensor, is_candidate: Tensor) -> Tensor:
     """Boxes [B, N, 4], moved so that candidates [B, N] of different labels [B, N] do not overlap."""
-    largest = torch.where(is_candidate[..., None], boxes, 0.0).amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
+    largest = torch.where(is_candidate[..., None], boxes, 0.0).amax(
+        dim=(1, 2), keepdim=True
+    )  # [B, 1, 1]
     return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
 
 

@@ -46,15 +46,22 @@ class RetinaNet(TorchvisionRetinaNet):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, backbone: nn.Module, config: ModelConfig, **torchvision_arguments: Any) -> None:
+    def __init__(
+        self, backbone: nn.Module, config: ModelConfig, **torchvision_arguments: Any
+    ) -> None:
         super().__init__(backbone, config.num_classes, **torchvision_arguments)
         self.focal_alpha, self.focal_gamma = config.focal_alpha, config.focal_gamma
         self.smooth_l1_beta = config.smooth_l1_beta
         self.box_loss = config.box_loss or ("giou" if config.variant == "v2" else "l1")
         self.head.regression_head._loss_type = self.box_loss  # what torchvision's own loss reads
-        for name, values in (("mean", self.transform.image_mean), ("deviation", self.transform.image_std)):
+        for name, values in (
+            ("mean", self.transform.image_mean),
+            ("deviation", self.transform.image_std),
+        ):
             # float64, so that a model made float64 later has all digits
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float64)[:, None, None], persistent=False)
+            self.register_buffer(
+                name, torch.tensor(values, dtype=torch.float64)[:, None, None], persistent=False
+            )
         self._anchors: dict[tuple[int, int, torch.device], list[Tensor]] = {}
 
     def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:  # type: ignore[override]
@@ -67,7 +74,9 @@ class RetinaNet(TorchvisionRetinaNet):
     def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
         """Losses and detections of one forward pass; boxes in pixels of the stored images."""
         outputs, levels = self.predict(batch)
-        return self.losses(outputs, torch.cat(levels), batch), self.detections(outputs, levels, batch)
+        return self.losses(outputs, torch.cat(levels), batch), self.detections(
+            outputs, levels, batch
+        )
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
         """Those of the body, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
@@ -89,7 +98,9 @@ class RetinaNet(TorchvisionRetinaNet):
         inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
         # Divide in two steps, as torchvision does, so that the last bit agrees.
         values = (images.to(dtype) / 255 - self.mean.to(dtype)) / self.deviation.to(dtype)
-        is_channels_last = parameter.is_contiguous(memory_format=torch.channels_last)  # the first convolution's weight
+        is_channels_last = parameter.is_contiguous(
+            memory_format=torch.channels_last
+        )  # the first convolution's weight
         layout = torch.channels_last if is_channels_last else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
@@ -111,18 +122,36 @@ class RetinaNet(TorchvisionRetinaNet):
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return list(self.anchor_generator(images, shapes)[0].split(counts))
 
-    def losses(self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def losses(
+        self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch
+    ) -> dict[str, Tensor]:
         """`classification` and `bbox_regression`: scalars, mean over the real images of the batch, 0 if it has none."""
         matcher = self.proposal_matcher
         with torch.autocast(anchors.device.type, enabled=False):
             with torch.no_grad():
-                matched = match(batch.boxes, batch.num_boxes, anchors, matcher.high_threshold, matcher.low_threshold)
+                matched = match(
+                    batch.boxes,
+                    batch.num_boxes,
+                    anchors,
+                    matcher.high_threshold,
+                    matcher.low_threshold,
+                )
             focal = {"alpha": self.focal_alpha, "gamma": self.focal_gamma}
-            return retinanet_losses(outputs, anchors, matched, batch, self.box_loss, self.smooth_l1_beta, **focal)
+            return retinanet_losses(
+                outputs, anchors, matched, batch, self.box_loss, self.smooth_l1_beta, **focal
+            )
 
-    def detections(self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch) -> list[Detections]:
+    def detections(
+        self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch
+    ) -> list[Detections]:
         """As torchvision's `postprocess_detections`, for the whole batch at once; boxes in stored-image pixels."""
-        inputs = (outputs["cls_logits"], outputs["bbox_regression"], levels, batch.image_sizes, batch.original_sizes)
+        inputs = (
+            outputs["cls_logits"],
+            outputs["bbox_regression"],
+            levels,
+            batch.image_sizes,
+            batch.original_sizes,
+        )
         with torch.autocast(levels[0].device.type, enabled=False):
             return postprocess(
                 *inputs,
@@ -155,19 +184,32 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     config = ModelConfig(num_classes=num_classes, **settings)
     channels, is_v2 = config.fpn_channels, config.variant == "v2"
     if is_v2 and (channels % 32 or channels < 64):
-        raise ConfigError(f"model.fpn_channels={channels} does not fit variant v2; use 64 or a larger multiple of 32.")
+        raise ConfigError(
+            f"model.fpn_channels={channels} does not fit variant v2; use 64 or a larger multiple of 32."
+        )
     per_cell = len(config.anchor_sizes[0]) * len(config.aspect_ratios)
     if per_cell > MAX_ANCHORS:
-        raise ConfigError(f"anchor_sizes and aspect_ratios make {per_cell} anchors a cell; {MAX_ANCHORS} are the most.")
+        raise ConfigError(
+            f"anchor_sizes and aspect_ratios make {per_cell} anchors a cell; {MAX_ANCHORS} are the most."
+        )
     # the pyramid's five convolutions of 3 x 3, the heads' eight, and their last two
     num_parameters = 9 * channels * (13 * channels + per_cell * (num_classes + 4))
     if num_parameters > MAX_PARAMETERS:
         cause = f"model.fpn_channels={channels} with num_classes={num_classes} and {per_cell} anchors a cell"
-        raise ConfigError(f"{cause} makes {num_parameters / 1e9:.1f} billion parameters, above 1 billion; lower one.")
-    body = Body(config.backbone, config.norm, eps=config.norm_eps, checkpointing=config.activation_checkpointing)
+        raise ConfigError(
+            f"{cause} makes {num_parameters / 1e9:.1f} billion parameters, above 1 billion; lower one."
+        )
+    body = Body(
+        config.backbone,
+        config.norm,
+        eps=config.norm_eps,
+        checkpointing=config.activation_checkpointing,
+    )
     body.freeze(config.trainable_layers)
     last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
-    pyramid = Pyramid(body, FeaturePyramidNetwork(body.channels, channels, extra_blocks=last), channels)
+    pyramid = Pyramid(
+        body, FeaturePyramidNetwork(body.channels, channels, extra_blocks=last), channels
+    )
     generator = anchor_generator(config.anchor_sizes, config.aspect_ratios)
     group_norm = partial(nn.GroupNorm, 32) if is_v2 else None
     model = RetinaNet(
@@ -192,7 +234,9 @@ def as_torchvision(model: RetinaNet, canvas: Sequence[int] | None = None) -> Tor
     With `canvas` (height, width) its transform leaves images of that size as they are.
     """
     theirs = as_kind(TorchvisionRetinaNet, copy.deepcopy(model))
-    replace_modules(theirs, lambda m: as_kind(TORCHVISIONS[type(m)], m) if type(m) in TORCHVISIONS else m)
+    replace_modules(
+        theirs, lambda m: as_kind(TORCHVISIONS[type(m)], m) if type(m) in TORCHVISIONS else m
+    )
     if canvas is not None:
         theirs.transform.min_size, theirs.transform.max_size = (min(canvas),), max(canvas)
     for parameter in theirs.parameters():
@@ -200,8 +244,12 @@ def as_torchvision(model: RetinaNet, canvas: Sequence[int] | None = None) -> Tor
     return theirs
 
 
-def anchor_generator(anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Sequence[float]) -> AnchorGenerator:
+def anchor_generator(
+    anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Sequence[float]
+) -> AnchorGenerator:
     """torchvision's generator for the five levels P3 to P7, with the same aspect ratios (height / width) on each."""
     if len(anchor_sizes) != 5:
-        raise ConfigError(f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7.")
+        raise ConfigError(
+            f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7."
+        )
     return AnchorGenerator(tuple(map(tuple, anchor_sizes)), (tuple(aspect_ratios),) * 5)

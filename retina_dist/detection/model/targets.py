@@ -13,10 +13,14 @@ from torch import Tensor
 
 BACKGROUND = -1  # torchvision Matcher.BELOW_LOW_THRESHOLD
 IGNORED = -2  # torchvision Matcher.BETWEEN_THRESHOLDS
-LOG_SIZE_CLIP = math.log(1000.0 / 16)  # keeps exp() of a predicted log size finite, as torchvision's BoxCoder
+LOG_SIZE_CLIP = math.log(
+    1000.0 / 16
+)  # keeps exp() of a predicted log size finite, as torchvision's BoxCoder
 # of memory that `match` takes for overlaps at a time, unless a single box of each image takes more
 MOST_BYTES = 1 << 30
-VALUES_PER_PAIR = 9  # of boxes' type, that `pairwise_iou` holds at its peak for each pair of box and anchor
+VALUES_PER_PAIR = (
+    9  # of boxes' type, that `pairwise_iou` holds at its peak for each pair of box and anchor
+)
 
 
 def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
@@ -31,7 +35,11 @@ def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
 
 
 def match(
-    boxes: Tensor, num_boxes: Tensor, anchors: Tensor, foreground_iou: float = 0.5, background_iou: float = 0.4
+    boxes: Tensor,
+    num_boxes: Tensor,
+    anchors: Tensor,
+    foreground_iou: float = 0.5,
+    background_iou: float = 0.4,
 ) -> Tensor:
     """The box each anchor answers for: boxes [B, M, 4] (first num_boxes [B] rows real), anchors [A, 4] -> [B, A] int64.
 
@@ -43,10 +51,14 @@ def match(
     if most_boxes == 0:
         return torch.full((batch_size, len(anchors)), BACKGROUND, device=boxes.device)
     real = torch.arange(most_boxes, device=boxes.device) < num_boxes[:, None]  # [B, M]
-    rows = max(1, MOST_BYTES // (VALUES_PER_PAIR * boxes.element_size() * batch_size * len(anchors)))
+    rows = max(
+        1, MOST_BYTES // (VALUES_PER_PAIR * boxes.element_size() * batch_size * len(anchors))
+    )
     best_iou, best_box, is_best = _best(boxes[:, :rows], real[:, :rows], anchors)
     for start in range(rows, most_boxes, rows):
-        iou, box, best = _best(boxes[:, start : start + rows], real[:, start : start + rows], anchors)
+        iou, box, best = _best(
+            boxes[:, start : start + rows], real[:, start : start + rows], anchors
+        )
         best_box = torch.where(iou > best_iou, box + start, best_box)
         best_iou = torch.maximum(best_iou, iou)
         is_best = is_best | best

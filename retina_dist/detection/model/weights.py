@@ -14,13 +14,17 @@ from torchvision.ops import FrozenBatchNorm2d
 from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
 from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
 
-TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
+TRAINED_WITHOUT_EPS = (
+    "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
+)
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
 BODY = "backbone.body."  # where the detector has its classifier
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
 
-def load_weights(model: nn.Module, source: str, categories: Sequence[str] | None = None) -> WeightsReport:
+def load_weights(
+    model: nn.Module, source: str, categories: Sequence[str] | None = None
+) -> WeightsReport:
     """Load what fits of a whole detector: a file (also Detectron2's), a URL or torchvision's full name.
 
     Batch norms also take the epsilon that these weights were trained with, where the source tells it. Norms that are not frozen
@@ -56,7 +60,12 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     """
     state, eps, _ = _weights_of(source)
     own = [name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)]
-    prefixes = {theirs.removesuffix(name) for theirs in state for name in own[:1] if f".{theirs}".endswith(f".{name}")}
+    prefixes = {
+        theirs.removesuffix(name)
+        for theirs in state
+        for name in own[:1]
+        if f".{theirs}".endswith(f".{name}")
+    }
     prefix = min(prefixes, key=len, default="")
     report = load_fitting(
         model,
@@ -97,7 +106,9 @@ def _with_class_order(
     state: Mapping[str, Tensor], theirs: tuple[str, ...], ours: tuple[str, ...]
 ) -> tuple[Mapping[str, Tensor], str | None]:
     """`state` with the rows of the class layer, K for each anchor, in the order of `ours`; or why they cannot be."""
-    missing = [name for name, count in Counter(ours).items() if name and count != theirs.count(name)]
+    missing = [
+        name for name, count in Counter(ours).items() if name and count != theirs.count(name)
+    ]
     if len(theirs) != len(ours):  # shapes tell
         return state, None
     if missing:
@@ -106,12 +117,16 @@ def _with_class_order(
     for label, name in enumerate(theirs):
         rows.setdefault(name, []).append(label)
     named = [rows[name].pop(0) if name else None for name in ours]
-    unused = iter(sorted(set(range(len(ours))) - set(named)))  # for labels without a category, any will do
+    unused = iter(
+        sorted(set(range(len(ours))) - set(named))
+    )  # for labels without a category, any will do
     order = [next(unused) if row is None else row for row in named]
     reordered = dict(state)
     for name, value in state.items():
         if name.endswith(CLASS_LAYER) and value.dim() and len(value) % len(order) == 0:
-            reordered[name] = value.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)  # [anchors, K, ...]
+            reordered[name] = value.unflatten(0, (-1, len(order)))[:, order].flatten(
+                0, 1
+            )  # [anchors, K, ...]
     return reordered, None
 
 
@@ -139,4 +154,8 @@ def _weights_of(source: str) -> tuple[Mapping[str, Tensor], float | None, tuple[
     eps = 0.0 if read.sha256.startswith(first_digits) else eps_of_checkpoint(read.content)
     named = read.content.get("categories")
     categories = named.get("names") if isinstance(named, Mapping) else None
-    return read.state, eps, tuple(map(str, categories)) if isinstance(categories, Sequence) else None
+    return (
+        read.state,
+        eps,
+        tuple(map(str, categories)) if isinstance(categories, Sequence) else None,
+    )

@@ -13,7 +13,9 @@ import numpy as np
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.text import is_text, pluralize
 
-MAX_LABELS = 20_000  # V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
+MAX_LABELS = (
+    20_000  # V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
+)
 MAX_LISTED = 20  # names in a message
 
 
@@ -29,14 +31,20 @@ class Categories:
     _labels: dict[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_labels", {c: label for label, c in enumerate(self.ids) if c >= 0})
+        object.__setattr__(
+            self, "_labels", {c: label for label, c in enumerate(self.ids) if c >= 0}
+        )
 
     @classmethod
     def from_coco(cls, entries: list[dict[str, Any]]) -> Categories:
         """Labels without gaps for the `categories` of a COCO json, in ascending id order. Raises DataError for too many."""
-        names = {int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])}
+        names = {
+            int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])
+        }
         if len(names) > MAX_LABELS:
-            raise DataError(f"{len(names)} categories are more than a detector's {MAX_LABELS}; leave some out.")
+            raise DataError(
+                f"{len(names)} categories are more than a detector's {MAX_LABELS}; leave some out."
+            )
         return cls(tuple(names), tuple(names.values()))
 
     def matched(self, entries: Sequence[Mapping[str, Any]], source: object) -> Categories:
@@ -56,7 +64,9 @@ class Categories:
         ids, wrong = [-1] * len(self.ids), {}
         for name, their_ids in theirs.items():
             labels = ours.get(name, [])
-            if len(labels) == len(their_ids) == 1 or (labels and [self.ids[i] for i in labels] == sorted(their_ids)):
+            if len(labels) == len(their_ids) == 1 or (
+                labels and [self.ids[i] for i in labels] == sorted(their_ids)
+            ):
                 for label, category_id in zip(labels, sorted(their_ids), strict=True):
                     ids[label] = category_id
             else:
@@ -74,7 +84,10 @@ class Categories:
     def distinct_names(self) -> list[str]:
         """The names, with the id where several categories have one."""
         times = Counter(self.names)
-        return [f"{name} ({i})" if times[name] > 1 else name for name, i in zip(self.names, self.ids, strict=True)]
+        return [
+            f"{name} ({i})" if times[name] > 1 else name
+            for name, i in zip(self.names, self.ids, strict=True)
+        ]
 
     def padded(self, num_classes: int) -> Categories:
         """The same with labels up to `num_classes` that have no category, for a model that has more."""
@@ -93,18 +106,24 @@ class Categories:
     def from_state(cls, state: Mapping[str, Any]) -> Categories:
         """Raises CheckpointError when `state` is not what `state()` returns."""
         try:
-            pairs = [(int(i), str(name)) for i, name in zip(state["ids"], state["names"], strict=True)]
+            pairs = [
+                (int(i), str(name)) for i, name in zip(state["ids"], state["names"], strict=True)
+            ]
             if not all(name == "" or is_text(name) for _, name in pairs):
                 raise ValueError("a name has control characters")
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint's categories cannot be read ({error}); use another one.") from error
+            raise CheckpointError(
+                f"the checkpoint's categories cannot be read ({error}); use another one."
+            ) from error
         return cls(tuple(i for i, _ in pairs), tuple(name for _, name in pairs))
 
 
 def check_names(names: object) -> None:
     """Raise ConfigError unless `names` is a list of names, one for each label."""
     if not isinstance(names, list | tuple) or not names or not all(map(is_text, names)):
-        raise ConfigError(f"categories={names!r} is not a list of names; give one for each label: ['cat', 'dog'].")
+        raise ConfigError(
+            f"categories={names!r} is not a list of names; give one for each label: ['cat', 'dog']."
+        )
 
 
 def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: object) -> str:
@@ -117,9 +136,15 @@ def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: obj
     listed = []
     for name, times in list(wrong.items())[:MAX_LISTED]:
         if times > 1 or name in ours:
-            listed.append(f"{name!r} ({times} categories here, {pluralize(len(ours.get(name, [])), 'label')})")
+            listed.append(
+                f"{name!r} ({times} categories here, {pluralize(len(ours.get(name, [])), 'label')})"
+            )
         else:
-            listed.append(f"{name!r} (a label is {alike[plain(name)]!r})" if plain(name) in alike else repr(name))
+            listed.append(
+                f"{name!r} (a label is {alike[plain(name)]!r})"
+                if plain(name) in alike
+                else repr(name)
+            )
     listed += ["…"] if len(wrong) > MAX_LISTED else []
     return (
         f"{source}: {pluralize(len(wrong), 'category name')} without a label of the training data or checkpoint: "

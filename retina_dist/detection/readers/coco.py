@@ -22,7 +22,9 @@ from retina_dist.detection.readers.items import Items, reading
 from retina_dist.detection.readers.records import ImageRecord, drop_missing, fill_sizes, make_record
 from retina_dist.detection.settings import FOLDER_FORMATS
 
-MAX_INTEGER = 2**53  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
+MAX_INTEGER = (
+    2**53
+)  # beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
 
 
@@ -30,9 +32,13 @@ MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a 
 class Annotations:
     """A data set's images with the boxes to train on, and the ground truth to judge by."""
 
-    coco: dict[str, Any]  # in COCO's form, boxes as in the file, missing id, area and iscrowd filled in
+    coco: dict[
+        str, Any
+    ]  # in COCO's form, boxes as in the file, missing id, area and iscrowd filled in
     records: tuple[ImageRecord, ...]
-    boxes: list[np.ndarray]  # of each record, float32 [n, 4] xyxy within the image; no crowd regions
+    boxes: list[
+        np.ndarray
+    ]  # of each record, float32 [n, 4] xyxy within the image; no crowd regions
     labels: list[np.ndarray]  # of each record, int64 [n]
     categories: Categories
     num_crowd: int = 0
@@ -74,9 +80,15 @@ def load_annotations(
     """
     annotations, images = parse_path(annotations), parse_path(images)
     # a shard that is too short is an error now, not in the middle of an epoch
-    slices = read_index(images, split, complete=bad_images != "skip") if format == "shards" else None
+    slices = (
+        read_index(images, split, complete=bad_images != "skip") if format == "shards" else None
+    )
     if content is None and format == "csv":
-        content = read_csv(annotations, parse_path(classes) if classes else annotations.parent / "classes.csv", images)
+        content = read_csv(
+            annotations,
+            parse_path(classes) if classes else annotations.parent / "classes.csv",
+            images,
+        )
     elif content is None:
         is_json = format in ("coco", "shards")
         content = _read_json(annotations) if is_json else read_folder(format, annotations, split)
@@ -113,17 +125,27 @@ def annotations_of(
     of this file. Raises DataError, naming source and entry, also for a name that they lack.
     """
     _check_lists(coco, source)
-    coco = coco | {"annotations": [dict(entry) for entry in coco["annotations"]]}  # corrected below, not the caller's
+    coco = coco | {
+        "annotations": [dict(entry) for entry in coco["annotations"]]
+    }  # corrected below, not the caller's
     warnings = _check_entries(coco, source, corners=box_format == "xyxy")
     if categories is None:
         known = Categories.from_coco(coco["categories"])
         for name, times in Counter(known.names).items():
             if times > 1:
-                warnings.append(f"{source}: {times} categories are named {name!r} and stay apart; rename or merge them")
+                warnings.append(
+                    f"{source}: {times} categories are named {name!r} and stay apart; rename or merge them"
+                )
     else:
         known = categories.matched(coco["categories"], source)
-        if any(new != old for new, old in zip(known.ids, categories.ids, strict=True) if new >= 0 <= old):
-            warnings.append(f"{source} gives other ids to the same category names; the names decide")
+        if any(
+            new != old
+            for new, old in zip(known.ids, categories.ids, strict=True)
+            if new >= 0 <= old
+        ):
+            warnings.append(
+                f"{source} gives other ids to the same category names; the names decide"
+            )
     records = records_of(coco["images"], warnings)
     if len(records) < len(coco["images"]):
         coco = ground_truth_of(coco, {record.image_id for record in records})
@@ -135,14 +157,18 @@ def _read_json(path: PathOrUrl) -> dict[str, Any]:
     with reading(path, "JSON", remedy, missing="name it with data.root or data.*_annotations"):
         content = json.loads(read_bytes(path))
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}; give ground truth (instances_*.json), not results.")
+        raise DataError(
+            f"{path} holds a {type(content).__name__}; give ground truth (instances_*.json), not results."
+        )
     return content
 
 
 def _check_lists(coco: dict[str, Any], source: object) -> None:
     for key in ("images", "annotations", "categories"):
         if not isinstance(coco.get(key), list):
-            raise DataError(f"{source} has no list '{key}'; give COCO's ground truth, such as instances_*.json.")
+            raise DataError(
+                f"{source} has no list '{key}'; give COCO's ground truth, such as instances_*.json."
+            )
         if not all(isinstance(entry, dict) for entry in coco[key]):
             raise DataError(f"{source}: an entry of '{key}' is not an object; restore the file.")
     if not coco["categories"]:
@@ -158,7 +184,9 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         _check_ids(coco[key], key, source)
         for entry in coco[key]:
             if not is_text(entry.get(name)):
-                raise DataError(f"{source}: {thing} {entry['id']} has no {name} without control characters; add one.")
+                raise DataError(
+                    f"{source}: {thing} {entry['id']} has no {name} without control characters; add one."
+                )
     entries = coco["annotations"]
     if entries and not any("id" in entry for entry in entries):
         for i, entry in enumerate(entries, start=1):
@@ -170,16 +198,22 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
         if strangers := [pair for pair in given if type(pair[1]) is not int or pair[1] not in ids]:
             first = f"annotation {strangers[0][0]} is of {key} {escape(repr(strangers[0][1]), 80)}"
             count = f"{len(strangers)} of {pluralize(len(entries), 'annotation')}"
-            raise DataError(f"{source}: {first}, which is not listed ({count}); correct the ids, or list them.")
+            raise DataError(
+                f"{source}: {first}, which is not listed ({count}); correct the ids, or list them."
+            )
     invented: list[str] = []
     for entry in entries:
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-            raise DataError(f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}; give four numbers.")
+            raise DataError(
+                f"{source}: annotation {entry['id']} has bbox {escape(box, 80)}; give four numbers."
+            )
         if corners:
             entry["bbox"] = [box[0], box[1], box[2] - box[0], box[3] - box[1]]
         if "area" in entry and not _is_number(entry["area"]):
-            raise DataError(f"{source}: annotation {entry['id']} has area {escape(entry['area'], 80)}, not a number.")
+            raise DataError(
+                f"{source}: annotation {entry['id']} has area {escape(entry['area'], 80)}, not a number."
+            )
         if not 0 <= entry.get("area", -1) <= MAX_AREA:  # nor does NaN
             invented += [f"annotation {entry['id']}: {entry['area']}"] if "area" in entry else []
             *_, width, height = entry["bbox"]
@@ -187,7 +221,9 @@ def _check_entries(coco: dict[str, Any], source: object, corners: bool) -> list[
             entry["area"] = area if min(width, height) >= 0 and area <= MAX_AREA else 0
         crowd = entry.get("iscrowd", 0)
         if crowd not in (0, 1):
-            raise DataError(f"{source}: annotation {entry['id']} has iscrowd {escape(crowd, 80)}, not 0 or 1.")
+            raise DataError(
+                f"{source}: annotation {entry['id']} has iscrowd {escape(crowd, 80)}, not 0 or 1."
+            )
         entry["iscrowd"] = int(crowd)  # 0.0 and false are the same, but not to the evaluators
     areas = f"{pluralize(len(invented), 'area')} that no metric can use ({truncate(invented)})"
     return [f"{source}: {areas}; width x height is taken instead"] if invented else []
@@ -201,10 +237,14 @@ def _check_ids(entries: list[dict[str, Any]], key: str, source: object) -> None:
     for entry in entries:
         value = entry.get("id")
         if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-            raise DataError(f"{source}: an entry of '{key}' has id {escape(value, 80)!r}, not an integer up to 2^53.")
+            raise DataError(
+                f"{source}: an entry of '{key}' has id {escape(value, 80)!r}, not an integer up to 2^53."
+            )
     for value, times in Counter(entry["id"] for entry in entries).most_common(1):
         if times > 1:
-            raise DataError(f"{source}: id {value} stands {times} times in '{key}'; ids must be unique.")
+            raise DataError(
+                f"{source}: id {value} stands {times} times in '{key}'; ids must be unique."
+            )
 
 
 ROUNDING = 0.01  # pixels: what six digits of a share of a side leave
@@ -218,7 +258,9 @@ def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[s
     with np.errstate(invalid="ignore", over="ignore"):  # boxes that are not finite
         corners = np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]))
         clipped = np.clip(corners, 0, np.tile(sizes, 2))
-        inside = clipped.astype(np.float32)  # judged as training will see it: a side can vanish in the rounding
+        inside = clipped.astype(
+            np.float32
+        )  # judged as training will see it: a side can vanish in the rounding
         moved = (np.abs(clipped - corners) > ROUNDING).any(axis=1)
     faults = {
         "not finite": ~np.isfinite(boxes).all(axis=1),
@@ -233,7 +275,9 @@ def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[s
     return inside, faults
 
 
-def clean(coco: dict[str, Any], records: Sequence[ImageRecord], categories: Categories) -> Annotations:
+def clean(
+    coco: dict[str, Any], records: Sequence[ImageRecord], categories: Categories
+) -> Annotations:
     """The boxes to train on: finite, clipped to their image, with an area, no crowd regions."""
     row_of = {record.image_id: row for row, record in enumerate(records)}
     entries = coco["annotations"]
@@ -241,7 +285,9 @@ def clean(coco: dict[str, Any], records: Sequence[ImageRecord], categories: Cate
     rows = np.array([row_of[e["image_id"]] for e in entries], dtype=np.int64)
     ids = np.array([e["category_id"] for e in entries], dtype=np.int64)
     boxes = np.array([e["bbox"] for e in entries], dtype=np.float64).reshape(-1, 4)
-    sizes = np.array([(r.width or np.inf, r.height or np.inf) for r in records], dtype=np.float64).reshape(-1, 2)
+    sizes = np.array(
+        [(r.width or np.inf, r.height or np.inf) for r in records], dtype=np.float64
+    ).reshape(-1, 2)
     inside, masks = box_faults(boxes, sizes[rows])
     counts = {fault: int((mask & ~crowd).sum()) for fault, mask in masks.items()}
     clipped = counts.pop("reaching out of the image")
@@ -265,6 +311,8 @@ def without_empty(full: Annotations) -> Annotations:
     rows = [i for i, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
     if empty:
-        full.warnings.append(f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)")
+        full.warnings.append(
+            f"{pluralize(empty, 'image')} without boxes left out (data.keep_empty_images=false)"
+        )
     boxes, labels = ([column[i] for i in rows] for column in (full.boxes, full.labels))
     return replace(full, records=tuple(full.records[i] for i in rows), boxes=boxes, labels=labels)

@@ -51,8 +51,12 @@ def _format_of(root: PathOrUrl) -> str:
         return ""
     from retina_dist.detection.readers.yolo import yaml_of
 
-    def first(*patterns: str) -> Path | None:  # by name: the order of a folder's files is that of its disk
-        return next((min(paths) for pattern in patterns if (paths := list(root.glob(pattern)))), None)
+    def first(
+        *patterns: str,
+    ) -> Path | None:  # by name: the order of a folder's files is that of its disk
+        return next(
+            (min(paths) for pattern in patterns if (paths := list(root.glob(pattern)))), None
+        )
 
     if yaml_of(root) or first("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt"):
         return "yolo"
@@ -71,11 +75,19 @@ def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
     from retina_dist.detection.readers.voc import read_cvat, read_voc
     from retina_dist.detection.readers.yolo import read_yolo
 
-    readers = dict(voc=read_voc, yolo=read_yolo, labelme=read_labelme, cvat=read_cvat, openimages=read_openimages)
+    readers = dict(
+        voc=read_voc,
+        yolo=read_yolo,
+        labelme=read_labelme,
+        cvat=read_cvat,
+        openimages=read_openimages,
+    )
     if format not in readers:
         raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
     if isinstance(root, Url):
-        raise DataError(f"data.root={root}: {TITLES[format]} needs a local folder; copy it, or make shards of it.")
+        raise DataError(
+            f"data.root={root}: {TITLES[format]} needs a local folder; copy it, or make shards of it."
+        )
     items = readers[format](root, split)
     if split == "train" and items is None:
         raise DataError(f"{root} has no train images.")
@@ -98,7 +110,9 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
         )
     names, annotations = SPLITS[split], files[0]
     own, stem = [root / name for name in names], annotations.stem.removeprefix("instances_")
-    folders = [annotations.parent] if annotations.parent in own else []  # Roboflow's images lie beside them
+    folders = (
+        [annotations.parent] if annotations.parent in own else []
+    )  # Roboflow's images lie beside them
     folders += [root / stem, root / "images" / stem, *own]
     folders += [*(root / "images" / name for name in names), root / "images"]
     return annotations, next((folder for folder in folders if folder.is_dir()), root)

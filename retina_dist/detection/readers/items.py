@@ -19,9 +19,20 @@ from retina_dist.base.text import parse_number, pluralize
 from retina_dist.data.images import MAX_PIXELS, SUFFIXES, image_sizes
 from retina_dist.data.settings import SPLITS
 
-ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]  # of image files
+ENDINGS = [
+    case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())
+]  # of image files
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
-DAMAGED = (AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error, ParseError, yaml.YAMLError)
+DAMAGED = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    csv.Error,
+    ParseError,
+    yaml.YAMLError,
+)
 
 
 class Box(NamedTuple):
@@ -62,15 +73,29 @@ class Items:
                     size = image_sizes(self.images / item.file, max_pixels)[0]  # type: ignore[arg-type]
                 except ImageError:
                     lost += len(item.boxes)
-                    size, item = None, item._replace(boxes=())  # an error later, unless images may be missing
-            images.append({"id": number, "file_name": item.file, **dict(zip(("width", "height"), size or ()))})
+                    size, item = (
+                        None,
+                        item._replace(boxes=()),
+                    )  # an error later, unless images may be missing
+            images.append(
+                {"id": number, "file_name": item.file, **dict(zip(("width", "height"), size or ()))}
+            )
             width, height = size if size and self.shares else (1, 1)
             for name, (x1, y1, x2, y2), crowd in item.boxes:
                 box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
-                boxes.append({"image_id": number, "category_id": self.ids[name], "bbox": box, "iscrowd": int(crowd)})
+                boxes.append(
+                    {
+                        "image_id": number,
+                        "category_id": self.ids[name],
+                        "bbox": box,
+                        "iscrowd": int(crowd),
+                    }
+                )
         if lost:
             what = pluralize(lost, "box")
-            self.warnings.append(f"{what} left out, of images whose size cannot be read in {self.images}; restore them")
+            self.warnings.append(
+                f"{what} left out, of images whose size cannot be read in {self.images}; restore them"
+            )
         categories = [{"id": i, "name": name} for name, i in self.ids.items()]
         return {"images": images, "annotations": boxes, "categories": categories}
 
@@ -90,7 +115,9 @@ def split_of(path: str) -> str:
 
 
 @contextmanager
-def reading(path: object, form: str, remedy: str = "restore the file", missing: str = "") -> Iterator[None]:
+def reading(
+    path: object, form: str, remedy: str = "restore the file", missing: str = ""
+) -> Iterator[None]:
     """Within it, an error that a damaged file causes is a DataError: `path` cannot be read as `form`, or does not exist."""
     try:
         yield
@@ -99,7 +126,11 @@ def reading(path: object, form: str, remedy: str = "restore the file", missing: 
     except UserError:
         raise
     except (*DAMAGED, OSError) as error:
-        reason = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else first_line(error)
+        reason = (
+            f"{type(error).__name__}: {error}"
+            if isinstance(error, LookupError)
+            else first_line(error)
+        )
         raise DataError(f"{path} cannot be read as {form} ({reason}); {remedy}.") from error
 
 
@@ -113,5 +144,7 @@ def number_in(text: str | None, where: object, what: str) -> float:
     """A finite decimal number; DataError otherwise, which says `where` it stands and `what` belongs there."""
     value = parse_number(text or "")
     if not math.isfinite(value):
-        raise DataError(f"{where} has {what} {(text or '')[:80]!r}, not a number; correct or remove it.")
+        raise DataError(
+            f"{where} has {what} {(text or '')[:80]!r}, not a number; correct or remove it."
+        )
     return value

@@ -27,7 +27,10 @@ def read_labelme(root: Path, split: str) -> Items:
             name = content["imagePath"].replace("\\", "/")
             beside = path.parent / name.rpartition("/")[2]
             file = os.path.relpath(beside if beside.is_file() else path.parent / name, root)
-            width, height = content.get("imageWidth"), content.get("imageHeight")  # not in files of old versions
+            width, height = (
+                content.get("imageWidth"),
+                content.get("imageHeight"),
+            )  # not in files of old versions
             size = None if width is None or height is None else (int(width), int(height))
             shapes = [(str(shape["label"]), _corners(shape)) for shape in content["shapes"]]
         boxes = [Box(name, corners) for name, corners in shapes if corners]
@@ -35,7 +38,11 @@ def read_labelme(root: Path, split: str) -> Items:
         if split_of(str(path.relative_to(root))) == split:
             points += len(shapes) - len(boxes)
             items.append(Item(file, boxes, size))
-    warnings = [f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"] if points else []
+    warnings = (
+        [f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"]
+        if points
+        else []
+    )
     return Items(items, numbered(names), root, warnings=warnings)
 
 

@@ -15,7 +15,13 @@ from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.files import PathOrUrl, Url
 from retina_dist.base.text import escape, truncate
 from retina_dist.data.images import image_sizes
-from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, objects_in, read_in_turn
+from retina_dist.data.sources import (
+    ArchiveMember,
+    DatasetItem,
+    RemoteFile,
+    objects_in,
+    read_in_turn,
+)
 
 MAX_SIDE = 2**31
 
@@ -37,7 +43,10 @@ class ImageRecord:
 
 
 def make_record(
-    entry: dict[str, Any], images: PathOrUrl, source: PathOrUrl, slices: dict[int, ArchiveMember] | None = None
+    entry: dict[str, Any],
+    images: PathOrUrl,
+    source: PathOrUrl,
+    slices: dict[int, ArchiveMember] | None = None,
 ) -> ImageRecord:
     """An entry of `images` in COCO's form, read from `source`, whose file lies in the folder `images` or is one of `slices`.
 
@@ -47,10 +56,14 @@ def make_record(
     if slices is not None:  # the file's name names no file
         inside: str | None = f"(no shard holds image {entry['id']})"
     else:
-        inside = _within_url(name, images) if isinstance(images, Url) else _within_folder(name, images)
+        inside = (
+            _within_url(name, images) if isinstance(images, Url) else _within_folder(name, images)
+        )
     where = f"{source}: image {entry['id']}"
     if inside is None:
-        raise DataError(f"{where} has file_name {name[:120]!r}, which is outside {images}; write a path below that.")
+        raise DataError(
+            f"{where} has file_name {name[:120]!r}, which is outside {images}; write a path below that."
+        )
     size = []
     for side in ("width", "height"):
         value = entry.get(side)
@@ -76,11 +89,17 @@ def _within_url(name: str, images: Url) -> str | None:
     inside = posixpath.normpath(name)
     if "://" in name or inside.startswith("/") or re.match(r"[A-Za-z]:/", name):
         return None
-    return None if ".." in unquote(inside).split("/") else inside  # a web server takes %2e%2e for ..
+    return (
+        None if ".." in unquote(inside).split("/") else inside
+    )  # a web server takes %2e%2e for ..
 
 
 def drop_missing(
-    records: list[ImageRecord], images: PathOrUrl, policy: str, warnings: list[str], split: str | None
+    records: list[ImageRecord],
+    images: PathOrUrl,
+    policy: str,
+    warnings: list[str],
+    split: str | None,
 ) -> list[ImageRecord]:
     """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip").
 
@@ -96,13 +115,17 @@ def drop_missing(
     if policy == "error":
         setting = f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
         remedy = setting if split else "put each image where docs/data.md shows it"
-        raise DataError(f"{text}; correct the names, {remedy}, or leave them out with data.missing_images=skip.")
+        raise DataError(
+            f"{text}; correct the names, {remedy}, or leave them out with data.missing_images=skip."
+        )
     warnings.append(f"{text}; left out, also of the metrics")
     gone = {record.image_id for record in missing}
     return [record for record in records if record.image_id not in gone]
 
 
-def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem, listed: Collection[str]) -> bool:
+def _is_there(
+    path: Path | RemoteFile | ArchiveMember | DatasetItem, listed: Collection[str]
+) -> bool:
     if isinstance(path, RemoteFile):
         return path.name in listed
     try:
@@ -111,7 +134,9 @@ def _is_there(path: Path | RemoteFile | ArchiveMember | DatasetItem, listed: Col
         return False
 
 
-def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]) -> list[ImageRecord]:
+def fill_sizes(
+    records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]
+) -> list[ImageRecord]:
     """The records with width and height, from the files' headers where the annotations have none."""
     sized: list[ImageRecord] = []
     unreadable: list[str] = []
@@ -126,7 +151,9 @@ def fill_sizes(records: list[ImageRecord], policy: str, max_pixels: int, warning
                 width, height = image_sizes(record.path, max_pixels, content)[0]
             except ImageError as error:
                 if policy == "error":
-                    raise DataError(f"image {record.image_id} has no size in its annotations, and {error}") from error
+                    raise DataError(
+                        f"image {record.image_id} has no size in its annotations, and {error}"
+                    ) from error
                 unreadable.append(record.file_name)
                 continue
             record = replace(record, width=width, height=height)

@@ -49,12 +49,20 @@ class TorchDatasetConfig(DetectionData):
     val: InitVar[Dataset[Any] | None] = None
     categories: InitVar[Sequence[str]]
 
-    def __post_init__(self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]) -> None:
+    def __post_init__(
+        self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]
+    ) -> None:
         check_names(categories)
         if categories[0].strip("_").lower() == "background":
-            raise ConfigError(f"categories[0]={categories[0]!r} is a background, which has no label; leave it out.")
+            raise ConfigError(
+                f"categories[0]={categories[0]!r} is a background, which has no label; leave it out."
+            )
         given, names = {"train": train, "val": val}, tuple(categories)
-        self.datasets = {split: ItemReader(data, split, names) for split, data in given.items() if data is not None}
+        self.datasets = {
+            split: ItemReader(data, split, names)
+            for split, data in given.items()
+            if data is not None
+        }
 
     @property
     def has_corners(self) -> bool:
@@ -64,15 +72,23 @@ class TorchDatasetConfig(DetectionData):
     def read(self, split: str, **options: Any) -> Annotations | None:
         """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
         reader = self.datasets.get(split)
-        return reader.annotations("xyxy" if self.has_corners else "xywh", **options) if reader else None
+        return (
+            reader.annotations("xyxy" if self.has_corners else "xywh", **options)
+            if reader
+            else None
+        )
 
 
 class ItemReader:
     """Images and boxes of a map-style dataset; `names` has one for each label. Raises DataError, naming the item."""
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
-        if isinstance(dataset, type) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise ConfigError(f"{split}={dataset} is not a dataset; give an instance with __getitem__ and __len__.")
+        if isinstance(dataset, type) or not (
+            hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        ):
+            raise ConfigError(
+                f"{split}={dataset} is not a dataset; give an instance with __getitem__ and __len__."
+            )
         self.dataset, self.split, self.names = dataset, split, names
         self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
 
@@ -91,7 +107,13 @@ class ItemReader:
 
         def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
             return [
-                ImageRecord(entry["id"], DatasetItem(self, number), entry["file_name"], entry["width"], entry["height"])
+                ImageRecord(
+                    entry["id"],
+                    DatasetItem(self, number),
+                    entry["file_name"],
+                    entry["width"],
+                    entry["height"],
+                )
                 for number, entry in enumerate(entries)
             ]
 
@@ -104,12 +126,18 @@ class ItemReader:
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
         if not callable(getattr(self.dataset, "annotation", None)):
-            logger.info(f"reading the {pluralize(len(self.dataset), 'item')} of the {self} once, for boxes and sizes")
+            logger.info(
+                f"reading the {pluralize(len(self.dataset), 'item')} of the {self} once, for boxes and sizes"
+            )
         for number in range(len(self.dataset)):
             target, (height, width) = self._target(number)
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
-            images.append({"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height})
-            boxes += [{"image_id": image_id, **entry} for entry in self._boxes(number, target, box_format)]
+            images.append(
+                {"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height}
+            )
+            boxes += [
+                {"image_id": image_id, **entry} for entry in self._boxes(number, target, box_format)
+            ]
         categories = [{"id": label, "name": name} for label, name in enumerate(self.names)]
         return {"images": images, "annotations": boxes, "categories": categories}
 
@@ -124,7 +152,9 @@ class ItemReader:
         try:
             height, width = map(int, target["size"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(f"{self}: annotation({number}) has no size; return size=(height, width) too.") from error
+            raise DataError(
+                f"{self}: annotation({number}) has no size; return size=(height, width) too."
+            ) from error
         return target, (height, width)
 
     def _item(self, number: int) -> tuple[Any, Mapping[str, Any]]:
@@ -133,14 +163,20 @@ class ItemReader:
             return item[0], {"boxes": item[1], "labels": item[2]}
         if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Mapping):
             return item[0], item[1]
-        raise DataError(f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}.")
+        raise DataError(
+            f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}."
+        )
 
-    def _boxes(self, number: int, target: Mapping[str, Any], box_format: str) -> list[dict[str, Any]]:
+    def _boxes(
+        self, number: int, target: Mapping[str, Any], box_format: str
+    ) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
         where = f"{self}[{number}]"
         if missing := [key for key in ("boxes", "labels") if key not in target]:
             raise DataError(f"{where} has no {missing[0]}; return {ITEM}.")
-        form = getattr(getattr(target["boxes"], "format", None), "name", box_format)  # of torchvision's BoundingBoxes
+        form = getattr(
+            getattr(target["boxes"], "format", None), "name", box_format
+        )  # of torchvision's BoundingBoxes
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
         boxes = columns.pop("boxes")
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
@@ -148,19 +184,29 @@ class ItemReader:
         boxes = box_convert(boxes.reshape(-1, 4), form.lower(), "xywh")
         for key, column in columns.items():
             if column.shape != (len(boxes),) and column.numel() + len(boxes):
-                raise DataError(f"{where} has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each.")
+                raise DataError(
+                    f"{where} has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
+                )
         labels = [self._whole(number, "label", label) for label in columns.pop("labels").tolist()]
         if wrong := [label for label in labels if not 0 <= label < len(self.names)]:
             last = len(self.names) - 1
-            raise DataError(f"{where} has label {wrong[0]}, but the last is {last}; add its name, or count from 0.")
-        values = zip(labels, boxes.tolist(), *(column.tolist() for column in columns.values()), strict=True)
-        return [dict(zip(("category_id", "bbox", *columns), entry, strict=True)) for entry in values]
+            raise DataError(
+                f"{where} has label {wrong[0]}, but the last is {last}; add its name, or count from 0."
+            )
+        values = zip(
+            labels, boxes.tolist(), *(column.tolist() for column in columns.values()), strict=True
+        )
+        return [
+            dict(zip(("category_id", "bbox", *columns), entry, strict=True)) for entry in values
+        ]
 
     def _array(self, number: int, key: str, values: Any) -> Tensor:
         try:
             return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor.") from error
+            raise DataError(
+                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor."
+            ) from error
 
     def _whole(self, number: int, key: str, value: Any) -> int:
         try:
@@ -193,5 +239,7 @@ class _ByValue:
         except Exception as error:  # whatever the dataset holds refuses in its own way
             reason = f"{type(error).__name__}: {error}"
             remedy = "open files in __getitem__, or set num_workers=0"
-            raise ConfigError(f"{self.name} cannot be sent to data workers ({reason}); {remedy}.") from error
+            raise ConfigError(
+                f"{self.name} cannot be sent to data workers ({reason}); {remedy}."
+            ) from error
         return pickle.loads, (content,)  # in the worker, of what this process has sent

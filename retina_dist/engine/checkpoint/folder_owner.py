@@ -45,7 +45,12 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
 
     def __init__(self) -> None:
         since = datetime.now().isoformat(" ", "seconds")
-        self.name = {"id": uuid.uuid4().hex, "host": platform.node()[:200], "pid": os.getpid(), "since": since}
+        self.name = {
+            "id": uuid.uuid4().hex,
+            "host": platform.node()[:200],
+            "pid": os.getpid(),
+            "since": since,
+        }
         self.created: list[Path] = []  # folders to remove in the end if they are empty
         self._locks: dict[Path, int] = {}
 
@@ -63,9 +68,13 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         except BlockingIOError as error:
             if not is_restart:
                 holder = describe_owner(read_owner(folder, LOCK))
-                raise ConfigError(f"{key}={folder} is in use by {holder}; wait, or give another folder.") from error
+                raise ConfigError(
+                    f"{key}={folder} is in use by {holder}; wait, or give another folder."
+                ) from error
         except OSError as error:
-            raise ConfigError(f"{key}={folder} cannot be written ({error.strerror}); give another folder.") from error
+            raise ConfigError(
+                f"{key}={folder} cannot be written ({error.strerror}); give another folder."
+            ) from error
 
     def _locked(self, path: Path) -> int:
         """The descriptor of the locked file. Raises BlockingIOError where another process has it."""
@@ -74,11 +83,17 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # of file systems without locks
+                if error.errno not in (
+                    errno.ENOLCK,
+                    errno.ENOSYS,
+                    errno.ENOTSUP,
+                ):  # of file systems without locks
                     os.close(descriptor)
                     raise
             with contextlib.suppress(FileNotFoundError):
-                if os.fstat(descriptor).st_ino == os.stat(path).st_ino:  # not removed by its last holder meanwhile
+                if (
+                    os.fstat(descriptor).st_ino == os.stat(path).st_ino
+                ):  # not removed by its last holder meanwhile
                     os.pwrite(descriptor, json.dumps(self.name).encode().ljust(512), 0)
                     return descriptor
             os.close(descriptor)

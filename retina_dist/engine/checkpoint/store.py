@@ -26,7 +26,14 @@ import torch
 from torch import Tensor
 
 from retina_dist.base.errors import CheckpointError, UserError
-from retina_dist.base.files import PathOrUrl, names_in, parse_path, read_bytes, write_atomically, write_bytes
+from retina_dist.base.files import (
+    PathOrUrl,
+    names_in,
+    parse_path,
+    read_bytes,
+    write_atomically,
+    write_bytes,
+)
 from retina_dist.base.torch_files import SEAL, SEAL_LENGTH, load_torch
 from retina_dist.engine.checkpoint.folder_owner import OWNER, describe_owner, read_owner
 from retina_dist.engine.early_stopping import BestMetric
@@ -64,7 +71,9 @@ class CheckpointStore:
         self.folder, self.owner = parse_path(folder), owner
         self.keep_last, self.save_top_k, self.resumed_at = keep_last, save_top_k, resumed_at
         self.best = best or BestMetric()
-        self._entries: list[dict[str, Any]] | None = None  # what the folder holds, once this store has looked
+        self._entries: list[dict[str, Any]] | None = (
+            None  # what the folder holds, once this store has looked
+        )
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
 
@@ -80,13 +89,17 @@ class CheckpointStore:
             self._check_best(self._entries)
             self._write_manifest(self._entries)
         except (OSError, UserError) as error:
-            raise CheckpointError(f"{self.folder} cannot be written ({error}); give another folder.") from error
+            raise CheckpointError(
+                f"{self.folder} cannot be written ({error}); give another folder."
+            ) from error
 
     def _check_owner(self) -> None:
         """Raise UserError when another process has claimed the folder since this one did."""
         owner = read_owner(self.folder)
         if owner and owner != self.owner:
-            raise UserError(f"{self.folder} was taken over by {describe_owner(owner)}; this run writes no more.")
+            raise UserError(
+                f"{self.folder} was taken over by {describe_owner(owner)}; this run writes no more."
+            )
 
     def _check_best(self, held: list[dict[str, Any]]) -> None:
         best = self.best
@@ -124,7 +137,9 @@ class CheckpointStore:
             self._check_owner()
             self._tidy()
         except (OSError, UserError) as error:
-            raise CheckpointError(f"the checkpoint of step {step} was not saved: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint of step {step} was not saved: {error}"
+            ) from error
 
     def _replace(self, data: bytes, step: int, metric: float | None) -> None:
         """Write the file, then the manifest, then the second names."""
@@ -133,7 +148,9 @@ class CheckpointStore:
         there = set(names_in(self.folder))
         entries = [e for e in self._entries if e["step"] < step and e["file"] in there]
         entries.append({"file": _file_of(step), "step": step, "metric": metric})
-        chosen = {e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]}
+        chosen = {
+            e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]
+        }
         kept = [e for e in entries if e["step"] in chosen]
         self._check_owner()
         write_bytes(self.folder / _file_of(step), data)
@@ -162,7 +179,9 @@ class CheckpointStore:
         files = {e["file"] for e in self._entries or ()}
         for name in names_in(self.folder):
             if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
-                with contextlib.suppress(OSError, UserError):  # a file that cannot be removed does no harm
+                with contextlib.suppress(
+                    OSError, UserError
+                ):  # a file that cannot be removed does no harm
                     (self.folder / name).unlink()
 
     def _held(self) -> list[dict[str, Any]]:
@@ -175,9 +194,15 @@ class CheckpointStore:
         for file in files:
             with contextlib.suppress(CheckpointError):
                 content = load_checkpoint(self.folder / file)
-                metric = content.get("metric") if self.best.same_metric(content.get("best", {})) else None
+                metric = (
+                    content.get("metric")
+                    if self.best.same_metric(content.get("best", {}))
+                    else None
+                )
                 entries[file] = {"file": file, "step": content["step"], "metric": metric}
-        return [e for e in entries.values() if self.resumed_at is None or e["step"] <= self.resumed_at]
+        return [
+            e for e in entries.values() if self.resumed_at is None or e["step"] <= self.resumed_at
+        ]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Entries with a metric, best first; the earlier one wins a tie."""
@@ -190,7 +215,9 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
     try:
         entries = json.loads(read_bytes(folder / MANIFEST))
         for e in entries:
-            if e["file"] != _file_of(e["step"]) or not isinstance(e["metric"], (float, int, type(None))):
+            if e["file"] != _file_of(e["step"]) or not isinstance(
+                e["metric"], (float, int, type(None))
+            ):
                 raise ValueError(f"an entry is {e}")
         return sorted(entries, key=lambda e: int(e["step"]))
     except UserError:
@@ -198,7 +225,9 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, FileNotFoundError) and not _step_files(folder):
             return []
-        raise CheckpointError(f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file.") from error
+        raise CheckpointError(
+            f"{folder / MANIFEST} cannot be read ({error}); name a checkpoint file."
+        ) from error
 
 
 def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | None:
@@ -222,7 +251,9 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
         except CheckpointError as error:
             logger.warning(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
     if names:
-        raise CheckpointError(f"every checkpoint in {folder} is damaged or missing; start a new run with resume=null.")
+        raise CheckpointError(
+            f"every checkpoint in {folder} is damaged or missing; start a new run with resume=null."
+        )
     return None
 
 
@@ -234,9 +265,13 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     source = located(source)
     content: Any = load_torch(source)[0]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise CheckpointError(f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights.")
+        raise CheckpointError(
+            f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights."
+        )
     if content["format"] > FORMAT:
-        raise NewerFormat(f"{source} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist.")
+        raise NewerFormat(
+            f"{source} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist."
+        )
     step, name = content.get("step"), STEP_FILE.fullmatch(source.name)
     if type(step) is not int or (name and int(name[1]) != step):
         raise CheckpointError(f"{source} is damaged: its step is {step!r}; use another checkpoint.")
@@ -250,12 +285,17 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
     """
     source = parse_path(source)
     if isinstance(source, Path):
-        files = [folder / name for folder in (source / "checkpoints", source) for name in (BEST, LAST)]
+        files = [
+            folder / name for folder in (source / "checkpoints", source) for name in (BEST, LAST)
+        ]
         return next((file for file in files if file.is_file()), source)
     if source.name in (LAST, BEST):
         with contextlib.suppress(CheckpointError):
             entries = read_manifest(source.parent)
-            return next((source.parent / e["file"] for e in entries if source.name in e.get("names", ())), source)
+            return next(
+                (source.parent / e["file"] for e in entries if source.name in e.get("names", ())),
+                source,
+            )
     return source
 
 
@@ -288,7 +328,9 @@ def _link(path: Path, alias: Path) -> None:
     """Make `alias` a second name of `path`: a hard link, or a copy where the file system has none."""
 
     def link(temporary: Path) -> None:
-        temporary.unlink(missing_ok=True)  # a killed process with this number left a second name of an older checkpoint
+        temporary.unlink(
+            missing_ok=True
+        )  # a killed process with this number left a second name of an older checkpoint
         try:
             os.link(path, temporary)
         except OSError:

@@ -64,7 +64,10 @@ AROUND = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_masked(kind: str) -> None:
-    host = next((word for word in ("host", "core.windows.net", "amazonaws", "mine", "box") if word in kind), "")
+    host = next(
+        (word for word in ("host", "core.windows.net", "amazonaws", "mine", "box") if word in kind),
+        "",
+    )
     for around in AROUND:
         masked = redacted(around.replace("{}", kind).replace("{{", "{").replace("}}", "}"))
         assert "SECRET" not in masked
@@ -122,7 +125,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
         max_size=64,
         num_workers=0,
     )
-    trainer = TrainerConfig(max_duration="2steps", validate_every="2steps", checkpoint_dir=f"{box}/checkpoints")
+    trainer = TrainerConfig(
+        max_duration="2steps", validate_every="2steps", checkpoint_dir=f"{box}/checkpoints"
+    )
     logging = LoggingConfig(
         mlflow="false",
         mlflow_uri=f"https://me:SECRET@host {next(texts)}",
@@ -131,12 +136,16 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DetectionRunConf
     )
     model = ModelConfig(backbone="resnet18", fpn_channels=16, norm="frozen_bn")
     schedule, optimizer = ScheduleConfig(name="constant"), OptimizerConfig(lr=1e-3)
-    return DetectionRunConfig(data, model, optimizer, schedule, trainer, logging=logging, output_dir="run")
+    return DetectionRunConfig(
+        data, model, optimizer, schedule, trainer, logging=logging, output_dir="run"
+    )
 
 
 def leaks(found: Iterator[tuple[str, bytes]]) -> list[str]:
     return [
-        f"{name}: …{text[max(0, text.find(b'SECRET') - 60) :][:120]!r}" for name, text in found if b"SECRET" in text
+        f"{name}: …{text[max(0, text.find(b'SECRET') - 60) :][:120]!r}"
+        for name, text in found
+        if b"SECRET" in text
     ]
 
 
@@ -157,19 +166,36 @@ def written(checkpoints: str) -> Iterator[tuple[str, bytes]]:
         yield from unpacked(name, (folder / name).read_bytes())
 
 
-def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_its_secrets(
+    planted: DetectionRunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
     from retina_dist.run.assemble import train
 
     checkpoints = str(planted.trainer.checkpoint_dir)
     train(planted)
-    longer = replace(planted, resume="auto", trainer=replace(planted.trainer, max_duration="3steps"))
+    longer = replace(
+        planted, resume="auto", trainer=replace(planted.trainer, max_duration="3steps")
+    )
     train(longer)
     out, err = capfd.readouterr()
-    broken = replace(planted.data, train_annotations=f"{planted.data.train_images}/absent.json?sig=SECRET")
+    broken = replace(
+        planted.data, train_annotations=f"{planted.data.train_images}/absent.json?sig=SECRET"
+    )
     with pytest.raises(DataError) as caught:
-        train(replace(planted, data=broken, output_dir="other", trainer=replace(planted.trainer, checkpoint_dir=None)))
+        train(
+            replace(
+                planted,
+                data=broken,
+                output_dir="other",
+                trainer=replace(planted.trainer, checkpoint_dir=None),
+            )
+        )
     assert "absent.json?sig=***" in str(caught.value)
-    screen = [("stdout", out.encode()), ("stderr", err.encode()), ("error", str(caught.value).encode())]
+    screen = [
+        ("stdout", out.encode()),
+        ("stderr", err.encode()),
+        ("error", str(caught.value).encode()),
+    ]
     found = dict(written(checkpoints))
     assert {"run/config.yaml", "run/result.json", "step_00000003.pt, step_00000003/data.pkl"} <= {
         *found,
@@ -179,11 +205,15 @@ def test_a_run_keeps_its_secrets(planted: DetectionRunConfig, capfd: pytest.Capt
     assert b"mine.blob.core.windows.net" in found["run/config.yaml"]
 
 
-def test_mlflow_gets_no_secret(planted: DetectionRunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_gets_no_secret(
+    planted: DetectionRunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlflow = MagicMock(MlflowException=ValueError)
     mlflow.entities.Param = mlflow.entities.RunTag = lambda key, value: (key, value)
     given = SimpleNamespace(run_id="7", run_name="a", status="RUNNING")
-    mlflow.MlflowClient.return_value.get_run.return_value = SimpleNamespace(info=given, data=SimpleNamespace(params={}))
+    mlflow.MlflowClient.return_value.get_run.return_value = SimpleNamespace(
+        info=given, data=SimpleNamespace(params={})
+    )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setenv("MLFLOW_RUN_ID", "7")
     run = Run(Path("run"), 1, parse_path(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))

@@ -8,8 +8,29 @@ from retina_dist.base.text import escape, is_text, parse_number
 
 
 def test_numbers_of_text_files_are_decimal() -> None:
-    assert [parse_number(text) for text in ("1", " -2.50 ", "+.5", "3.", "1e3", "2E-1")] == [1, -2.5, 0.5, 3, 1000, 0.2]
-    for text in ("", "1_0", "nan", "inf", "infinity", "0x1", "1,5", "1 2", "٣", "１", "1e", ".", "1e1_0"):
+    assert [parse_number(text) for text in ("1", " -2.50 ", "+.5", "3.", "1e3", "2E-1")] == [
+        1,
+        -2.5,
+        0.5,
+        3,
+        1000,
+        0.2,
+    ]
+    for text in (
+        "",
+        "1_0",
+        "nan",
+        "inf",
+        "infinity",
+        "0x1",
+        "1,5",
+        "1 2",
+        "٣",
+        "１",
+        "1e",
+        ".",
+        "1e1_0",
+    ):
         assert math.isnan(parse_number(text)), text
     assert parse_number("1e999") == parse_number("9" * 5000) == math.inf
 

@@ -25,16 +25,26 @@ def test_the_worst_images_and_the_most_confident_errors(tmp_path: Path) -> None:
     result = evaluate_rows(rows_of(logits, losses, labels, torch.arange(4)).numpy(), CLASSES)
     names = [f"{i}.jpg" for i in range(4)]
     analysis, resampled = analyse(result, names, tmp_path)
-    assert [image["file_name"] for image in analysis["worst"]] == ["3.jpg", "2.jpg", "1.jpg", "0.jpg"]
+    assert [image["file_name"] for image in analysis["worst"]] == [
+        "3.jpg",
+        "2.jpg",
+        "1.jpg",
+        "0.jpg",
+    ]
     assert [image["file_name"] for image in analysis["confident"]] == ["3.jpg", "2.jpg"]
     worst = analysis["worst"][0]
     assert (worst["class"], worst["predicted"], worst["misses"]) == ("cat", "fox", 1)
     assert worst["score"] == pytest.approx(float(logits[3].softmax(0)[2]))
-    assert analysis["confusion"] == {"labels": list(CLASSES), "counts": [[1, 0, 1], [1, 1, 0], [0, 0, 0]]}
+    assert analysis["confusion"] == {
+        "labels": list(CLASSES),
+        "counts": [[1, 0, 1], [1, 1, 0], [0, 0, 0]],
+    }
     assert analysis["metrics"]["top1"]["value"] == resampled.values["val/top1"] == 0.5
     assert analysis["classes"]["fox"] == {"value": None, "low": None, "high": None, "objects": 0}
     assert sum(each["count"] for each in analysis["calibration"]["bins"]) == 4
-    assert [row["file_name"] for row in csv.DictReader((tmp_path / "images.csv").open())][0] == "3.jpg"
+    assert [row["file_name"] for row in csv.DictReader((tmp_path / "images.csv").open())][
+        0
+    ] == "3.jpg"
     sample = json.loads(SAMPLE.read_text())
     assert list(analysis) == list(sample)
     assert list(analysis["metrics"]) == list(sample["metrics"])

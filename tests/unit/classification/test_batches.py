@@ -22,11 +22,21 @@ from retina_dist.classification.dataset import (
 from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.classification.settings import ClassificationData
 
-EVERYTHING: dict[str, Any] = {"augment": "randaugment", "erasing": 0.5, "mixup": 0.2, "cutmix": 1.0, "vflip": 0.5}
+EVERYTHING: dict[str, Any] = {
+    "augment": "randaugment",
+    "erasing": 0.5,
+    "mixup": 0.2,
+    "cutmix": 1.0,
+    "vflip": 0.5,
+}
 
 
-def module(root: Path, rank: int = 0, world_size: int = 1, **settings: Any) -> ClassificationDataModule:
-    data = ClassificationData(**{"name": "drawn", "batch_size": 6, "image_size": 16, "num_workers": 0, **settings})
+def module(
+    root: Path, rank: int = 0, world_size: int = 1, **settings: Any
+) -> ClassificationDataModule:
+    data = ClassificationData(
+        **{"name": "drawn", "batch_size": 6, "image_size": 16, "num_workers": 0, **settings}
+    )
     train, val = (read_samples(root, split) for split in ("train", "val"))
     return ClassificationDataModule(data, train=train, val=val, rank=rank, world_size=world_size)
 
@@ -43,7 +53,8 @@ def images_of(batches: list[ImageBatch]) -> dict[int, list[Any]]:
 
 def step_images(root: Path, step: int, world_size: int, **settings: Any) -> dict[int, list[Any]]:
     shares = [
-        next(iter(module(root, r, world_size, **settings).train_steps(step, step + 1))) for r in range(world_size)
+        next(iter(module(root, r, world_size, **settings).train_steps(step, step + 1)))
+        for r in range(world_size)
     ]
     return images_of([batch for share in shares for batch in share])
 
@@ -54,7 +65,9 @@ def test_any_number_of_ranks_draws_the_same(drawn: Path, world_size: int) -> Non
         alone = step_images(drawn, step, 1, **EVERYTHING)
         assert len(alone) == (2 if step == 2 else 6)
         assert step_images(drawn, step, world_size, **EVERYTHING) == alone
-    assert step_images(drawn, 0, 1, **EVERYTHING) != step_images(drawn, 0, 1, **EVERYTHING, shuffle=False)
+    assert step_images(drawn, 0, 1, **EVERYTHING) != step_images(
+        drawn, 0, 1, **EVERYTHING, shuffle=False
+    )
 
 
 def test_partners_come_from_the_whole_set_and_change_with_the_epoch(drawn: Path) -> None:
@@ -71,7 +84,10 @@ def test_partners_come_from_the_whole_set_and_change_with_the_epoch(drawn: Path)
 
 
 def test_mixup_and_cutmix_by_hand() -> None:
-    image, other = torch.full((3, 8, 8), 200, dtype=torch.uint8), torch.full((3, 8, 8), 100, dtype=torch.uint8)
+    image, other = (
+        torch.full((3, 8, 8), 200, dtype=torch.uint8),
+        torch.full((3, 8, 8), 100, dtype=torch.uint8),
+    )
     for seed in range(5):
         torch.manual_seed(seed)
         mixed, share = mix("mixup", 1.0, image, other)
@@ -83,7 +99,9 @@ def test_mixup_and_cutmix_by_hand() -> None:
 
 def test_a_balanced_epoch_has_each_class_as_often(tmp_path: Path) -> None:
     labels = np.array([0] * 20 + [1] * 3 + [2] * 1)
-    samples = Samples(tuple(map(str, range(24))), tuple(map(str, range(24))), labels, ("a", "b", "c"))
+    samples = Samples(
+        tuple(map(str, range(24))), tuple(map(str, range(24))), labels, ("a", "b", "c")
+    )
     dataset = ClassificationDataset(samples, ClassificationData(name="x", balanced=True))
     epochs = [[dataset.drawn(place, epoch).image for place in range(24)] for epoch in (0, 1, 0)]
     assert np.bincount(labels[epochs[0]]).tolist() == [8, 8, 8]
@@ -94,7 +112,9 @@ def test_a_balanced_epoch_has_each_class_as_often(tmp_path: Path) -> None:
     assert [drawn(place, 0).image for place in (0, 1)] == [0, 1]
 
 
-def test_bad_images_are_an_error_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_images_are_an_error_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.new("RGB", (20, 20), (200, 0, 0)).save(tmp_path / "train" / name / "good.png")

@@ -28,11 +28,15 @@ from tests.unit.serving.server import score
 @pytest.fixture(scope="module")
 def checkpoint(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an untrained classifier."""
-    task = ClassificationTask(load_config("train", [*SMALL, f"data.root={drawn}"]), SingleDeviceStrategy("cpu"))
+    task = ClassificationTask(
+        load_config("train", [*SMALL, f"data.root={drawn}"]), SingleDeviceStrategy("cpu")
+    )
     torch.manual_seed(0)
     model = task.build_model()
     path = tmp_path_factory.mktemp("run") / "best.pt"
-    path.write_bytes(sealed({"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)}))
+    path.write_bytes(
+        sealed({"model": model.state_dict(), "ema": None, "step": 1, **task.metadata(model)})
+    )
     return path
 
 
@@ -53,7 +57,9 @@ def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path)
     content["config"]["data"]["root"] = "http://stranger.example/images"
     (tmp_path / "theirs.pt").write_bytes(sealed(content))
     with pytest.raises(ConfigError, match="such a URL is followed only where you give it"):
-        commands.evaluate(load_config("evaluate", [f"checkpoint={tmp_path / 'theirs.pt'}", "device=cpu"]))
+        commands.evaluate(
+            load_config("evaluate", [f"checkpoint={tmp_path / 'theirs.pt'}", "device=cpu"])
+        )
     content["model_arguments"]["architecture"] = "os.system"
     (tmp_path / "theirs.pt").write_bytes(sealed(content))
     with pytest.raises(CheckpointError, match="does not describe a classifier"):
@@ -78,14 +84,17 @@ def test_predict(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     photo = tmp_path / "out" / "000000.jpg"
     before = photo.read_bytes()
     with pytest.raises(
-        ConfigError, match="000000.jpg exists and would be overwritten; give another output_dir, or leave it out"
+        ConfigError,
+        match="000000.jpg exists and would be overwritten; give another output_dir, or leave it out",
     ):
         commands.predict(load_config("predict", [*command, f"input={photo}"]))
     assert photo.read_bytes() == before
 
 
 @pytest.mark.parametrize("ending", ["pt", "pt2", pytest.param("onnx", marks=pytest.mark.long)])
-def test_an_export_is_compared_before_it_has_its_name(checkpoint: Path, tmp_path: Path, ending: str) -> None:
+def test_an_export_is_compared_before_it_has_its_name(
+    checkpoint: Path, tmp_path: Path, ending: str
+) -> None:
     output = tmp_path / f"model.{ending}"
     command = [f"checkpoint={checkpoint}", f"output={output}"]
     if ending == "onnx":
@@ -116,7 +125,9 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     by_what = {(finding.where, finding.what): finding for finding in found.findings}
     assert found.count("error") == 3
     assert by_what["train", "images unreadable"].examples[0].startswith("star/bad.png")
-    assert by_what["val", "images that are in train too"].examples == ("ring/leak.png = circle/000000.png of train",)
+    assert by_what["val", "images that are in train too"].examples == (
+        "ring/leak.png = circle/000000.png of train",
+    )
     assert by_what["train", "no image in train/empty; left out of the classes"].level == "warning"
     assert by_what["labels", "images with different labels"].level == "error"
     assert by_what["train", "images that occur more than once"].level == "warning"
@@ -127,7 +138,9 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
 def test_a_server_answers_with_classes(checkpoint: Path, drawn: Path) -> None:
     image = (drawn / "val" / "circle" / "000000.png").read_bytes()
     found = score(Scorer(TrainedClassifier.from_checkpoint(checkpoint)), "image/png", image)
-    assert [(image["width"], image["height"], len(image["classes"])) for image in found] == [(16, 16, 5)]
+    assert [(image["width"], image["height"], len(image["classes"])) for image in found] == [
+        (16, 16, 5)
+    ]
     scores = [entry["score"] for entry in found[0]["classes"]]
     assert scores == sorted(scores, reverse=True)
     assert {entry["name"] for entry in found[0]["classes"]} < set(CLASSES)

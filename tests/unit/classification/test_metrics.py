@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from retina_dist.base.errors import DataError
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.classification.metrics import BINARY, METRICS, ClassificationEvaluator, evaluate_rows, roc_auc, rows_of
+from retina_dist.classification.metrics import (
+    BINARY,
+    METRICS,
+    ClassificationEvaluator,
+    evaluate_rows,
+    roc_auc,
+    rows_of,
+)
 from retina_dist.classification.samples import Samples
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import Job, ThreadRank
@@ -27,15 +34,28 @@ def rows(*items: tuple[int, int, int, float, float]) -> np.ndarray:
 def test_two_classes_by_hand() -> None:
     """Scores of the second class 0.9 0.4 | 0.6 0.2 0.1: of six pairs, five are in order."""
     found = evaluate_rows(
-        rows((1, 1, 0, 0.1, 0.9), (1, 0, 1, 0.9, 0.4), (0, 1, 1, 0.9, 0.6), (0, 0, 0, 0.2, 0.2), (0, 0, 0, 0.1, 0.1)),
+        rows(
+            (1, 1, 0, 0.1, 0.9),
+            (1, 0, 1, 0.9, 0.4),
+            (0, 1, 1, 0.9, 0.6),
+            (0, 0, 0, 0.2, 0.2),
+            (0, 0, 0, 0.1, 0.1),
+        ),
         ("healthy", "ill"),
     )
     assert found.confusion.tolist() == found.to_dict()["confusion"] == [[2, 1], [1, 1]]
     many = evaluate_rows(found.rows, [str(label) for label in range(2001)])
     assert many.to_dict()["confusion"] is None
-    expected = {"top1": 3 / 5, "top5": 1.0, "balanced_accuracy": (2 / 3 + 1 / 2) / 2, "loss": 2.2 / 5}
+    expected = {
+        "top1": 3 / 5,
+        "top5": 1.0,
+        "balanced_accuracy": (2 / 3 + 1 / 2) / 2,
+        "loss": 2.2 / 5,
+    }
     expected |= {"sensitivity": 1 / 2, "specificity": 2 / 3, "roc_auc": 5 / 6}
-    assert found.metrics == pytest.approx({f"val/{name}": value for name, value in expected.items()})
+    assert found.metrics == pytest.approx(
+        {f"val/{name}": value for name, value in expected.items()}
+    )
     assert tuple(sorted(found.metrics)) == tuple(sorted(METRICS + BINARY))
     assert found.per_class == pytest.approx({"healthy": 2 / 3, "ill": 1 / 2})
 
@@ -46,13 +66,17 @@ def test_roc_auc_is_the_share_of_pairs_in_order() -> None:
         scores, labels = rng.integers(0, 6, 20).astype(float), rng.integers(0, 2, 20)
         above, below = scores[labels == 1, None], scores[None, labels == 0]
         if above.size and below.size:
-            assert roc_auc(scores, labels) == pytest.approx(float(((above > below) + (above == below) / 2).mean()))
+            assert roc_auc(scores, labels) == pytest.approx(
+                float(((above > below) + (above == below) / 2).mean())
+            )
 
 
 def test_large_logit_differences_do_not_tie() -> None:
     """In float64, softmax gives 1.0 for 40 and for 50."""
     logits, labels = torch.tensor([[0.0, 40.0], [0.0, 50.0]]), torch.tensor([0, 1])
-    found = evaluate_rows(rows_of(logits, torch.zeros(2), labels, torch.arange(2)).numpy(), ("a", "b"))
+    found = evaluate_rows(
+        rows_of(logits, torch.zeros(2), labels, torch.arange(2)).numpy(), ("a", "b")
+    )
     assert found.metrics["val/roc_auc"] == 1.0
 
 
@@ -67,15 +91,23 @@ def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
     found = evaluate_rows(rows((label, 1, 0, 0, 0.5), (label, 0, 0, 0, 0.5)), ("a", "b"))
     assert {name for name, value in found.metrics.items() if math.isnan(value)} == undefined
     assert found.metrics["val/balanced_accuracy"] == 0.5
-    assert {name for name, value in found.to_dict().items() if value is None} == {n[4:] for n in undefined}
+    assert {name for name, value in found.to_dict().items() if value is None} == {
+        n[4:] for n in undefined
+    }
     LoggerCollection(LoggerCollection(), CsvLogger(tmp_path / "metrics.csv")).log(found.metrics, 1)
     assert set(read_metrics(tmp_path / "metrics.csv")) == set(METRICS + BINARY) - undefined
 
 
 def test_many_classes_by_hand() -> None:
     """Seven classes, one without an image; places 0, 4, 5 and 6 among the logits."""
-    found = evaluate_rows(rows((0, 0, 0, 1, 0), (0, 1, 4, 2, 0), (1, 0, 5, 3, 0), (2, 3, 6, 4, 0)), tuple("abcdefg"))
-    assert (found.metrics["val/top1"], found.metrics["val/top5"], found.metrics["val/loss"]) == (0.25, 0.5, 2.5)
+    found = evaluate_rows(
+        rows((0, 0, 0, 1, 0), (0, 1, 4, 2, 0), (1, 0, 5, 3, 0), (2, 3, 6, 4, 0)), tuple("abcdefg")
+    )
+    assert (found.metrics["val/top1"], found.metrics["val/top5"], found.metrics["val/loss"]) == (
+        0.25,
+        0.5,
+        2.5,
+    )
     assert found.metrics["val/balanced_accuracy"] == pytest.approx(0.5 / 3)
     assert found.per_class["d"] is None
     assert "val/roc_auc" not in found.metrics
@@ -97,7 +129,10 @@ class Echo(nn.Module):
 def batch(indices: list[int]) -> ImageBatch:
     labels = torch.tensor([i % 3 for i in indices])
     images = torch.zeros(len(indices), 3, 1, 1, dtype=torch.uint8)
-    images[:, 0, 0, 0], images[:, 1, 0, 0] = labels.to(torch.uint8), torch.tensor(indices, dtype=torch.uint8)
+    images[:, 0, 0, 0], images[:, 1, 0, 0] = (
+        labels.to(torch.uint8),
+        torch.tensor(indices, dtype=torch.uint8),
+    )
     return ImageBatch(images, labels, labels, torch.ones(len(indices)), torch.tensor(indices))
 
 
@@ -113,7 +148,9 @@ class Gathering(ThreadRank):
         return torch.cat((self.others, x))
 
 
-def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_on_two_ranks_counts_once_and_an_absent_one_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def evaluator(strategy: SingleDeviceStrategy, *shares: list[int]) -> ClassificationEvaluator:
         return ClassificationEvaluator(VAL, lambda: map(batch, shares), strategy)
 

@@ -24,7 +24,14 @@ def batch(count: int = 4, fillers: int = 0, side: int = 32) -> ImageBatch:
     images = torch.randint(0, 256, (count + fillers, 3, side, side), dtype=torch.uint8)
     labels, others = torch.randint(0, 3, (2, count + fillers))
     real = torch.arange(count + fillers) < count if fillers else None
-    return ImageBatch(images, labels, others, torch.rand(count + fillers), torch.arange(count + fillers), real=real)
+    return ImageBatch(
+        images,
+        labels,
+        others,
+        torch.rand(count + fillers),
+        torch.arange(count + fillers),
+        real=real,
+    )
 
 
 @pytest.mark.parametrize("norm", ["bn", "frozen_bn", "sync_bn"])
@@ -33,7 +40,11 @@ def test_the_model_is_torchvisions(norm: str) -> None:
     expected = resnet18(num_classes=3).eval()
     torch.manual_seed(0)
     model = build_classifier("resnet18", 3, norm=norm).eval()  # type: ignore[arg-type]
-    state = {f"model.{k}": v for k, v in expected.state_dict().items() if norm != "frozen_bn" or "tracked" not in k}
+    state = {
+        f"model.{k}": v
+        for k, v in expected.state_dict().items()
+        if norm != "frozen_bn" or "tracked" not in k
+    }
     assert list(model.state_dict()) == list(state), "a detector's body takes these names"
     images = batch().images
     with torch.no_grad():
@@ -44,7 +55,9 @@ def test_the_model_is_torchvisions(norm: str) -> None:
 
 def test_fillers_are_in_no_loss_gradient_or_statistic() -> None:
     full = batch(fillers=3)
-    real = ImageBatch(*(getattr(full, n)[:4] for n in ("images", "labels", "other_labels", "share", "image_ids")))
+    real = ImageBatch(
+        *(getattr(full, n)[:4] for n in ("images", "labels", "other_labels", "share", "image_ids"))
+    )
     found = []
     for given in (full, real):
         torch.manual_seed(0)
@@ -76,7 +89,11 @@ def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("efficientnet_b0", "classifier.1"), ("squeezenet1_1", "classifier.1"), ("mobilenet_v3_small", "classifier.3")],
+    [
+        ("efficientnet_b0", "classifier.1"),
+        ("squeezenet1_1", "classifier.1"),
+        ("mobilenet_v3_small", "classifier.3"),
+    ],
 )
 def test_other_families(name: str, head: str) -> None:
     """Shapes, and the layer whose weights would name other classes; SqueezeNet's is a convolution."""
@@ -89,21 +106,28 @@ def test_other_families(name: str, head: str) -> None:
 def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Path) -> None:
     source = build_classifier("resnet18", 2)
     torch.save(source.model.state_dict(), tmp_path / "theirs.pth")
-    torch.save({"model": source.state_dict(), "ema": None, "classes": ["a", "b"]}, tmp_path / "ours.pt")
+    torch.save(
+        {"model": source.state_dict(), "ema": None, "classes": ["a", "b"]}, tmp_path / "ours.pt"
+    )
     for name in ("theirs.pth", "ours.pt"):
         model = build_classifier("resnet18", 2)
         report = load_weights(model, str(tmp_path / name), ("a", "b"))
         assert report.missing == report.left_over == report.misfits == ()
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True)
+        )
     for classes, what in ((("a", "b", "c"), "in the file"), (("b", "c"), "of other classes")):
         model = build_classifier("resnet18", len(classes))
         report = load_weights(model, str(tmp_path / "ours.pt"), classes)
         assert sorted(text.split(":")[0] for text in report.misfits) == ["fc.bias", "fc.weight"]
         assert what in str(report)
     with pytest.raises(
-        CheckpointError, match="holds only 0 of the .* tensors of a classifier .*; set model.architecture to its"
+        CheckpointError,
+        match="holds only 0 of the .* tensors of a classifier .*; set model.architecture to its",
     ):
-        load_weights(build_classifier("vit_b_32", 2, image_size=32), str(tmp_path / "ours.pt"), ("a", "b"))
+        load_weights(
+            build_classifier("vit_b_32", 2, image_size=32), str(tmp_path / "ours.pt"), ("a", "b")
+        )
 
 
 @pytest.mark.long

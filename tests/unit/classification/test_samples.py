@@ -44,7 +44,9 @@ def test_hidden_files_and_folders_are_passed_over(drawn: Path, tmp_path: Path) -
     assert (read(tmp_path).names, read(tmp_path).classes) == (read(drawn).names, CLASSES)
 
 
-def test_linked_classes_other_names_and_folders_without_a_split(drawn: Path, tmp_path: Path) -> None:
+def test_linked_classes_other_names_and_folders_without_a_split(
+    drawn: Path, tmp_path: Path
+) -> None:
     for split, name in (("train", "train"), ("val", "valid")):
         (tmp_path / name).mkdir()
         for label in CLASSES:
@@ -60,7 +62,10 @@ def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> No
     train = read(drawn)
     for split in ("train", "val"):
         (tmp_path / split).symlink_to(drawn / split)
-    rows = [f"train/{name},{train.classes[label]}" for name, label in zip(train.names, train.labels, strict=True)]
+    rows = [
+        f"train/{name},{train.classes[label]}"
+        for name, label in zip(train.names, train.labels, strict=True)
+    ]
     (tmp_path / "train.csv").write_text("\n".join(["file,label", *reversed(rows)]))
     found = read(tmp_path)
     assert found.labels.tolist() == train.labels.tolist()
@@ -88,10 +93,15 @@ def test_rows_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
 def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="val has classes that train has not: triangle"):
         read(drawn, "val", classes=CLASSES[:-1])
-    for file in ("train2017/1.jpg", "annotations/instances_train2017.json"):  # COCO's folders are not classes
+    for file in (
+        "train2017/1.jpg",
+        "annotations/instances_train2017.json",
+    ):  # COCO's folders are not classes
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
-    with pytest.raises(DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"):
+    with pytest.raises(
+        DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"
+    ):
         read(tmp_path)
     with pytest.raises(DataError, match="absent does not exist; give data.root=FOLDER with"):
         read(tmp_path / "absent")
@@ -106,7 +116,13 @@ def test_yolo_data_is_sent_to_the_detector(tmp_path: Path) -> None:
 
 def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     train = read(drawn)
-    command = ["task=classification", "data=folders", f"data.root={drawn}", f"output={tmp_path}", "shard_mb=1"]
+    command = [
+        "task=classification",
+        "data=folders",
+        f"data.root={drawn}",
+        f"output={tmp_path}",
+        "shard_mb=1",
+    ]
     commands.write_shards(load_config("shards", command))
     found = read(tmp_path)
     assert (found.names, found.fingerprint()) == (train.names, train.fingerprint())
@@ -114,16 +130,24 @@ def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     assert read(tmp_path, "val", classes=CLASSES).counts().tolist() == [2, 1, 1, 1, 1, 1]
     (tmp_path / "train-00000.tar").write_bytes(b"cut")
     assert read(tmp_path, bad_images="skip").names == train.names
-    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps({"images": [{"id": 0}]}))
+    (tmp_path / "annotations" / "instances_train.json").write_text(
+        json.dumps({"images": [{"id": 0}]})
+    )
     with pytest.raises(DataError, match="has no label for each image"):
         read(tmp_path, bad_images="skip")
 
 
-def test_val_csv_comes_before_valid_csv_on_every_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_val_csv_comes_before_valid_csv_on_every_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, split in (("a", "train"), ("b", "val"), ("c", "valid")):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
         (tmp_path / f"{split}.csv").write_text(f"{name}.png,x\n")
     glob = Path.glob
     for order in (False, True):
-        monkeypatch.setattr(Path, "glob", lambda self, text, order=order: iter(sorted(glob(self, text), reverse=order)))
+        monkeypatch.setattr(
+            Path,
+            "glob",
+            lambda self, text, order=order: iter(sorted(glob(self, text), reverse=order)),
+        )
         assert read(tmp_path, "val").names == ("b.png",)

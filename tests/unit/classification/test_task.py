@@ -25,8 +25,17 @@ from retina_dist.testing.task_contract import task_contract
 from tests.chaos import equal
 
 SMALL = [
-    *("task=classification", "data.drawn={num_train:14,num_val:7,image_size:16,seed:0}", "data.image_size=16"),
-    *("data.val_resize=16", "data.num_workers=0", "data.batch_size=4", "model.architecture=shufflenet_v2_x0_5"),
+    *(
+        "task=classification",
+        "data.drawn={num_train:14,num_val:7,image_size:16,seed:0}",
+        "data.image_size=16",
+    ),
+    *(
+        "data.val_resize=16",
+        "data.num_workers=0",
+        "data.batch_size=4",
+        "model.architecture=shufflenet_v2_x0_5",
+    ),
     *("schedule.warmup=0steps", "trainer.num_threads=1", "logging=quiet"),
 ]
 
@@ -38,7 +47,13 @@ def task(root: Path, *overrides: str) -> ClassificationTask:
 
 
 def test_it_keeps_the_contract(drawn: Path) -> None:
-    mixed = ["data.mixup=0.2", "data.cutmix=1", "model.norm=frozen_bn", "data.image_size=32", "data.val_resize=32"]
+    mixed = [
+        "data.mixup=0.2",
+        "data.cutmix=1",
+        "model.norm=frozen_bn",
+        "data.image_size=32",
+        "data.val_resize=32",
+    ]
     task_contract(ClassificationTask, load_config("train", [*SMALL, f"data.root={drawn}", *mixed]))
 
 
@@ -48,13 +63,18 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     def run(name: str, *overrides: str) -> dict[str, float]:
         overrides = (*overrides, f"output_dir={tmp_path / name}", f"data.root={drawn}")
         return train(
-            load_config("train", [*SMALL, "trainer.max_duration=2epochs", "trainer.ema_decay=0.9", *overrides])
+            load_config(
+                "train",
+                [*SMALL, "trainer.max_duration=2epochs", "trainer.ema_decay=0.9", *overrides],
+            )
         )
 
     metrics = run("whole", "data.mixup=0.2", "logging.plots=true")
     run("half", "data.mixup=0.2", "trainer.stop_after=3steps")
     assert run("half", "data.mixup=0.2", "resume=auto") == metrics
-    one, two = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "half"))
+    one, two = (
+        load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "half")
+    )
     assert equal(one["model"], two["model"])
     assert one["classes"] == list(CLASSES)
     assert task_of_checkpoint(one) == "classification"
@@ -66,11 +86,22 @@ def test_it_trains_resumes_and_leaves_its_files(drawn: Path, tmp_path: Path) -> 
     assert np.array(result["confusion"]).sum() == 7
 
 
-def test_it_trains_on_noise_and_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_on_noise_and_reads_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    noise = ["data=synthetic", "data.synthetic={num_classes: 5, num_images: 8}", "data.image_size=32"]
+    noise = [
+        "data=synthetic",
+        "data.synthetic={num_classes: 5, num_images: 8}",
+        "data.image_size=32",
+    ]
     small = [override for override in SMALL if not override.startswith("data.")]
-    assert train(load_config("train", [*small, *noise, "trainer.max_duration=2steps", "output_dir=run"])) == {}
+    assert (
+        train(
+            load_config("train", [*small, *noise, "trainer.max_duration=2steps", "output_dir=run"])
+        )
+        == {}
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert not Path("run/first_batch.jpg").exists()
     last = load_checkpoint(Path("run/checkpoints/last.pt"))
@@ -87,7 +118,12 @@ def test_the_analysis_is_that_of_the_best_validation_before_a_resume(
         return replace(found, metrics=found.metrics | {"val/top1": next(falling)})
 
     monkeypatch.setattr(metrics, "evaluate_rows", evaluate)
-    overrides = [*SMALL, f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=2epochs"]
+    overrides = [
+        *SMALL,
+        f"data.root={drawn}",
+        f"output_dir={tmp_path}",
+        "trainer.max_duration=2epochs",
+    ]
     train(load_config("train", [*overrides, "logging.plots=true", "trainer.stop_after=1epoch"]))
     before = (tmp_path / "analysis.json").read_text() + " "
     (tmp_path / "analysis.json").write_text(before)
@@ -104,15 +140,27 @@ def test_a_training_outlives_its_report(
         raise RuntimeError("no font")
 
     monkeypatch.setattr(ClassificationTask, "draw_results", draw)
-    overrides = [f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=1step", "logging.plots=true"]
+    overrides = [
+        f"data.root={drawn}",
+        f"output_dir={tmp_path}",
+        "trainer.max_duration=1step",
+        "logging.plots=true",
+    ]
     assert "val/top1" in train(load_config("train", [*SMALL, *overrides]))
-    text = f"no report: RuntimeError: no font; python -m retina_dist.report run={tmp_path} tries again"
+    text = (
+        f"no report: RuntimeError: no font; python -m retina_dist.report run={tmp_path} tries again"
+    )
     assert text in "".join(capsys.readouterr())
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
 
 
 @pytest.mark.parametrize(
-    ("error", "fails"), [(DataError("<one>.jpg is damaged."), False), (DataError("x."), True), (Preempted("y."), False)]
+    ("error", "fails"),
+    [
+        (DataError("<one>.jpg is damaged."), False),
+        (DataError("x."), True),
+        (Preempted("y."), False),
+    ],
 )
 def test_a_run_that_fails_writes_its_report(
     drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: bool
@@ -125,7 +173,12 @@ def test_a_run_that_fails_writes_its_report(
     monkeypatch.setattr(metrics, "evaluate_rows", evaluate)
     if fails:
         monkeypatch.setattr(report, "RunFiles", lambda folder: 1 / 0)
-    overrides = [f"data.root={drawn}", f"output_dir={tmp_path}", "trainer.max_duration=1epoch", "logging.plots=true"]
+    overrides = [
+        f"data.root={drawn}",
+        f"output_dir={tmp_path}",
+        "trainer.max_duration=1epoch",
+        "logging.plots=true",
+    ]
     with pytest.raises(type(error), match=str(error)):
         train(load_config("train", [*SMALL, *overrides]))
     page = tmp_path / "report.html"
@@ -140,9 +193,18 @@ def test_a_run_that_fails_writes_its_report(
     ("override", "message"),
     [
         ("trainer.monitor=val/roc_auc", "is of two classes, and the data has 6"),
-        ("model.architecture=vit_b_16 data.val_image_size=8 data.val_resize=8", "16 and data.val_image_size=8"),
-        ("model.architecture=resnet19", "^model.architecture=resnet19 is not torchvision's; did you mean resnet18"),
-        ("model.architecture=vgg11 model.zero_gamma=true", "zero_gamma=true is for ResNets, not vgg11"),
+        (
+            "model.architecture=vit_b_16 data.val_image_size=8 data.val_resize=8",
+            "16 and data.val_image_size=8",
+        ),
+        (
+            "model.architecture=resnet19",
+            "^model.architecture=resnet19 is not torchvision's; did you mean resnet18",
+        ),
+        (
+            "model.architecture=vgg11 model.zero_gamma=true",
+            "zero_gamma=true is for ResNets, not vgg11",
+        ),
         ("model.architecture=maxvit_t", "does not take images of data.image_size=16"),
     ],
 )
@@ -154,5 +216,7 @@ def test_settings_that_the_data_forbids(drawn: Path, override: str, message: str
 def test_a_checkpoint_of_other_classes_is_refused(drawn: Path) -> None:
     now = task(drawn)
     now.load_checkpoint_state({"classes": list(CLASSES)}, "last.pt")
-    with pytest.raises(CheckpointError, match=r"trained on other classes than data=drawn_classes has \('heart'\)"):
+    with pytest.raises(
+        CheckpointError, match=r"trained on other classes than data=drawn_classes has \('heart'\)"
+    ):
         now.load_checkpoint_state({"classes": [*CLASSES, "heart"]}, "last.pt")

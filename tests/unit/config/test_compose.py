@@ -44,17 +44,23 @@ def main(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> int:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_gives_a_plan(name: str) -> None:
-    plan = build_plan(load_config("train", [f"experiment={name}", "data.root=/data"]), COCO_IMAGES, 8)
+    plan = build_plan(
+        load_config("train", [f"experiment={name}", "data.root=/data"]), COCO_IMAGES, 8
+    )
     assert plan.total_steps > 0
     falls = plan.lr_at(plan.total_steps - 1) < plan.lr_at(plan.schedule.warmup)
     assert falls or isinstance(plan.schedule.decay, Constant)
 
 
 def test_torchvisions_recipe_is_what_it_published() -> None:
-    plan = build_plan(load_config("train", ["experiment=torchvision_v1", "data.root=/data"]), COCO_IMAGES, 8)
+    plan = build_plan(
+        load_config("train", ["experiment=torchvision_v1", "data.root=/data"]), COCO_IMAGES, 8
+    )
     assert (plan.micro_batches, plan.lr, plan.steps_per_epoch) == ((2,), 0.01, 7330)
     assert plan.schedule.decay.milestones == (16 * 7330, 22 * 7330)
-    plan = build_plan(load_config("train", ["experiment=detectron2_3x", "data.root=/data"]), COCO_IMAGES, 8)
+    plan = build_plan(
+        load_config("train", ["experiment=detectron2_3x", "data.root=/data"]), COCO_IMAGES, 8
+    )
     assert (plan.total_steps, plan.schedule.decay.milestones) == (270_000, (210_000, 250_000))
 
 
@@ -67,14 +73,27 @@ def test_fine_tuning_is_as_long_as_the_data_needs(num_images: int, epochs: int) 
     assert (plan.lr, plan.total_steps) == (0.005, epochs * num_images // 8)
     assert f"= {epochs} epochs" in str(plan)
     config = load_config("train", ["experiment=finetune_classifier", "data.root=/data"])
-    assert (config.model.weights, build_plan(config, 640, 1).lr) == ("ResNet50_Weights.IMAGENET1K_V2", 0.01)
+    assert (config.model.weights, build_plan(config, 640, 1).lr) == (
+        "ResNet50_Weights.IMAGENET1K_V2",
+        0.01,
+    )
 
 
 def test_the_recipe_of_mlperf_is_what_it_published() -> None:
     config = load_config("train", ["experiment=mlperf", "data.root=/data"])
     plan = build_plan(config, 1_170_301, 8)
-    assert (plan.micro_batches, plan.lr, plan.steps_per_epoch, plan.schedule.warmup) == ((32,), 1e-4, 4572, 4572)
-    model = (config.model.backbone, config.model.variant, config.model.norm, config.model.trainable_layers)
+    assert (plan.micro_batches, plan.lr, plan.steps_per_epoch, plan.schedule.warmup) == (
+        (32,),
+        1e-4,
+        4572,
+        4572,
+    )
+    model = (
+        config.model.backbone,
+        config.model.variant,
+        config.model.norm,
+        config.model.trainable_layers,
+    )
     assert model == ("resnext50_32x4d", "v1", "frozen_bn", 3)
 
 
@@ -87,7 +106,12 @@ def test_every_group_file_composes(group: str) -> None:
 
 
 def test_values_have_the_types_of_the_schema() -> None:
-    given = ["trainer.gradient_clip=2", "data.min_sizes=[64,96]", "output_dir=7", "optimizer.lr=1e-3"]
+    given = [
+        "trainer.gradient_clip=2",
+        "data.min_sizes=[64,96]",
+        "output_dir=7",
+        "optimizer.lr=1e-3",
+    ]
     config = load_config("train", given)
     assert isinstance(config, DetectionRunConfig)
     assert (config.trainer.gradient_clip, type(config.trainer.gradient_clip)) == (2.0, float)
@@ -103,49 +127,103 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("batch_size=4", "batch_size is not a setting; did you mean data.batch_size?"),
         # what other tools call it
         ("epochs=50", "epochs is not a setting; did you mean trainer.max_duration=50epochs?"),
-        ("trainer.devices=8", "trainer.devices is not a setting; the launcher starts the processes: torchrun"),
+        (
+            "trainer.devices=8",
+            "trainer.devices is not a setting; the launcher starts the processes: torchrun",
+        ),
         ("amp=1", "amp is not a setting; did you mean trainer.precision=bf16?"),
-        ("data.mosaic=1", "data.mosaic is not a setting; see data.hflip, data.photometric and data.scale_jitter"),
-        ("checkpoint=a.pt", "evaluate, predict, serve and export take a checkpoint; train takes resume=RUN"),
+        (
+            "data.mosaic=1",
+            "data.mosaic is not a setting; see data.hflip, data.photometric and data.scale_jitter",
+        ),
+        (
+            "checkpoint=a.pt",
+            "evaluate, predict, serve and export take a checkpoint; train takes resume=RUN",
+        ),
         # of the other task
-        ("data=folders", "data=folders is for task=classification, but the task is detection; give task="),
-        ("task.name=classification", "data=shapes is for task=detection, but the task is classification"),
+        (
+            "data=folders",
+            "data=folders is for task=classification, but the task is detection; give task=",
+        ),
+        (
+            "task.name=classification",
+            "data=shapes is for task=detection, but the task is classification",
+        ),
         # read otherwise than written
-        ("data.batch_size=1_0", "data.batch_size=1_0 is not a plain number; write data.batch_size=10"),
+        (
+            "data.batch_size=1_0",
+            "data.batch_size=1_0 is not a plain number; write data.batch_size=10",
+        ),
         ("output_dir=2026_01", "write output_dir=202601, or \"output_dir='2026_01'\" as text."),
         ("data.root='a\tb'", "data.root='a\\tb' has a control character; leave it out."),
         # no such file
-        ("data=cocoo", "data=cocoo does not exist; did you mean coco? There are auto, bccd, coco, csv, "),
+        (
+            "data=cocoo",
+            "data=cocoo does not exist; did you mean coco? There are auto, bccd, coco, csv, ",
+        ),
         ("data=yolo", "data=yolo is not an entry; give data=auto data.root=FOLDER"),
-        ("model=resnet50", "model=resnet50 does not exist; give model.backbone=resnet50, or task=classification"),
+        (
+            "model=resnet50",
+            "model=resnet50 does not exist; give model.backbone=resnet50, or task=classification",
+        ),
         # no such form
-        ("trainer.max_duration", "trainer.max_duration is not KEY=VALUE; write trainer.max_duration=VALUE."),
+        (
+            "trainer.max_duration",
+            "trainer.max_duration is not KEY=VALUE; write trainer.max_duration=VALUE.",
+        ),
         ("runs/a/best.pt", "runs/a/best.pt is not KEY=VALUE; write resume=runs/a/best.pt."),
         ("trainer.gradient_clip=[1", "trainer.gradient_clip=[1 cannot be read as KEY=VALUE"),
-        ("data.min_sizes=640,800", 'is more than one value; write "data.min_sizes=[640,800]" for a list'),
+        (
+            "data.min_sizes=640,800",
+            'is more than one value; write "data.min_sizes=[640,800]" for a list',
+        ),
         ("data.root=${nope}", "data.root: Interpolation key 'nope' not found."),
         ("~optimizer.lr", "optimizer.lr is not set; give optimizer.lr="),
         # another type
         ("optimizer.lr=abc", "optimizer.lr=abc is not a number; write one in digits."),
-        ("optimizer.lr=[1e-3,1e-2]", "is not a number; write one, or several without brackets with --multirun."),
-        ("data.batch_size=auto", "give one, and trainer.accumulate=auto to fit it into the memory."),
+        (
+            "optimizer.lr=[1e-3,1e-2]",
+            "is not a number; write one, or several without brackets with --multirun.",
+        ),
+        (
+            "data.batch_size=auto",
+            "give one, and trainer.accumulate=auto to fit it into the memory.",
+        ),
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number; write one in digits."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
         ("data.scale_jitter=0.5", "is not a list of numbers; write data.scale_jitter=[0.5]."),
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
-        ("seed=9223372036854775808", "seed=9223372036854775808 is too large; it must be below 2^63."),
-        ("model=runs/x/checkpoints/best.pt", "or, in a training, model.weights=runs/x/checkpoints/best.pt."),
+        (
+            "seed=9223372036854775808",
+            "seed=9223372036854775808 is too large; it must be below 2^63.",
+        ),
+        (
+            "model=runs/x/checkpoints/best.pt",
+            "or, in a training, model.weights=runs/x/checkpoints/best.pt.",
+        ),
         ("optimizer.lr=nan", "optimizer.lr=nan is not a finite number."),
-        ("trainer.precision=bf61", "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?"),
+        (
+            "trainer.precision=bf61",
+            "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?",
+        ),
         ("model.aspect_ratios=[]", "model.aspect_ratios=[] is empty; give at least one value."),
         ("data.name=../x", "data.name=../x cannot name a folder below runs/"),
         ("data.min_sizes=[640,16]", "data.min_sizes=16 is too small; it must be at least 32."),
         ("optimizer.momentum=1", "optimizer.momentum=1.0 is too large; it must be below 1."),
-        ("schedule.milestones=[1epoch]", "schedule.milestones=['1epoch'] has no effect with schedule=cosine"),
+        (
+            "schedule.milestones=[1epoch]",
+            "schedule.milestones=['1epoch'] has no effect with schedule=cosine",
+        ),
         ("model.anchor_sizes=[[8],[]]", "model.anchor_sizes=[[8], []] needs equally many sizes"),
-        ("optimizer.momentum=0.9", "optimizer.momentum=0.9 has no effect with optimizer=adamw; leave it out, or give"),
-        ("trainer.gradient_clip=0", "is too small; it must be above 0; trainer.gradient_clip=null turns it off."),
+        (
+            "optimizer.momentum=0.9",
+            "optimizer.momentum=0.9 has no effect with optimizer=adamw; leave it out, or give",
+        ),
+        (
+            "trainer.gradient_clip=0",
+            "is too small; it must be above 0; trainer.gradient_clip=null turns it off.",
+        ),
     ],
 )
 def test_wrong_settings_are_named(override: str, message: str) -> None:
@@ -156,11 +234,15 @@ def test_wrong_settings_are_named(override: str, message: str) -> None:
 
 
 def test_settings_that_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match=r"nesterov=true needs a momentum; give optimizer\.momentum=0\.9"):
+    with pytest.raises(
+        ConfigError, match=r"nesterov=true needs a momentum; give optimizer\.momentum=0\.9"
+    ):
         load_config("train", ["optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"])
     with pytest.raises(ConfigError, match="output_dir=ok is data.root; give another folder."):
         load_config("train", ["data.root=ok", "output_dir=ok"])
-    with pytest.raises(ConfigError, match="trainer.compile=true cannot trace model.activation_checkpointing=true"):
+    with pytest.raises(
+        ConfigError, match="trainer.compile=true cannot trace model.activation_checkpointing=true"
+    ):
         load_config("train", ["trainer.compile=true", "model.activation_checkpointing=true"])
 
 
@@ -168,15 +250,35 @@ def test_settings_that_exclude_each_other() -> None:
     ("name", "overrides", "message"),
     [
         ("predict", ["input=a"], "checkpoint is not set"),
-        ("predict", ["model=runs/x"], "model is the kind of network; write checkpoint=runs/x or, in a training, "),
+        (
+            "predict",
+            ["model=runs/x"],
+            "model is the kind of network; write checkpoint=runs/x or, in a training, ",
+        ),
         ("predict", ["input=a", "device"], "device is not KEY=VALUE; write device=VALUE."),
-        ("train", ["data.root", "=", "ok"], "data.root is not KEY=VALUE; leave out the spaces around ="),
+        (
+            "train",
+            ["data.root", "=", "ok"],
+            "data.root is not KEY=VALUE; leave out the spaces around =",
+        ),
         ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
         ("trian", [], "there is no command trian; did you mean train?"),
-        ("train", ["data=auto", "data.root=/shapes", "data.shapes.seed=1"], "is read with data=parity or data=shapes"),
-        ("benchmark_step", ["paths=[fp32,fp64]"], "paths=fp64 is not one of torchvision, torchvision-tf32, "),
+        (
+            "train",
+            ["data=auto", "data.root=/shapes", "data.shapes.seed=1"],
+            "is read with data=parity or data=shapes",
+        ),
+        (
+            "benchmark_step",
+            ["paths=[fp32,fp64]"],
+            "paths=fp64 is not one of torchvision, torchvision-tf32, ",
+        ),
         ("export", ["format=onnx"], "format is not a setting; did you mean output=model.onnx?"),
-        ("train", ["task=classification", "model.num_classes=3"], "is not a setting; the data decides; leave it out."),
+        (
+            "train",
+            ["task=classification", "model.num_classes=3"],
+            "is not a setting; the data decides; leave it out.",
+        ),
     ],
 )
 def test_wrong_lists_of_overrides_are_named(name: str, overrides: list[str], message: str) -> None:
@@ -199,15 +301,31 @@ def test_a_root_alone_is_read_in_its_own_format(
 
     assert chosen("data.root=mine") == chosen("data.root='mine'", "seed=1") == "mine"
     assert chosen("data.root=absent") == "absent"
-    assert chosen("data.root=mine", "task=classification") == chosen("data.root=mine", "resume=auto") == "mine"
-    assert chosen() == chosen("data.root=drawn") == chosen("data.root=absent", "data.shapes.seed=1") == "shapes"
-    assert [chosen("data.root=mine", own) for own in ("data=coco", "experiment=bccd")] == ["coco", "bccd"]
-    assert chosen("data=synthetic", "data.synthetic.num_images=9") == "synthetic", "all that the entry has is given"
+    assert (
+        chosen("data.root=mine", "task=classification")
+        == chosen("data.root=mine", "resume=auto")
+        == "mine"
+    )
+    assert (
+        chosen()
+        == chosen("data.root=drawn")
+        == chosen("data.root=absent", "data.shapes.seed=1")
+        == "shapes"
+    )
+    assert [chosen("data.root=mine", own) for own in ("data=coco", "experiment=bccd")] == [
+        "coco",
+        "bccd",
+    ]
+    assert chosen("data=synthetic", "data.synthetic.num_images=9") == "synthetic", (
+        "all that the entry has is given"
+    )
     assert main(monkeypatch, "train", "data.root=mine", "dry_run=true") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "data.root is read by data=auto"
     assert any(line.endswith("COCO json, as recognised") for line in lines)
-    result = run_command("retina_dist.train", "data.root=mine", "seed=1,2", "dry_run=true", "-m", cwd=tmp_path)
+    result = run_command(
+        "retina_dist.train", "data.root=mine", "seed=1,2", "dry_run=true", "-m", cwd=tmp_path
+    )
     assert result.stdout.count("data: mine") == 2
     assert main(monkeypatch, "train", "--cfg", "job", "data.root=mine") == 0
     shown = capsys.readouterr().out
@@ -219,15 +337,22 @@ def test_a_root_alone_is_read_in_its_own_format(
 def test_a_run_resumes_with_data_of_its_own_task(tmp_path: Path) -> None:
     rest = "optimizer: {lr: 0.1}\ntrainer: {max_duration: 1epoch}\n"
     (tmp_path / "config.yaml").write_text(f"task: {{name: classification}}\n{rest}")
-    with pytest.raises(ConfigError, match="data=coco is for task=detection, but the task is classification"):
+    with pytest.raises(
+        ConfigError, match="data=coco is for task=detection, but the task is classification"
+    ):
         load_config("train", [f"resume={tmp_path}", "data=coco"])
-    with pytest.raises(ConfigError, match="is a run of task=classification; leave task=detection out, or start"):
+    with pytest.raises(
+        ConfigError, match="is a run of task=classification; leave task=detection out, or start"
+    ):
         load_config("train", [f"resume={tmp_path}", "task=detection"])
 
 
 OWN_FILES = {
     "good": ("data: {batch_size: 3}", None),
-    "type": ("data: {min_sizes: 8}", "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8]."),
+    "type": (
+        "data: {min_sizes: 8}",
+        "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8].",
+    ),
     "form": ("data: [", "is not YAML"),
     "group": ("defaults: [override /data: nope]", "data=nope does not exist"),
 }
@@ -282,32 +407,54 @@ def test_hydras_own_options(
     monkeypatch.chdir(tmp_path)
     own_data = ("--config-dir", str(tmp_path), "data=mine")
     assert main(monkeypatch, "train", *own_data, "--cfg", "job", "-p", "data") == 0
-    assert {"name: mine", "val_batch_size: 8"} <= set(capsys.readouterr().out.splitlines()), "the schema's defaults too"
+    assert {"name: mine", "val_batch_size: 8"} <= set(capsys.readouterr().out.splitlines()), (
+        "the schema's defaults too"
+    )
     assert main(monkeypatch, "train", *own_data, "-m", "seed=1,2", "--help") == 0
     assert "data.name                      str = mine" in capsys.readouterr().out
     (tmp_path / "config.yaml").write_text("defaults: [train, override /data: synthetic, _self_]\n")
     line = (".", "--config-name", "config", "data.name=my.", "dry_run=true")
-    assert "data: my." in run_command("retina_dist.train", "-m", "--config-dir", *line, "seed=1,2", cwd=tmp_path).stdout
+    assert (
+        "data: my."
+        in run_command(
+            "retina_dist.train", "-m", "--config-dir", *line, "seed=1,2", cwd=tmp_path
+        ).stdout
+    )
     own = "dry_run: false\noptimizer: {lr: 1}\ntrainer: {max_duration: 1step}\ndata: {name: a, synthetic: {}}\n"
     (tmp_path / "config.yaml").write_text(own)
-    assert "data: my." in run_command("retina_dist.train", "--config-path", *line, cwd=tmp_path).stdout
+    assert (
+        "data: my." in run_command("retina_dist.train", "--config-path", *line, cwd=tmp_path).stdout
+    )
     assert main(monkeypatch, "convert", "--cfg", "job") == 0
     assert "output: ???" in capsys.readouterr().out
-    assert "train_schema" in run_command("retina_dist.train", "--info", "defaults", cwd=tmp_path).stdout
+    assert (
+        "train_schema"
+        in run_command("retina_dist.train", "--info", "defaults", cwd=tmp_path).stdout
+    )
 
 
 @pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - MODULES.keys()), "benchmark_step"])
 def test_help_is_a_page_for_people(command: str) -> None:
     schema = schema_of(command)
-    module = importlib.import_module(schema.__module__ if command == "benchmark_step" else f"retina_dist.{command}")
+    module = importlib.import_module(
+        schema.__module__ if command == "benchmark_step" else f"retina_dist.{command}"
+    )
     page = help_page(command, schema, module.__doc__ or "", CONF, {})
     assert not re.search("ydra.main|powered by", page)
-    assert all(f"  {key} " in page for key in settings_by_key(schema) if "." not in key and key not in SECTIONS)
-    assert ("model=" in page) == ("optimizer=" in page), "the groups that the command takes, and no other"
+    assert all(
+        f"  {key} " in page
+        for key in settings_by_key(schema)
+        if "." not in key and key not in SECTIONS
+    )
+    assert ("model=" in page) == ("optimizer=" in page), (
+        "the groups that the command takes, and no other"
+    )
     assert max(map(len, page.splitlines())) <= 132
 
 
-@pytest.mark.parametrize(("override", "lr"), [("optimizer=adamw", "0.001"), ("optimizer.lr=3", "3.0")])
+@pytest.mark.parametrize(
+    ("override", "lr"), [("optimizer=adamw", "0.001"), ("optimizer.lr=3", "3.0")]
+)
 def test_help_has_the_values_that_a_command_line_leads_to(
     override: str, lr: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -319,7 +466,9 @@ def test_help_has_the_values_that_a_command_line_leads_to(
     assert re.search(r"api_key +str or null = \*\*\*:", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("task", "other"), [("detection", "classification"), ("classification", "detection")])
+@pytest.mark.parametrize(
+    ("task", "other"), [("detection", "classification"), ("classification", "detection")]
+)
 def test_a_training_imports_what_it_needs(task: str, other: str, tmp_path: Path) -> None:
     code = f"""import sys
 from pathlib import Path
@@ -331,7 +480,9 @@ print(sorted(name.split(".")[1] for name in files if "." in name))
 print(sum(len(Path(file).read_text().splitlines()) for file in files.values() if file))"""
     environment = {**os.environ, "PYTHONPATH": str(CONF.parent), "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-c", code]
-    printed = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     *_, rooms, lines = printed.splitlines()
     assert not {"benchmark", "serving", "preflight", "doctor", other} & set(ast.literal_eval(rooms))
     assert int(lines) <= 13_000

@@ -45,7 +45,14 @@ ZERO = {
     "strategy.fusion_mb": "Horovod sends each gradient alone",
 }
 # Whole numbers that may be of any size, because nothing is made of that size.
-ANY_SIZE = ("seed", "data.shapes.seed", "data.max_pixels", "trainer.log_every", "trainer.patience", "trainer.keep_last")
+ANY_SIZE = (
+    "seed",
+    "data.shapes.seed",
+    "data.max_pixels",
+    "trainer.log_every",
+    "trainer.patience",
+    "trainer.keep_last",
+)
 ANY_SIZE += ("trainer.save_top_k", "trainer.max_nonfinite_steps", "strategy.commit_every")
 
 
@@ -65,7 +72,10 @@ def keys(section: Any, kind: str, prefix: str = "") -> Iterator[str]:
 
 
 def refuses(
-    config: DetectionRunConfig, key: str, value: object, check: Callable[[DetectionRunConfig], object] = validate
+    config: DetectionRunConfig,
+    key: str,
+    value: object,
+    check: Callable[[DetectionRunConfig], object] = validate,
 ) -> bool:
     changed = copy.deepcopy(config)
     *path, name = key.split(".")
@@ -83,7 +93,10 @@ def refuses(
 @pytest.mark.parametrize("value", [-1, math.inf, -math.inf, math.nan, 2**62, 1e300])
 def test_numbers_far_off_are_refused(config: DetectionRunConfig, value: float) -> None:
     for key in keys(config, "int float"):
-        if value != 2**62 or key not in (*ANY_SIZE, "optimizer.lr"):  # tests of divergence train with 1e30
+        if value != 2**62 or key not in (
+            *ANY_SIZE,
+            "optimizer.lr",
+        ):  # tests of divergence train with 1e30
             assert refuses(config, key, value) or (value == 1e300 and key in ANY_SIZE), key
 
 
@@ -91,17 +104,43 @@ def test_zero_is_refused_where_it_means_nothing(config: DetectionRunConfig) -> N
     assert {key for key in keys(config, "int float") if not refuses(config, key, 0)} == set(ZERO)
 
 
-FREE = ("name", "root", "annotations", "images", "classes", "weights", "topo_file", "ifname", "_dir", "_uri")
-FREE += ("_parent", "experiment", "_events", "resume", "launcher", "backbone", "device", "gpu")  # tried when used
+FREE = (
+    "name",
+    "root",
+    "annotations",
+    "images",
+    "classes",
+    "weights",
+    "topo_file",
+    "ifname",
+    "_dir",
+    "_uri",
+)
+FREE += (
+    "_parent",
+    "experiment",
+    "_events",
+    "resume",
+    "launcher",
+    "backbone",
+    "device",
+    "gpu",
+)  # tried when used
 
 
-def test_a_text_without_meaning_is_refused_before_the_first_step(config: DetectionRunConfig) -> None:
+def test_a_text_without_meaning_is_refused_before_the_first_step(
+    config: DetectionRunConfig,
+) -> None:
     def before_the_first_step(changed: DetectionRunConfig) -> None:
         validate(changed)
         best_metric(changed, validates=True)
         build_plan(changed, 800, 1)
 
-    texts = [key for key in keys(config, "str") if not key.endswith(FREE) or key in ("optimizer.name", "strategy.name")]
+    texts = [
+        key
+        for key in keys(config, "str")
+        if not key.endswith(FREE) or key in ("optimizer.name", "strategy.name")
+    ]
     assert "trainer.checkpoint_every" in texts
     for key in texts:
         assert refuses(config, key, "banana", before_the_first_step), key

@@ -16,7 +16,13 @@ from PIL import Image, ImageOps
 
 from retina_dist.base.errors import DataError, ImageError
 from retina_dist.data.file_checks import check_image
-from retina_dist.data.images import MAX_PIXELS, decode_image, has_more_scans, image_sizes, read_image
+from retina_dist.data.images import (
+    MAX_PIXELS,
+    decode_image,
+    has_more_scans,
+    image_sizes,
+    read_image,
+)
 from retina_dist.task.predictor import predict_files
 
 ORIENTATION = 0x0112
@@ -44,7 +50,10 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
         assert np.array_equal(read_image(path, annotated).permute(1, 2, 0), upright)
     if orientation >= 5 and kind != "tiff":
         assert np.array_equal(read_image(path, size[::-1]).permute(1, 2, 0), as_stored)
-    with pytest.raises(ImageError, match=rf"a.{kind} is {size[0]} x {size[1]} pixels, but its annotation says 4 x 4"):
+    with pytest.raises(
+        ImageError,
+        match=rf"a.{kind} is {size[0]} x {size[1]} pixels, but its annotation says 4 x 4",
+    ):
         read_image(path, (4, 4))
 
 
@@ -56,7 +65,11 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
         ("palette.png", Image.new("RGB", (1, 1), (1, 2, 3)).quantize(2), [1, 2, 3]),
         ("cmyk.jpg", Image.new("CMYK", (1, 1), (0, 0, 0, 255)), [0, 0, 0]),
         ("first_frame.gif", FRAMES[0], [200, 0, 0]),
-        ("nearly_16.png", Image.fromarray(np.array([[255 * 256]], dtype=np.uint16)), [254, 254, 254]),
+        (
+            "nearly_16.png",
+            Image.fromarray(np.array([[255 * 256]], dtype=np.uint16)),
+            [254, 254, 254],
+        ),
     ],
 )
 def test_modes(tmp_path: Path, name: str, image: Image.Image, expected: list[int]):
@@ -111,12 +124,18 @@ def test_limit_on_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Image.new("L", (3, 2)).save(path)
     assert read_image(path, max_pixels=6).shape == (3, 2, 3)
     for function in (read_image, image_sizes):
-        with pytest.raises(ImageError, match=r"a.png has 3 x 2 pixels, more than max_pixels=5; raise it, .*skip"):
+        with pytest.raises(
+            ImageError, match=r"a.png has 3 x 2 pixels, more than max_pixels=5; raise it, .*skip"
+        ):
             function(path, max_pixels=5)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)  # Pillow refuses from twice this
     with pytest.raises(ImageError, match=r"a.png has 6 pixels, more than max_pixels=4; raise it"):
         read_image(path, max_pixels=4)
-    assert read_image(path, max_pixels=6).shape == (3, 2, 3)  # the limit that is set is the one that holds
+    assert read_image(path, max_pixels=6).shape == (
+        3,
+        2,
+        3,
+    )  # the limit that is set is the one that holds
 
 
 def claiming(path: Path, width: int, height: int) -> Path:
@@ -131,13 +150,19 @@ def claiming(path: Path, width: int, height: int) -> Path:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("sides", "size"),
-    [((13378, 13378), "13378 x 13378|178970884"), ((60_000, 60_000), "3600000000"), ((2**31 - 1,) * 2, "46116860141")],
+    [
+        ((13378, 13378), "13378 x 13378|178970884"),
+        ((60_000, 60_000), "3600000000"),
+        ((2**31 - 1,) * 2, "46116860141"),
+    ],
 )
 def test_a_bomb_is_refused_by_what_it_claims(tmp_path: Path, sides: tuple[int, int], size: str):
     path = claiming(tmp_path / "a.png", *sides)
     for function in (read_image, image_sizes):
         tracemalloc.start()
-        with pytest.raises(ImageError, match=f"a.png has ({size}).* pixels, more than max_pixels=178956970; raise"):
+        with pytest.raises(
+            ImageError, match=f"a.png has ({size}).* pixels, more than max_pixels=178956970; raise"
+        ):
             function(path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()
@@ -147,13 +172,19 @@ def test_a_program_is_refused(tmp_path: Path):
     """Pillow would have Ghostscript run it."""
     Image.new("RGB", (3, 2)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.jpg")
-    with pytest.raises(ImageError, match=r"a.jpg is not a readable image \(an EPS, a program to be run\)"):
+    with pytest.raises(
+        ImageError, match=r"a.jpg is not a readable image \(an EPS, a program to be run\)"
+    ):
         read_image(tmp_path / "a.jpg")
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # from the reference, exif_transpose
 def test_odd_images_agree_with_pillow(real_data: Path):
-    paths = [p for p in sorted((real_data / "odd-images").iterdir()) if p.suffix in (".jpg", ".png", ".gif")]
+    paths = [
+        p
+        for p in sorted((real_data / "odd-images").iterdir())
+        if p.suffix in (".jpg", ".png", ".gif")
+    ]
     sound = [path for path in paths if "truncated" not in path.name]
     assert len(sound) == 23
     assert len(paths) == 24
@@ -166,9 +197,15 @@ def test_odd_images_agree_with_pillow(real_data: Path):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("options", [{}, {"quality": 50, "subsampling": 0}, {"progressive": True}, {"subsampling": 1}])
-def test_jpeg_has_pillows_bits_whoever_decodes_it(tmp_path: Path, mode: str, options: dict, monkeypatch):
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 67, 3), dtype=np.uint8)).resize((201, 135))
+@pytest.mark.parametrize(
+    "options", [{}, {"quality": 50, "subsampling": 0}, {"progressive": True}, {"subsampling": 1}]
+)
+def test_jpeg_has_pillows_bits_whoever_decodes_it(
+    tmp_path: Path, mode: str, options: dict, monkeypatch
+):
+    noise = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (45, 67, 3), dtype=np.uint8)
+    ).resize((201, 135))
     noise.convert(mode).save(tmp_path / "a.jpg", **options)
     found = read_image(tmp_path / "a.jpg")
     with Image.open(tmp_path / "a.jpg") as image:
@@ -216,7 +253,8 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path: Path):
     (tmp_path / "a.jpg").write_bytes(with_scans(33_000))  # 400 kB that a decoder takes 20 s for
     for options in ({}, {"content": (tmp_path / "a.jpg").read_bytes()}):
         with pytest.raises(
-            ImageError, match=r"a.jpg cannot be decoded \(it has more than 100 scans, .*bad_images=skip"
+            ImageError,
+            match=r"a.jpg cannot be decoded \(it has more than 100 scans, .*bad_images=skip",
         ):
             read_image(tmp_path / "a.jpg", **options)
     with pytest.raises(ImageError, match="more than 100 scans"):
@@ -234,16 +272,24 @@ def test_scans_are_counted_as_libjpeg_reads_them():
     content = with_scans(12, side=16)
     assert has_more_scans(content, 11)
     assert not has_more_scans(content, 12)
-    inside = b"\xff\xe1" + (4002).to_bytes(2, "big") + b"\xff\xda" * 2000  # a segment, as of a thumbnail
+    inside = (
+        b"\xff\xe1" + (4002).to_bytes(2, "big") + b"\xff\xda" * 2000
+    )  # a segment, as of a thumbnail
     assert not has_more_scans(content[:2] + inside + content[2:], 12)
     assert not has_more_scans(content + b"\xff\xda" * 2000, 12)  # a film after the image
-    assert has_more_scans(content[:-2] + b"\xff\xda\x00\x00" * 2000 + content[-2:], 100)  # no length hides one
+    assert has_more_scans(
+        content[:-2] + b"\xff\xda\x00\x00" * 2000 + content[-2:], 100
+    )  # no length hides one
     hidden = b"\xff\x02\x0f\xff" + b"\xff\xda\x00\x02" * 2000  # nor does a marker
     assert has_more_scans(content[:-2] + hidden + content[-2:], 100)
 
 
-def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [tmp_path / name for name in ("x/a.png", "x/a_3.png", "x/bad.png", "y/a.png", "y/bad.png")]
+def test_each_readable_image_has_a_name_that_no_other_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        tmp_path / name for name in ("x/a.png", "x/a_3.png", "x/bad.png", "y/a.png", "y/bad.png")
+    ]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         Image.new("RGB", (4, 3)).save(file)
@@ -255,10 +301,19 @@ def test_each_readable_image_has_a_name_that_no_other_has(tmp_path: Path, capsys
         settings = {"input": f"{tmp_path}/{pattern}", "output_dir": str(tmp_path / folder)}
         return predict_files(SimpleNamespace(**settings, device="cpu", max_pixels=100), *how)[1]  # type: ignore[arg-type]
 
-    assert predict("*/*.png", "out") == {number: (files[number], (3, 3, 4)) for number in (0, 1, 3, 4)}
-    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == ["a", "a_3", "a_3_3", "bad_4"]
+    assert predict("*/*.png", "out") == {
+        number: (files[number], (3, 3, 4)) for number in (0, 1, 3, 4)
+    }
+    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == [
+        "a",
+        "a_3",
+        "a_3_3",
+        "bad_4",
+    ]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ")
     assert line.endswith("; left out")
-    with pytest.raises(DataError, match=r"none of the 1 files of input=.*/x/b\*.png is a readable image"):
+    with pytest.raises(
+        DataError, match=r"none of the 1 files of input=.*/x/b\*.png is a readable image"
+    ):
         predict("x/b*.png", "none")

@@ -55,18 +55,31 @@ FACTORS = st.sampled_from([1.0, 1.0, 1.25, 1.5, 2.0, 3.75, 1.1])
     epoch=st.integers(0, 3),
     data=st.data(),
 )
-def test_a_job_of_any_size_sees_the_images_of_an_epoch(sizes, batch_size, accumulate, shuffle, epoch, data):
+def test_a_job_of_any_size_sees_the_images_of_an_epoch(
+    sizes, batch_size, accumulate, shuffle, epoch, data
+):
     """Each image once, or as often as its repeats say."""
     buckets = buckets_of(sizes)
     times = st.lists(FACTORS, min_size=len(sizes), max_size=len(sizes)).map(np.array)
     repeats = data.draw(st.none() | times)
-    drawn = range(len(sizes)) if repeats is None else draw_repeats(repeats, derived_seed(5, "repeats", epoch)).tolist()
-    kwargs = {"batch_size": batch_size, "accumulate": accumulate, "shuffle": shuffle, "seed": 5, "repeats": repeats}
+    drawn = (
+        range(len(sizes))
+        if repeats is None
+        else draw_repeats(repeats, derived_seed(5, "repeats", epoch)).tolist()
+    )
+    kwargs = {
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "shuffle": shuffle,
+        "seed": 5,
+        "repeats": repeats,
+    }
     steps = -(-len(drawn) // batch_size)
     reference: dict[int, set[int]] = {}
     for world_size in WORLD_SIZES:
         samplers = [
-            TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **kwargs) for rank in range(world_size)
+            TrainSampler(buckets=buckets, rank=rank, world_size=world_size, **kwargs)
+            for rank in range(world_size)
         ]
         assert samplers[0].steps_per_epoch == steps
         assert samplers[0].position(steps) == (1, 0)
@@ -74,8 +87,13 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(sizes, batch_size, accumu
         for step in range(epoch * steps, (epoch + 1) * steps):
             ranks = [sampler.step(step) for sampler in samplers]
             assert {len(specs) for specs in ranks} == {samplers[0].num_micro_batches(step)}
-            assert len({(spec.canvas, spec.min_size, spec.epoch) for specs in ranks for spec in specs}) == 1
-            assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(world_size)
+            assert (
+                len({(spec.canvas, spec.min_size, spec.epoch) for specs in ranks for spec in specs})
+                == 1
+            )
+            assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(
+                world_size
+            )
             images = images_of(ranks)
             seen.update(images)
             # the same images in the same step at every world size, all steps full but the last
@@ -84,7 +102,9 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(sizes, batch_size, accumu
             assert len(images) == (len(drawn) - (steps - 1) * batch_size if last else batch_size)
             spec = ranks[0][0]
             own = [buckets.canvas([i % len(sizes)], spec.min_size) for i in images]
-            assert all(spec.canvas[0] >= height and spec.canvas[1] >= width for height, width in own)
+            assert all(
+                spec.canvas[0] >= height and spec.canvas[1] >= width for height, width in own
+            )
         assert seen == Counter(drawn)
 
 
@@ -101,12 +121,17 @@ def test_a_step_is_the_same_on_any_number_of_ranks(sizes, batch_size, accumulate
     together = []
     for world_size in (*WORLD_SIZES, 7):
         ranks = job(step, world_size, buckets, batch_size=batch_size, accumulate=accumulate)
-        of_rank = [sum(s.weight * losses[list(s.indices)].mean() for s in specs if s.indices) for specs in ranks]
+        of_rank = [
+            sum(s.weight * losses[list(s.indices)].mean() for s in specs if s.indices)
+            for specs in ranks
+        ]
         assert np.mean(of_rank) == pytest.approx(losses[images_of(ranks)].mean(), abs=1e-12)
         lengths = [len(spec.indices) for specs in ranks for spec in specs]
         assert max(lengths) - min(lengths) <= 1
         assert all((spec.weight > 0) == bool(spec.indices) for specs in ranks for spec in specs)
-        together.append([[i for spec in specs for i in spec.indices] for specs in zip(*ranks, strict=True)])
+        together.append(
+            [[i for spec in specs for i in spec.indices] for specs in zip(*ranks, strict=True)]
+        )
         found = {spec.size for specs in ranks for spec in specs}
         assert found == {-(-min(batch_size, len(sizes)) // (world_size * accumulate))}
         assert all(len(spec.indices) <= spec.size for specs in ranks for spec in specs)
@@ -116,19 +141,29 @@ def test_a_step_is_the_same_on_any_number_of_ranks(sizes, batch_size, accumulate
 def test_slots_by_hand():
     buckets = buckets_of([(10, 10)] * 7)
     ranks = job(0, 2, buckets, batch_size=7, accumulate=2, shuffle=False)
-    assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4, 5)], [(2, 3), (6,)]]
+    assert [[spec.indices for spec in specs] for specs in ranks] == [
+        [(0, 1), (4, 5)],
+        [(2, 3), (6,)],
+    ]
     assert [[spec.weight for spec in specs] for specs in ranks] == [[4 / 7, 4 / 7], [4 / 7, 2 / 7]]
-    ranks = job(0, 3, buckets, batch_size=7, accumulate=2, shuffle=False)  # groups of 4 and 3 images
-    assert [[spec.indices for spec in specs] for specs in ranks] == [[(0, 1), (4,)], [(2,), (5,)], [(3,), (6,)]]
+    ranks = job(
+        0, 3, buckets, batch_size=7, accumulate=2, shuffle=False
+    )  # groups of 4 and 3 images
+    assert [[spec.indices for spec in specs] for specs in ranks] == [
+        [(0, 1), (4,)],
+        [(2,), (5,)],
+        [(3,), (6,)],
+    ]
 
 
 def test_left_over_images_fill_as_few_micro_batches_as_hold_them():
     """Batch norms would see them one by one in as many micro-batches as a full step has."""
     groups = job(1, 1, buckets_of([(10, 10)] * 21), batch_size=16, accumulate=4, shuffle=False)[0]
     assert [spec.indices for spec in groups] == [(16, 17, 18), (19, 20)]
-    assert [len(spec.indices) for spec in job(0, 1, buckets_of([(10, 10)] * 21), batch_size=16, accumulate=4)[0]] == [
-        4
-    ] * 4
+    assert [
+        len(spec.indices)
+        for spec in job(0, 1, buckets_of([(10, 10)] * 21), batch_size=16, accumulate=4)[0]
+    ] == [4] * 4
 
 
 def test_leftovers_cost_little_padding_and_few_new_canvases():
@@ -147,7 +182,9 @@ def test_leftovers_cost_little_padding_and_few_new_canvases():
 def test_epochs_differ_and_seeds_differ_and_both_repeat():
     def epoch(number: int, seed: int) -> list[int]:
         sampler = TrainSampler(buckets=buckets_of([(10, 10)] * 40), batch_size=8, seed=seed)
-        return [i for step in range(number * 5, number * 5 + 5) for i in sampler.step(step)[0].indices]
+        return [
+            i for step in range(number * 5, number * 5 + 5) for i in sampler.step(step)[0].indices
+        ]
 
     assert epoch(0, 0) == epoch(0, 0)
     assert epoch(3, 7) == epoch(3, 7)
@@ -162,7 +199,11 @@ def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
     own = [buckets.canvas([i], 96) for i in range(len(sizes))]
     for world_size in WORLD_SIZES:
         shares = [
-            list(EvalSampler(buckets=buckets, batch_size=batch_size, rank=rank, world_size=world_size))
+            list(
+                EvalSampler(
+                    buckets=buckets, batch_size=batch_size, rank=rank, world_size=world_size
+                )
+            )
             for rank in range(world_size)
         ]
         specs = [spec for share in shares for spec in share]
@@ -179,7 +220,9 @@ def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
 def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) -> None:
     buckets = buckets_of(shapes)
     sampler = TrainSampler(buckets=buckets, batch_size=batch_size, seed=seed)
-    met = {spec.canvas for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)}
+    met = {
+        spec.canvas for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)
+    }
     assert met <= buckets.all_canvases()
 
 
@@ -188,9 +231,13 @@ def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) ->
 
 def test_repeat_factors_by_hand() -> None:
     """Class 0 in 4 of 8 images, class 1 in two, class 2 in one; several boxes of a class count once."""
-    labels = [np.array(each, np.int64) for each in ([0], [0, 0, 0], [0], [0, 1], [1, 1], [2], [], [])]
+    labels = [
+        np.array(each, np.int64) for each in ([0], [0, 0, 0], [0], [0, 1], [1, 1], [2], [], [])
+    ]
     assert repeat_factors(labels, 0.25).tolist() == pytest.approx([1, 1, 1, 1, 1, 2**0.5, 1, 1])
-    assert repeat_factors(labels, 1.0).tolist() == pytest.approx([2**0.5] * 3 + [2.0, 2.0, 8**0.5, 1, 1])
+    assert repeat_factors(labels, 1.0).tolist() == pytest.approx(
+        [2**0.5] * 3 + [2.0, 2.0, 8**0.5, 1, 1]
+    )
     assert repeat_factors(labels, 0.1).tolist() == [1.0] * 8
 
 
@@ -212,5 +259,8 @@ def test_every_epoch_has_as_many_images_each_as_often_as_its_factor(repeats, see
 
 def test_fractions_are_rounded_up_in_their_share_of_the_epochs() -> None:
     repeats = np.array([1.5, 2.25, 1.0, 1.75, 1.5, 1.0])
-    times = sum(np.bincount(draw_repeats(repeats, seed) % 6, minlength=6) for seed in range(4000)) / 4000
+    times = (
+        sum(np.bincount(draw_repeats(repeats, seed) % 6, minlength=6) for seed in range(4000))
+        / 4000
+    )
     assert times == pytest.approx(repeats, abs=0.035)  # four standard deviations

@@ -38,8 +38,12 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("coco")
     odd = {3: "sub/0.jpg", 5: "photo.of.me.JPG", 7: "plain"}
     for split, count in (("train", 18), ("val", 5)):
-        images = noise_images(root / split, [odd.get(i, f"{i}.jpg") for i in range(count)], first_id=1000)
-        write_coco(root / "annotations" / f"instances_{split}.json", images, [(1001, 1, [2, 3, 18, 19], 0)])
+        images = noise_images(
+            root / split, [odd.get(i, f"{i}.jpg") for i in range(count)], first_id=1000
+        )
+        write_coco(
+            root / "annotations" / f"instances_{split}.json", images, [(1001, 1, [2, 3, 18, 19], 0)]
+        )
     return root
 
 
@@ -47,7 +51,9 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """shard_mb counts in units of LIMIT."""
     original = module._tars
-    monkeypatch.setattr(module, "_tars", lambda members, limit: original(members, limit * LIMIT // 2**20))
+    monkeypatch.setattr(
+        module, "_tars", lambda members, limit: original(members, limit * LIMIT // 2**20)
+    )
 
 
 @pytest.fixture
@@ -57,7 +63,11 @@ def written(coco: Path, tmp_path: Path) -> Path:
 
 
 def write(source: Path | str, output: Path | str, *more: str) -> None:
-    write_shards(load_config("shards", ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1", *more]))
+    write_shards(
+        load_config(
+            "shards", ["data=coco", f"data.root={source}", f"output={output}", "shard_mb=1", *more]
+        )
+    )
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -79,7 +89,11 @@ def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> No
         assert shard.stat().st_size % 10240 == 0
         with tarfile.open(shard) as archive:
             for member in archive:
-                record = next(r for r in split_of(coco).records if r.image_id == int(member.name.split(".")[0]))
+                record = next(
+                    r
+                    for r in split_of(coco).records
+                    if r.image_id == int(member.name.split(".")[0])
+                )
                 assert archive.extractfile(member).read() == Path(str(record.path)).read_bytes()  # type: ignore[union-attr]
                 assert (member.mtime, member.uid, member.uname, member.mode) == (0, 0, "", 0o644)
                 names.append(member.name)
@@ -88,14 +102,22 @@ def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> No
     assert names[3] == "000000001003.jpg"
     assert {names[5], names[7]} == {"000000001005.jpg", "000000001007.img"}
     assert len({name.split(".")[0] for name in names}) == 18  # WebDataset's keys
-    listed = subprocess.run(["tar", "tf", written / "train-00000.tar"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["tar", "tf", written / "train-00000.tar"], capture_output=True, text=True, check=True
+    )
     assert listed.stdout.split() == names[: len(listed.stdout.split())]
     index = json.loads((written / "train.index.json").read_text())
     for shard in index["shards"]:
         content = (written / shard["file"]).read_bytes()
         assert shard["bytes"] == len(content)
-        assert all(zlib.crc32(content[at : at + length]) == crc for _, _, at, length, crc in shard["images"])
-    kept, original = (json.loads((root / "annotations/instances_val.json").read_text()) for root in (written, coco))
+        assert all(
+            zlib.crc32(content[at : at + length]) == crc
+            for _, _, at, length, crc in shard["images"]
+        )
+    kept, original = (
+        json.loads((root / "annotations/instances_val.json").read_text())
+        for root in (written, coco)
+    )
     assert {**kept, "annotations": []} == {**original, "annotations": []}
 
 
@@ -120,9 +142,16 @@ def test_shards_that_are_there_are_not_touched(coco: Path, written: Path) -> Non
 
 
 @pytest.mark.parametrize("place", ["file://{}/new", "memory://{}/new"])
-@pytest.mark.parametrize("file", ["train-00001.tar", "annotations/instances_train.json", "train.index.json"])
+@pytest.mark.parametrize(
+    "file", ["train-00001.tar", "annotations/instances_train.json", "train.index.json"]
+)
 def test_an_interrupted_writing_is_run_again(
-    coco: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, place: str
+    coco: Path,
+    written: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    place: str,
 ) -> None:
     there = Url(place.format(tmp_path))
 
@@ -144,7 +173,9 @@ def test_missing_images_and_other_formats(tmp_path: Path) -> None:
     """CSV, with absolute names and without sizes, becomes COCO json with sizes; what is not there may be left out."""
     for name in "ab":
         Image.new("RGB", (30, 20), ord(name)).save(tmp_path / f"{name}.png")
-    (tmp_path / "train.csv").write_text(f"{tmp_path}/a.png,1,2,11,12,cat\ngone.png,1,2,9,9,cat\nb.png,,,,,\n")
+    (tmp_path / "train.csv").write_text(
+        f"{tmp_path}/a.png,1,2,11,12,cat\ngone.png,1,2,9,9,cat\nb.png,,,,,\n"
+    )
     (tmp_path / "classes.csv").write_text("cat,0\n")
     line = ["data=csv", f"data.root={tmp_path}", f"output={tmp_path}/out"]
     (tmp_path / "val.csv").write_text("b.png,,,,,\n")
@@ -162,7 +193,9 @@ def test_missing_images_and_other_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_is_bit_for_bit_that_on_the_folder(coco: Path, written: Path, workers: int) -> None:
+def test_training_is_bit_for_bit_that_on_the_folder(
+    coco: Path, written: Path, workers: int
+) -> None:
     plain = epochs(split_of(coco))
     annotations = split_of(written, format="shards")
     assert all(isinstance(record.path, ArchiveMember) for record in annotations.records)
@@ -197,7 +230,9 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
     if kind == "bit":
         split_of(written, format="shards")
     else:  # seen at the start
-        with pytest.raises(DataError, match=rf"{re.escape(where.file)} (is not there|has \d+ bytes, not)"):
+        with pytest.raises(
+            DataError, match=rf"{re.escape(where.file)} (is not there|has \d+ bytes, not)"
+        ):
             split_of(written, format="shards")
         split_of(written, format="shards", bad_images="skip")
 
@@ -211,7 +246,9 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
         ('"split":"train"', '"split":"val"', "it is of split val"),
     ],
 )
-def test_an_index_that_was_tampered_with_is_refused(written: Path, old: str, new: str, words: str) -> None:
+def test_an_index_that_was_tampered_with_is_refused(
+    written: Path, old: str, new: str, words: str
+) -> None:
     path = written / "train.index.json"
     text = path.read_text()
     assert old in text

@@ -36,7 +36,9 @@ class Remote(AsyncFileSystem):
     asked: Counter[str] = Counter()
     together = most_together = 0
 
-    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+    async def _cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
         cls = type(self)
         cls.asked["read"] += 1
         cls.together += 1
@@ -79,7 +81,9 @@ def _nothing_left() -> Iterator[None]:
 def coco(tmp_path: Path) -> Path:
     """A data set of ten noise images in COCO's layout, two of them in a folder within."""
     root = tmp_path / "set"
-    images = noise_images(root / "train2017", [f"{'more/' if i > 7 else ''}{i}.jpg" for i in range(10)], first_id=100)
+    images = noise_images(
+        root / "train2017", [f"{'more/' if i > 7 else ''}{i}.jpg" for i in range(10)], first_id=100
+    )
     boxes = [(100 + i, 1, [2, 3, 18, 19], 0) for i in range(10) for _ in range(i % 3)]
     write_coco(root / "annotations" / "instances_train2017.json", images, boxes)
     return root
@@ -102,7 +106,10 @@ def test_training_sees_the_batches_of_the_folder(coco: Path, kind: str) -> None:
     roots = {"remote": f"remote://{coco}", "memory": in_memory(coco), "file": f"file://{coco}"}
     url = roots.get(kind, f"simplecache::file://{coco}")
     assert same_steps(steps(split_of(url)), steps(split_of(coco)))
-    named = {"train_annotations": f"{url}/annotations/instances_train2017.json", "train_images": f"{url}/train2017"}
+    named = {
+        "train_annotations": f"{url}/annotations/instances_train2017.json",
+        "train_images": f"{url}/train2017",
+    }
     found = read_split(DetectionData(name="x", **named), "train")
     assert found is not None
     assert same_steps(steps(found, num_workers=2 * (kind == "chain")), steps(split_of(coco)))
@@ -128,7 +135,9 @@ def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) ->
 def test_missing_images_are_found_before_the_training(coco: Path) -> None:
     (coco / "train2017" / "3.jpg").unlink()
     (coco / "train2017" / "more" / "9.jpg").unlink()
-    with pytest.raises(DataError, match=r"2 of 10 images are not in remote://.*train2017: 3\.jpg, more/9\.jpg"):
+    with pytest.raises(
+        DataError, match=r"2 of 10 images are not in remote://.*train2017: 3\.jpg, more/9\.jpg"
+    ):
         split_of(f"remote://{coco}")
     left = split_of(f"remote://{coco}", missing_images="skip")
     assert [record.image_id for record in left.records] == [100, 101, 102, 104, 105, 106, 107, 108]
@@ -142,7 +151,12 @@ def test_missing_images_are_found_before_the_training(coco: Path) -> None:
     "name",
     [
         *("../a.jpg", "a/../../b.jpg", "..\\a.jpg", "/a.jpg", "C:/a.jpg", "az://other/a.jpg"),
-        *("http://h/a.jpg", "a/%2E%2E/%2e%2e/b.jpg", "az://c/images/../a.jpg", "az://c/imagesx/a.jpg"),
+        *(
+            "http://h/a.jpg",
+            "a/%2E%2E/%2e%2e/b.jpg",
+            "az://c/images/../a.jpg",
+            "az://c/imagesx/a.jpg",
+        ),
     ],
 )
 def test_names_that_leave_the_folder_are_refused(name: str) -> None:
@@ -151,7 +165,8 @@ def test_names_that_leave_the_folder_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "inside"), [("b/../a.jpg", "a.jpg"), ("az://c/images/a.jpg", "a.jpg"), ("x::file.jpg", "x::file.jpg")]
+    ("name", "inside"),
+    [("b/../a.jpg", "a.jpg"), ("az://c/images/a.jpg", "a.jpg"), ("x::file.jpg", "x::file.jpg")],
 )
 def test_names_within_the_folder(tmp_path: Path, name: str, inside: str) -> None:
     record = make_record({"id": 1, "file_name": name}, Url("az://c/images"), Path("x.json"))
@@ -164,7 +179,9 @@ def test_names_within_the_folder(tmp_path: Path, name: str, inside: str) -> None
 class Failing:
     """Memory that fails `times` times with `error` for files whose names end with `name`, before it answers."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, error: Exception, times: int, name: str = "") -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, error: Exception, times: int, name: str = ""
+    ) -> None:
         self.calls = 0
         original = MemoryFileSystem.cat_file
 
@@ -201,10 +218,13 @@ def test_a_network_that_fails_for_a_moment_is_asked_again(
 def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipped(
     coco: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = DetectionDataset(split_of(in_memory(coco)), EvalTransform(max_size=96), bad_images="skip")
+    dataset = DetectionDataset(
+        split_of(in_memory(coco)), EvalTransform(max_size=96), bad_images="skip"
+    )
     failing = Failing(monkeypatch, TimeoutError("no answer"), 100, "/1.jpg")
     with pytest.raises(
-        DataError, match=r"memory://.*train2017 could not be read \(TimeoutError: no answer, 4 attempts in .*1\.jpg"
+        DataError,
+        match=r"memory://.*train2017 could not be read \(TimeoutError: no answer, 4 attempts in .*1\.jpg",
     ) as caught:
         dataset[BatchSpec(0, (0, 1), canvas=(96, 96), min_size=32)]
     assert not isinstance(caught.value, ImageError)

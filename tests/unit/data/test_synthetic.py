@@ -9,7 +9,8 @@ from retina_dist.data.synthetic import SyntheticData
 
 def data(**changes: int) -> SyntheticData[tuple[list[int], float]]:
     return SyntheticData(
-        lambda images, weight: (list(images), weight), **{"num_images": 20, "batch_size": 7, **changes}
+        lambda images, weight: (list(images), weight),
+        **{"num_images": 20, "batch_size": 7, **changes},
     )
 
 
@@ -24,7 +25,10 @@ def test_every_step_gives_the_same_batches() -> None:
 def test_ranks_share_the_images_and_their_weights(accumulate: int) -> None:
     """The mean over ranks of the sum of weight * mean is the mean over the step."""
     for world_size in (1, 2, 3):
-        ranks = [data(rank=rank, world_size=world_size, accumulate=accumulate) for rank in range(world_size)]
+        ranks = [
+            data(rank=rank, world_size=world_size, accumulate=accumulate)
+            for rank in range(world_size)
+        ]
         batches = [batch for rank in ranks for batch in rank.batches]
         assert sorted(i for images, _ in batches for i in images) == list(range(7))
         mean = sum(weight * sum(images) / len(images) for images, weight in batches) / world_size

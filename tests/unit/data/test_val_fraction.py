@@ -41,8 +41,19 @@ def names(part: rd.Annotations | None) -> set[str]:
 def test_a_hash_of_the_name_decides() -> None:
     many = [held_out(f"{i}.jpg", 0.2) for i in range(5000)]
     assert np.mean(many) == pytest.approx(0.2, abs=0.023)  # four standard deviations
-    assert [held_out(f"{i}.jpg", 0.5) for i in range(8)] == [False, True, False, False, False, True, True, False]
-    assert all(held_out(f"{i}.jpg", 0.4) for i in range(5000) if many[i])  # a larger share holds the smaller one
+    assert [held_out(f"{i}.jpg", 0.5) for i in range(8)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert all(
+        held_out(f"{i}.jpg", 0.4) for i in range(5000) if many[i]
+    )  # a larger share holds the smaller one
 
 
 def test_both_parts_hold_each_image_once_with_its_ground_truth(tmp_path: Path) -> None:
@@ -77,14 +88,20 @@ def test_a_val_csv_that_is_there_is_used(tmp_path: Path) -> None:
     (tmp_path / "classes.csv").write_text("thing,0\n")
     (tmp_path / "train.csv").write_text("".join(f"{i}.png,2,3,22,23,thing\n" for i in range(4)))
     data = rd.DetectionData(name="x", root=str(tmp_path), val_fraction=0.5)
-    assert names(read_split(data, "val")) == {f"{i}.png" for i in range(4) if held_out(f"{i}.png", 0.5)} == {"0.png"}
+    assert (
+        names(read_split(data, "val"))
+        == {f"{i}.png" for i in range(4) if held_out(f"{i}.png", 0.5)}
+        == {"0.png"}
+    )
     (tmp_path / "val.csv").write_text("1.png,2,3,22,23,thing\n")
     assert names(read_split(data, "val")) == {"1.png"}
 
 
 def test_a_part_without_an_image_is_an_error(tmp_path: Path) -> None:
     data = coco(tmp_path, "train", 3).with_values(val_fraction=0.001)
-    with pytest.raises(DataError, match=r"data\.val_fraction=0\.001 of 3 images leaves none for val; give another"):
+    with pytest.raises(
+        DataError, match=r"data\.val_fraction=0\.001 of 3 images leaves none for val; give another"
+    ):
         read_split(data, "val")
     with pytest.raises(DataError, match=r"has no val annotations.* data\.val_fraction=0\.1"):
         read_split(data.with_values(val_fraction=None), "val")
@@ -132,7 +149,9 @@ def test_class_folders_are_split_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     classifier = TrainedClassifier(
         build_classifier("resnet18", 2), ("a", "b"), image_size=32, short_side=32, arguments={}
     )
-    result = classifier.evaluate(replace(data, num_workers=0), strategy=StrategyConfig(device="cpu"))
+    result = classifier.evaluate(
+        replace(data, num_workers=0), strategy=StrategyConfig(device="cpu")
+    )
     assert result.confusion.sum() == len(val)
     assert f"evaluating on {len(val)} images" in "".join(capsys.readouterr())
     with pytest.raises(DataError, match=r"data\.val_fraction=0\.0001 of 40 images leaves none"):

@@ -25,8 +25,12 @@ AWAY = (120.0, 120.0, 40.0, 40.0)
 
 def truth_of(*boxes: tuple[int, tuple[float, ...], int], crowd: int = 0) -> dict[str, Any]:
     """(image, box, category) on three images of two categories."""
-    truth = test_coco_metrics.truth_of([1, 2, 3], *(box(image, k, place, crowd) for image, place, k in boxes))
-    return truth | {"categories": [{"id": 1, "name": "cat", "supercategory": 5}, {"id": 2, "name": "dog"}]}
+    truth = test_coco_metrics.truth_of(
+        [1, 2, 3], *(box(image, k, place, crowd) for image, place, k in boxes)
+    )
+    return truth | {
+        "categories": [{"id": 1, "name": "cat", "supercategory": 5}, {"id": 2, "name": "dog"}]
+    }
 
 
 def moved(pixels: float) -> tuple[float, ...]:
@@ -44,7 +48,14 @@ def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
     )
     analysis, resampled = analyse(evaluate_rows(coco, rows), tmp_path)
     counts = {name: kind["count"] for name, kind in analysis["errors"]["types"].items()}
-    expected = {"classification": 1, "localization": 1, "both": 0, "duplicate": 1, "background": 1, "missed": 1}
+    expected = {
+        "classification": 1,
+        "localization": 1,
+        "both": 0,
+        "duplicate": 1,
+        "background": 1,
+        "missed": 1,
+    }
     assert counts == expected | {"false_positives": None, "false_negatives": None}
     assert analysis["threshold"] == {"threshold": 0.9, "f1": 0.4, "precision": 1.0, "recall": 0.25}
     assert analysis["classes"]["cat"]["objects"] == 2
@@ -53,7 +64,9 @@ def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
         "labels": ["cat", "dog", "background"],
         "counts": [[1, 0, 1], [0, 0, 2], [0, 0, 0]],
     }
-    assert [(image["file_name"], image["misses"], image["score"]) for image in analysis["worst"]] == [
+    assert [
+        (image["file_name"], image["misses"], image["score"]) for image in analysis["worst"]
+    ] == [
         ("3.png", 2, 0.6),
         ("2.png", 1, 0.7),
         ("1.png", 0, 0.85),
@@ -69,7 +82,11 @@ def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
 def keys_of(content: Any) -> Any:
     """The keys of nested dicts, of a list those of its first entry."""
     if isinstance(content, dict):
-        return {key: keys_of(value) for key, value in content.items() if key not in ("classes", "metrics", "types")}
+        return {
+            key: keys_of(value)
+            for key, value in content.items()
+            if key not in ("classes", "metrics", "types")
+        }
     return keys_of(content[0]) if isinstance(content, list) and content else None
 
 
@@ -105,7 +122,11 @@ def test_without_hotcoco_the_rest_remains(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "hotcoco", None)
     monkeypatch.setattr("retina_dist.reporting.analysis.find_spec", lambda name: None)
     analysis, _ = analyse(evaluate_rows(truth_of((1, BOX, 1)), rows_of((1, BOX, 0.9, 1))))
-    assert (analysis["confusion"], analysis["errors"], analysis["calibration"]) == (None, None, None)
+    assert (analysis["confusion"], analysis["errors"], analysis["calibration"]) == (
+        None,
+        None,
+        None,
+    )
     assert analysis["threshold"]["f1"] == 1
 
 
@@ -117,7 +138,9 @@ def test_no_matrix_of_very_many_classes(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(line.startswith("most confused") for line in lines_of(analysis))
 
 
-def real_result(real_data: Path, name: str, split: str, crowds: bool) -> tuple[CocoResult, dict[str, Any]]:
+def real_result(
+    real_data: Path, name: str, split: str, crowds: bool
+) -> tuple[CocoResult, dict[str, Any]]:
     """Of the classes that have objects."""
     coco = json.loads((real_data / f"coco-mini/annotations/instances_{split}.json").read_text())
     coco["annotations"] = [entry for entry in coco["annotations"] if crowds or not entry["iscrowd"]]
@@ -154,7 +177,10 @@ def test_gains_are_those_of_tidecv(real_data: Path, tmp_path: Path) -> None:
 
 
 def tide_of(python: Path, coco: dict[str, Any], rows: np.ndarray, folder: Path) -> dict[str, float]:
-    results = [{"image_id": int(r[0]), "bbox": r[1:5], "score": r[5], "category_id": int(r[6])} for r in rows.tolist()]
+    results = [
+        {"image_id": int(r[0]), "bbox": r[1:5], "score": r[5], "category_id": int(r[6])}
+        for r in rows.tolist()
+    ]
     (folder / "truth.json").write_text(json.dumps(coco))
     (folder / "results.json").write_text(json.dumps(results))
     code = (
@@ -164,5 +190,7 @@ def tide_of(python: Path, coco: dict[str, Any], rows: np.ndarray, folder: Path) 
         "special = {'FP': special['FalsePos'], 'FN': special['FalseNeg']}\n"
         "print(json.dumps({'AP': run.ap, **main, **special}))"
     )
-    done = subprocess.run([str(python), "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [str(python), "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
     return {name: value / 100 for name, value in json.loads(done.stdout.splitlines()[-1]).items()}

@@ -27,16 +27,27 @@ def drawn(seed: int) -> tuple[dict[str, Any], np.ndarray]:
     boxes: list[dict[str, Any]] = []
     for _ in range(80):
         side = rng.choice([16.0, 32.0, 33.0, 96.0, 120.0], 2)
-        entry = {"image_id": int(rng.integers(1, NUM_IMAGES)) * 7, "category_id": int(rng.integers(NUM_CLASSES)) + 1}
+        entry = {
+            "image_id": int(rng.integers(1, NUM_IMAGES)) * 7,
+            "category_id": int(rng.integers(NUM_CLASSES)) + 1,
+        }
         entry["bbox"] = [*rng.integers(0, 60, 2).astype(float).tolist(), *side.tolist()]
-        boxes.append(entry | {"id": len(boxes) + 1, "area": float(side.prod()), "iscrowd": int(rng.random() < 0.1)})
+        boxes.append(
+            entry
+            | {"id": len(boxes) + 1, "area": float(side.prod()), "iscrowd": int(rng.random() < 0.1)}
+        )
     rows = []
     for _ in range(900):
         like = boxes[rng.integers(len(boxes))]
         box = np.array(like["bbox"]) + rng.choice([0.0, 2.0, 9.0], 4)
         image = 7 if rng.random() < 0.4 else like["image_id"]
-        rows.append([image, *box, rng.integers(1, 30) / 30, rng.choice([1, 1, like["category_id"]])])
-    images = [{"id": 7 * (i + 1), "file_name": f"{i}.jpg", "width": 200, "height": 200} for i in range(NUM_IMAGES)]
+        rows.append(
+            [image, *box, rng.integers(1, 30) / 30, rng.choice([1, 1, like["category_id"]])]
+        )
+    images = [
+        {"id": 7 * (i + 1), "file_name": f"{i}.jpg", "width": 200, "height": 200}
+        for i in range(NUM_IMAGES)
+    ]
     categories = [{"id": k + 1, "name": f"class {k}"} for k in range(NUM_CLASSES)]
     return {"images": images, "annotations": boxes, "categories": categories}, np.array(rows)
 
@@ -58,7 +69,9 @@ def precision_of(ranked: list[list[Ranking]], weights: np.ndarray) -> np.ndarray
     result = -np.ones((10, 101, len(ranked), 4))
     for k, by_area in enumerate(ranked):
         for a, ranking in enumerate(by_area):
-            for t, (precision, reached) in enumerate(curves(ranking, weights) if len(ranking.objects) else ()):
+            for t, (precision, reached) in enumerate(
+                curves(ranking, weights) if len(ranking.objects) else ()
+            ):
                 values = np.repeat(precision[:, 0], np.diff(reached[:, 0], prepend=0))
                 result[t, :, k, a] = np.pad(values, (0, 101 - len(values)))
     return result
@@ -95,17 +108,24 @@ def test_a_resample_is_what_pycocotools_says_of_its_images(seed: int) -> None:
         for i in range(times):
             images.append({"id": 100 * image + i})
             own = [entry for entry in coco["annotations"] if entry["image_id"] == image]
-            boxes += [entry | {"image_id": 100 * image + i, "id": len(boxes) + n + 1} for n, entry in enumerate(own)]
+            boxes += [
+                entry | {"image_id": 100 * image + i, "id": len(boxes) + n + 1}
+                for n, entry in enumerate(own)
+            ]
             parts.append(rows[rows[:, 0] == image])
             parts[-1][:, 0] = 100 * image + i
-    expected = precision_by_pycocotools(coco | {"images": images, "annotations": boxes}, np.concatenate(parts))
+    expected = precision_by_pycocotools(
+        coco | {"images": images, "annotations": boxes}, np.concatenate(parts)
+    )
     expected = np.where((expected > -1).all(axis=1), expected.mean(axis=1), np.nan)  # [T, K, A]
     ranked = rankings(coco, rows, ids_of(coco))
     weights = np.repeat(drawn_times[:, None].astype(np.float32), 3, axis=1)
     for k, by_area in enumerate(ranked):
         for a, ranking in enumerate(by_area):
             found = average_precision(ranking, weights)
-            np.testing.assert_allclose(found, np.repeat(expected[:, k, a, None], 3, axis=1), atol=1e-6)
+            np.testing.assert_allclose(
+                found, np.repeat(expected[:, k, a, None], 3, axis=1), atol=1e-6
+            )
 
 
 def test_intervals_hold_the_metrics_and_are_keyed() -> None:
@@ -124,6 +144,8 @@ def test_intervals_hold_the_metrics_and_are_keyed() -> None:
     assert not gain.holds_zero
     assert gain.low > 0
     assert first.difference(first, "coco/AP").holds_zero
-    others = coco | {"images": [image | {"file_name": f"other/{image['file_name']}"} for image in coco["images"]]}
+    others = coco | {
+        "images": [image | {"file_name": f"other/{image['file_name']}"} for image in coco["images"]]
+    }
     with pytest.raises(DataError, match="of different images"):
         first.difference(resample(evaluate_rows(others, rows)), "coco/AP")

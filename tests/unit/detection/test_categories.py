@@ -10,7 +10,10 @@ import pytest
 from retina_dist.base.errors import CheckpointError, DataError
 from retina_dist.detection.readers.categories import Categories
 
-ENTRIES = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]  # neither in order nor without a gap
+ENTRIES = [
+    {"id": 18, "name": "dog"},
+    {"id": 1, "name": "person"},
+]  # neither in order nor without a gap
 
 
 def test_categories_survive_a_checkpoint():
@@ -51,21 +54,34 @@ def test_names_decide_and_ids_are_those_of_the_other_file():
 
 
 def test_names_that_do_not_agree_are_listed():
-    theirs = [{"id": 1, "name": "Person"}, {"id": 2, "name": "traffic  _light"}, {"id": 3, "name": "tree"}]
-    message = (
-        r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic  _light' \(a label is .*, 'tree'; .*"
-    )
-    with pytest.raises(DataError, match=message + "rename the categories in the file, or remove them"):
+    theirs = [
+        {"id": 1, "name": "Person"},
+        {"id": 2, "name": "traffic  _light"},
+        {"id": 3, "name": "tree"},
+    ]
+    message = r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic  _light' \(a label is .*, 'tree'; .*"
+    with pytest.raises(
+        DataError, match=message + "rename the categories in the file, or remove them"
+    ):
         OURS.matched(theirs, "val.json")
     with pytest.raises(DataError, match=r"'dog' \(2 categories here, 1 label\)"):
         OURS.matched([*entries(dog=3), *entries(dog=4)], "val.json")
 
 
 def test_a_name_twice_is_taken_where_the_ids_agree():
-    twice = Categories.from_coco([{"id": 0, "name": "cell"}, {"id": 4, "name": "cell"}, {"id": 5, "name": "dog"}])
+    twice = Categories.from_coco(
+        [{"id": 0, "name": "cell"}, {"id": 4, "name": "cell"}, {"id": 5, "name": "dog"}]
+    )
     assert twice.distinct_names == ["cell (0)", "cell (4)", "dog"]
     same = [{"id": 4, "name": "cell"}, {"id": 0, "name": "cell"}, {"id": 9, "name": "dog"}]
     assert twice.matched(same, "val.json").ids == (0, 4, 9)
-    for other in ([{"id": 1, "name": "cell"}], [{"id": 0, "name": "cell"}, {"id": 5, "name": "cell"}], same[:1]):
-        with pytest.raises(DataError, match=r"val.json: 1 category name .*'cell' \([12] categories here, 2 labels\)"):
+    for other in (
+        [{"id": 1, "name": "cell"}],
+        [{"id": 0, "name": "cell"}, {"id": 5, "name": "cell"}],
+        same[:1],
+    ):
+        with pytest.raises(
+            DataError,
+            match=r"val.json: 1 category name .*'cell' \([12] categories here, 2 labels\)",
+        ):
             twice.matched(other, "val.json")

@@ -35,8 +35,22 @@ COCO: dict[str, Any] = {
         {"id": 3, "file_name": "b.png", "width": 50, "height": 60},
     ],
     "annotations": [
-        {"id": 1, "image_id": 3, "category_id": 18, "bbox": [1, 2, 10, 20], "area": 150, "iscrowd": 0},
-        {"id": 2, "image_id": 7, "category_id": 1, "bbox": [5, 5, 4.5, 5], "area": 20, "iscrowd": 0},
+        {
+            "id": 1,
+            "image_id": 3,
+            "category_id": 18,
+            "bbox": [1, 2, 10, 20],
+            "area": 150,
+            "iscrowd": 0,
+        },
+        {
+            "id": 2,
+            "image_id": 7,
+            "category_id": 1,
+            "bbox": [5, 5, 4.5, 5],
+            "area": 20,
+            "iscrowd": 0,
+        },
     ],
     "categories": [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}],
 }
@@ -50,7 +64,10 @@ def load(folder: Path, coco: Any, **options: Any) -> Annotations:
 
 def with_boxes(*boxes: list[float], **entry: Any) -> dict[str, Any]:
     """COCO with these boxes, all in the image of 100 x 80 pixels."""
-    annotations = [{"id": i, "image_id": 7, "category_id": 1, "bbox": b, **entry} for i, b in enumerate(boxes, 1)]
+    annotations = [
+        {"id": i, "image_id": 7, "category_id": 1, "bbox": b, **entry}
+        for i, b in enumerate(boxes, 1)
+    ]
     return {**COCO, "annotations": annotations}
 
 
@@ -91,10 +108,17 @@ def test_boxes_that_cannot_be_learnt_from_are_dropped_and_counted(tmp_path: Path
         [1e308, 0, 1e308, 5],
     ]
     found = load(tmp_path, with_boxes(*boxes))
-    assert found.boxes[0].tolist() == [[10, 10, 30, 30], [90, 70, 100, 80], [0, 0, 100, 80], [0, 0, 100, 80]]
+    assert found.boxes[0].tolist() == [
+        [10, 10, 30, 30],
+        [90, 70, 100, 80],
+        [0, 0, 100, 80],
+        [0, 0, 100, 80],
+    ]
     assert found.dropped == {"not finite": 2, "of zero or negative size": 2, "outside the image": 4}
     assert found.clipped == 3
-    assert len(found.coco["annotations"]) == len(boxes)  # the evaluator judges by what the file says
+    assert len(found.coco["annotations"]) == len(
+        boxes
+    )  # the evaluator judges by what the file says
     assert found.coco["annotations"][8]["bbox"] == [90, 70, 20, 20]
 
 
@@ -104,20 +128,32 @@ def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, 
     areas = [{"area": area} for area in (-1, math.nan, math.inf, 2e10)]
     for value in ({"iscrowd": 0.0}, {"iscrowd": False}, *areas):
         found = load(tmp_path, with_boxes([10, 10, 20, 20], [50, 10, 20.5, 10], **value))
-        assert [(type(a["iscrowd"]), a["iscrowd"], a["area"]) for a in found.coco["annotations"]] == [
+        assert [
+            (type(a["iscrowd"]), a["iscrowd"], a["area"]) for a in found.coco["annotations"]
+        ] == [
             (int, 0, 400),
             (int, 0, 205),
         ]
         text = f"2 areas that no metric can use (annotation 1: {value.get('area')}, annotation 2: {value.get('area')})"
         assert found.warnings == (
-            [f"{tmp_path}/a.json: {text}; width x height is taken instead"] if "area" in value else []
+            [f"{tmp_path}/a.json: {text}; width x height is taken instead"]
+            if "area" in value
+            else []
         )
-        rows = np.array([[7, 10, 10, 20, 20, 0.9, 1], [7, 50, 10, 20.5, 10, 0.8, 1]], dtype=np.float64)
+        rows = np.array(
+            [[7, 10, 10, 20, 20, 0.9, 1], [7, 50, 10, 20.5, 10, 0.8, 1]], dtype=np.float64
+        )
         assert evaluate_rows(found.coco, rows, evaluator=evaluator).stats["AP"] == pytest.approx(1)
-    for box in ([10, 10, -5, 20], [10, 10, math.inf, 20], [10, 10, math.nan, 20]):  # missed by any detector
+    for box in (
+        [10, 10, -5, 20],
+        [10, 10, math.inf, 20],
+        [10, 10, math.nan, 20],
+    ):  # missed by any detector
         found = load(tmp_path, with_boxes([10, 10, 20, 20], box))
         assert found.coco["annotations"][1]["area"] == 0
-        assert evaluate_rows(found.coco, rows[:1], evaluator=evaluator).stats["AR100"] == pytest.approx(0.5)
+        assert evaluate_rows(found.coco, rows[:1], evaluator=evaluator).stats[
+            "AR100"
+        ] == pytest.approx(0.5)
 
 
 def test_an_annotation_may_have_the_id_zero(tmp_path: Path):
@@ -131,16 +167,22 @@ def test_an_annotation_may_have_the_id_zero(tmp_path: Path):
 
 def test_missing_images(tmp_path: Path):
     Image.new("RGB", (50, 60)).save(tmp_path / "b.png")
-    with pytest.raises(DataError, match=r"1 of 2 images are not in .*: a.png; .*data.missing_images=skip"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 images are not in .*: a.png; .*data.missing_images=skip"
+    ):
         load(tmp_path, COCO, missing_images="error")
     (tmp_path / "b.png").rename(tmp_path / "b.jpg")
-    with pytest.raises(DataError, match=r"2 of 2 .*; correct the names, name their folder with data.train_images="):
+    with pytest.raises(
+        DataError, match=r"2 of 2 .*; correct the names, name their folder with data.train_images="
+    ):
         load(tmp_path, COCO, missing_images="error")
     (tmp_path / "b.jpg").rename(tmp_path / "b.png")
     found = load(tmp_path, COCO, missing_images="skip")
     assert [r.image_id for r in found.records] == [3]
     assert found.boxes[0].tolist() == [[1, 2, 11, 22]]
-    assert [image["id"] for image in found.coco["images"]] == [3]  # a missing image does not count as missed objects
+    assert [image["id"] for image in found.coco["images"]] == [
+        3
+    ]  # a missing image does not count as missed objects
     assert [entry["image_id"] for entry in found.coco["annotations"]] == [3]
     assert "1 of 2 images are not in" in found.warnings[0]
     rows = np.array([[3, 1, 2, 10, 20, 0.9, 18]], dtype=np.float64)
@@ -163,7 +205,10 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
     ignored = load(tmp_path, coco)
     assert [(r.width, r.height) for r in ignored.records] == [(0, 0), (0, 0)]  # nobody looked
     assert [boxes.tolist() for boxes in ignored.boxes] == [[[5, 5, 9.5, 10]], [[1, 2, 11, 22]]]
-    with pytest.raises(DataError, match="image 3 has no size in its annotations, and .*b.png is not a readable image"):
+    with pytest.raises(
+        DataError,
+        match="image 3 has no size in its annotations, and .*b.png is not a readable image",
+    ):
         load(tmp_path, coco, missing_images="error")
 
 
@@ -171,14 +216,26 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
     ("coco", "message"),
     [
         ({}, "has no list 'images'"),
-        ({"images": [], "annotations": [{"caption": "A dog."}]}, "has no list 'categories'; give COCO's"),
+        (
+            {"images": [], "annotations": [{"caption": "A dog."}]},
+            "has no list 'categories'; give COCO's",
+        ),
         ({**COCO, "images": COCO["images"][:1] * 2}, "id 7 stands 2 times in 'images'"),
         (changed("images", id="7"), "an entry of 'images' has id '7'"),
-        (changed("images", file_name="../a.png"), "image 7 has file_name '../a.png', which is outside"),
+        (
+            changed("images", file_name="../a.png"),
+            "image 7 has file_name '../a.png', which is outside",
+        ),
         (changed("annotations", image_id=4), "annotation 1 is of image 4, which is not listed"),
-        (changed("annotations", category_id=2), "of category 2, which is not listed .1 of 2 annotations.; correct"),
+        (
+            changed("annotations", category_id=2),
+            "of category 2, which is not listed .1 of 2 annotations.; correct",
+        ),
         (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),
-        (changed("categories", name="a\x1b[2Jb"), "category 18 has no name without control characters"),
+        (
+            changed("categories", name="a\x1b[2Jb"),
+            "category 18 has no name without control characters",
+        ),
         (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
     ],
 )
@@ -187,7 +244,9 @@ def test_errors_name_file_and_entry(tmp_path: Path, coco: Any, message: str):
         load(tmp_path, coco)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"]
+)
 def test_files_that_are_not_json(tmp_path: Path, content: bytes):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError, match="a.json cannot be read as JSON"):
@@ -202,9 +261,15 @@ def test_names_decide_between_files(tmp_path: Path):
         key = "id" if "name" in entry else "category_id"
         entry[key] = {18: 1, 1: 2}[entry[key]]
     found, expected = (load(tmp_path, coco, categories=train) for coco in (other, COCO))
-    assert [labels.tolist() for labels in found.labels] == [labels.tolist() for labels in expected.labels] == [[0], [1]]
+    assert (
+        [labels.tolist() for labels in found.labels]
+        == [labels.tolist() for labels in expected.labels]
+        == [[0], [1]]
+    )
     assert found.categories.ids == (2, 1)
-    assert "a.json gives other ids to the same category names; the names decide" in found.warnings[0]
+    assert (
+        "a.json gives other ids to the same category names; the names decide" in found.warnings[0]
+    )
     assert found.coco == other  # the metric sees the file as it is
 
 
@@ -228,18 +293,36 @@ AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
         (CORNERS, "xywh", None),  # said, so believed
         (CORNERS, None, f"4 of 5 {AS_CORNERS}"),
         (OBJECTS, "xyxy", f"4 of 5 {AS_SIDES}"),
-        ([[x / 100 for x in box] for box in OBJECTS], None, "no box is larger than one pixel; multiply shares"),
-        ([[5, 5, 10, 10], [50, 40, 90, 75]] * 6, None, f"6 of 12 {AS_CORNERS}"),  # half of them happen to stay inside
-        ([], None, r"no box is left \(none is annotated\); correct the boxes, or give the right annotations"),
+        (
+            [[x / 100 for x in box] for box in OBJECTS],
+            None,
+            "no box is larger than one pixel; multiply shares",
+        ),
+        (
+            [[5, 5, 10, 10], [50, 40, 90, 75]] * 6,
+            None,
+            f"6 of 12 {AS_CORNERS}",
+        ),  # half of them happen to stay inside
+        (
+            [],
+            None,
+            r"no box is left \(none is annotated\); correct the boxes, or give the right annotations",
+        ),
         (
             [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
             None,
             r"\d+ of 20 .* x, y is the centre of a box",
         ),
-        ([[*box[:2], box[2] + 60, box[3]] for box in OBJECTS], None, None),  # sloppy, but no other reading fits better
+        (
+            [[*box[:2], box[2] + 60, box[3]] for box in OBJECTS],
+            None,
+            None,
+        ),  # sloppy, but no other reading fits better
     ],
 )
-def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, form: str | None, message: str | None):
+def test_boxes_in_another_form_are_an_error(
+    tmp_path: Path, boxes: Any, form: str | None, message: str | None
+):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (100, 80)).save(tmp_path / name)
     (tmp_path / "train.json").write_text(json.dumps(with_boxes(*boxes)))
@@ -252,7 +335,9 @@ def test_boxes_in_another_form_are_an_error(tmp_path: Path, boxes: Any, form: st
         assert re.search("ERRORS.*" + message.split(";")[0], report, re.S)
     else:
         read = read_split(config, "train")
-        assert [entry["bbox"] for entry in read.coco["annotations"]] == (OBJECTS if form == "xyxy" else boxes)
+        assert [entry["bbox"] for entry in read.coco["annotations"]] == (
+            OBJECTS if form == "xyxy" else boxes
+        )
 
 
 def test_boxes_of_a_dataset_in_another_form() -> None:
@@ -261,7 +346,9 @@ def test_boxes_of_a_dataset_in_another_form() -> None:
         return TorchDatasetConfig(train=items, categories=["cat"], box_format=form, name="own")
 
     said = own(torch.tensor(OBJECTS), "xywh")
-    by_torchvision = own(tv_tensors.BoundingBoxes(OBJECTS, format="XYWH", canvas_size=(80, 100)), None)
+    by_torchvision = own(
+        tv_tensors.BoundingBoxes(OBJECTS, format="XYWH", canvas_size=(80, 100)), None
+    )
     for data in (said, by_torchvision, own(torch.tensor(CORNERS), None)):
         assert read_split(data, "train").boxes[0].tolist() == CORNERS
     said.box_format = None
@@ -277,7 +364,10 @@ SIDES = st.integers(1, 100)
 def annotation_files(draw: st.DrawFn) -> dict[str, Any]:
     """COCO dicts that are right in form: ids with gaps, in any order; boxes of any numbers."""
     ids = st.lists(st.integers(0, 2**53), unique=True, max_size=4)
-    images = [{"id": i, "file_name": f"{i}.png", "width": draw(SIDES), "height": draw(SIDES)} for i in draw(ids)]
+    images = [
+        {"id": i, "file_name": f"{i}.png", "width": draw(SIDES), "height": draw(SIDES)}
+        for i in draw(ids)
+    ]
     categories = [{"id": i, "name": str(i)} for i in draw(ids) or [5]]
     annotations = [
         {
@@ -316,8 +406,13 @@ def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, A
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in coco["categories"]))}
     assert [r.image_id for r in found.records] == [image["id"] for image in coco["images"]]
     for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
-        own = [a for a in coco["annotations"] if a["image_id"] == record.image_id and not a["iscrowd"]]
-        pairs = [(cleaned(a["bbox"], record.width, record.height), label_of[a["category_id"]]) for a in own]
+        own = [
+            a for a in coco["annotations"] if a["image_id"] == record.image_id and not a["iscrowd"]
+        ]
+        pairs = [
+            (cleaned(a["bbox"], record.width, record.height), label_of[a["category_id"]])
+            for a in own
+        ]
         assert boxes.tolist() == [box for box, _ in pairs if box]
         assert labels.tolist() == [label for box, label in pairs if box]
     assert found.num_crowd == sum(a["iscrowd"] for a in coco["annotations"])
@@ -337,23 +432,41 @@ def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, A
     ],
 )
 def test_real_sets(
-    real_data: Path, folder: str, split: str, images: int, boxes: int, crowd: int, dropped: dict[str, int]
+    real_data: Path,
+    folder: str,
+    split: str,
+    images: int,
+    boxes: int,
+    crowd: int,
+    dropped: dict[str, int],
 ):
     found = load_annotations(*find_split(real_data / folder, split))
-    assert (len(found.records), sum(map(len, found.boxes)), found.num_crowd) == (images, boxes, crowd)
+    assert (len(found.records), sum(map(len, found.boxes)), found.num_crowd) == (
+        images,
+        boxes,
+        crowd,
+    )
     assert implausible_boxes(found, split) is None
     assert (found.dropped, found.clipped, found.warnings) == (dropped, 0, [])
     for record, inside in list(zip(found.records, found.boxes, strict=True))[:20]:
-        assert read_image(record.path, (record.width, record.height)).shape == (3, record.height, record.width)
+        assert read_image(record.path, (record.width, record.height)).shape == (
+            3,
+            record.height,
+            record.width,
+        )
         assert (inside >= 0).all()
         assert (inside <= np.tile((record.width, record.height), 2)).all()
         assert (inside[:, :2] < inside[:, 2:]).all()
 
 
-def test_an_image_with_damaged_boxes_only_is_left_out_where_empty_images_are(tmp_path: Path) -> None:
+def test_an_image_with_damaged_boxes_only_is_left_out_where_empty_images_are(
+    tmp_path: Path,
+) -> None:
     content = with_boxes(*OBJECTS)
     content["images"].append({**content["images"][0], "id": 99})
-    content["annotations"].append({**content["annotations"][0], "id": 999, "image_id": 99, "bbox": [10, 10, 0, 20]})
+    content["annotations"].append(
+        {**content["annotations"][0], "id": 999, "image_id": 99, "bbox": [10, 10, 0, 20]}
+    )
     (tmp_path / "train.json").write_text(json.dumps(content))
     for name in ("a.png", "b.png"):
         Image.new("RGB", (100, 80)).save(tmp_path / name)

@@ -36,7 +36,10 @@ each_evaluator = pytest.mark.parametrize(
     "evaluator",
     [
         pytest.param(
-            name, marks=pytest.mark.skipif(name not in installed_evaluators(), reason=f"{name} is not installed")
+            name,
+            marks=pytest.mark.skipif(
+                name not in installed_evaluators(), reason=f"{name} is not installed"
+            ),
         )
         for name in EVALUATORS
     ],
@@ -48,20 +51,34 @@ RIGHT, WRONG = [10.0, 10.0, 50.0, 50.0], [120.0, 120.0, 40.0, 40.0]
 
 
 def box(image: int, category: int, bbox: Sequence[float], crowd: int = 0) -> dict[str, Any]:
-    return {"image_id": image, "category_id": category, "bbox": list(bbox), "area": bbox[2] * bbox[3], "iscrowd": crowd}
+    return {
+        "image_id": image,
+        "category_id": category,
+        "bbox": list(bbox),
+        "area": bbox[2] * bbox[3],
+        "iscrowd": crowd,
+    }
 
 
 def truth_of(image_ids: Sequence[int], *boxes: dict[str, Any]) -> dict[str, Any]:
     return {
-        "images": [{"id": i, "file_name": f"{i}.png", "width": 200, "height": 200} for i in image_ids],
-        "categories": [{"id": CAT, "name": "cat"}, {"id": DOG, "name": "dog"}, {"id": NEWT, "name": "newt"}],
+        "images": [
+            {"id": i, "file_name": f"{i}.png", "width": 200, "height": 200} for i in image_ids
+        ],
+        "categories": [
+            {"id": CAT, "name": "cat"},
+            {"id": DOG, "name": "dog"},
+            {"id": NEWT, "name": "newt"},
+        ],
         "annotations": [{"id": number} | entry for number, entry in enumerate(boxes, start=1)],
     }
 
 
 def rows_of(*rows: tuple[int, Sequence[float], float, int]) -> np.ndarray:
     """(image, box, score, category) each."""
-    return np.array([[image, *bbox, score, category] for image, bbox, score, category in rows]).reshape(-1, 7)
+    return np.array(
+        [[image, *bbox, score, category] for image, bbox, score, category in rows]
+    ).reshape(-1, 7)
 
 
 @each_evaluator
@@ -76,7 +93,11 @@ def test_by_hand(evaluator: str) -> None:
     )
     result = evaluate_rows(truth, rows, evaluator=evaluator)
     # Of ten thresholds, three (.50, .55, .60) see both cats and seven only the first: 51 of 101 recall points.
-    assert result.per_class == {"cat": pytest.approx((3 * 1 + 7 * 51 / 101) / 10), "dog": 0.0, "newt": None}
+    assert result.per_class == {
+        "cat": pytest.approx((3 * 1 + 7 * 51 / 101) / 10),
+        "dog": 0.0,
+        "newt": None,
+    }
     assert result.stats["AP50"] == pytest.approx(0.5)
     assert result.precision.shape == (10, 101, 3)
     assert set(result.to_dict()) == {*STATS, "per_class_AP"}
@@ -92,7 +113,9 @@ def test_random_corners_equal_pycocotools(seed: int, evaluator: str) -> None:
     for number in range(rng.integers(0, 40)):
         bbox = [*rng.uniform(0, 80, 2), *rng.choice([5.0, 31.9, 32.0, 64.0, 96.0, 120.0], 2)]
         crowd = int(rng.random() < 0.15)
-        boxes.append(box(int(rng.choice(images)), int(rng.choice([CAT, DOG])), bbox, crowd) | {"id": number})
+        boxes.append(
+            box(int(rng.choice(images)), int(rng.choice([CAT, DOG])), bbox, crowd) | {"id": number}
+        )
     rows = [
         (
             entry["image_id"],
@@ -104,7 +127,11 @@ def test_random_corners_equal_pycocotools(seed: int, evaluator: str) -> None:
     ]
     rows += [(99, RIGHT, 0.9, CAT), (images[0], RIGHT, 0.9, 1)][: rng.integers(0, 3)]
     rng.shuffle(rows)  # type: ignore[arg-type]
-    some = None if rng.random() < 0.7 else [int(i) for i in rng.choice(images, rng.integers(0, len(images) + 1), False)]
+    some = (
+        None
+        if rng.random() < 0.7
+        else [int(i) for i in rng.choice(images, rng.integers(0, len(images) + 1), False)]
+    )
     arrays = rows_of(*rows)  # type: ignore[arg-type]
     found, expected = (
         evaluate_rows(truth_of(images, *boxes), arrays, image_ids=some, evaluator=name)
@@ -128,16 +155,22 @@ def test_official_numbers(real_data: Path, evaluator: str) -> None:
 @each_evaluator
 def test_a_real_detector(real_data: Path, evaluator: str) -> None:
     name = "yolox_nano_tiny_coco100_val2017"
-    truth = json.loads((real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text())
+    truth = json.loads(
+        (real_data / "coco-mini" / "annotations" / "instances_val2017.json").read_text()
+    )
     expected = json.loads((real_data / "real-detections" / "expected.json").read_text())[name]
     rows = read_results(real_data / "real-detections" / f"{name}.json", truth)
     result = evaluate_rows(truth, rows, evaluator=evaluator)
     for key in STATS:
         assert result.stats[key] == pytest.approx(expected[key], abs=1e-9), key
     names = {str(c["id"]): c["name"] for c in truth["categories"]}
-    per_class = {names[i]: value for i, value in expected["per_class_AP"].items() if value not in (None, -1)}
+    per_class = {
+        names[i]: value for i, value in expected["per_class_AP"].items() if value not in (None, -1)
+    }
     assert len(per_class) > 20
-    assert {name: result.per_class[name] for name in per_class} == pytest.approx(per_class, abs=1e-9)
+    assert {name: result.per_class[name] for name in per_class} == pytest.approx(
+        per_class, abs=1e-9
+    )
 
 
 TRUTH_OF_IDS = truth_of([1, BIG_ID])
@@ -177,7 +210,10 @@ def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
     x, y, width, height = RIGHT
     truth["annotations"][0]["bbox"] = [x, y, x + width, y + height]
     (tmp_path / "corners.json").write_text(json.dumps(truth))
-    files = {"results": str(tmp_path / "results.json"), "annotations": str(tmp_path / "corners.json")}
+    files = {
+        "results": str(tmp_path / "results.json"),
+        "annotations": str(tmp_path / "corners.json"),
+    }
     assert evaluate(EvaluateConfig(**files, box_format="xyxy"))[0].stats["AP"] == pytest.approx(1)
 
 
@@ -198,11 +234,17 @@ class Sees(torch.nn.Module):
             "labels": torch.tensor([0]),
         }
         loss = torch.tensor(self.loss)
-        return {name: loss for name in ("classification", "bbox_regression", "mask")}, [found] * len(batch)
+        return {name: loss for name in ("classification", "bbox_regression", "mask")}, [
+            found
+        ] * len(batch)
 
 
 def batch_of(*image_ids: int) -> Batch:
-    image, boxes, labels = torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0)
+    image, boxes, labels = (
+        torch.zeros(3, 8, 8, dtype=torch.uint8),
+        torch.zeros(0, 4),
+        torch.zeros(0),
+    )
     return collate([Sample(image, boxes, labels, i, (200, 200)) for i in image_ids], (8, 8))
 
 
@@ -290,7 +332,9 @@ def test_the_model_is_put_back_in_its_mode() -> None:
     undefined = [name for name, value in evaluator.last_result.stats.items() if value == -1]
     assert undefined, "not all sizes are there"
     assert all(math.isnan(metrics[f"coco/{name}"]) for name in undefined)
-    assert [name for name, value in evaluator.last_result.to_dict().items() if value is None] == undefined
+    assert [
+        name for name, value in evaluator.last_result.to_dict().items() if value is None
+    ] == undefined
 
 
 def test_images_that_no_rank_read_are_left_out(caplog: pytest.LogCaptureFixture) -> None:

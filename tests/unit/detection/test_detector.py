@@ -23,11 +23,14 @@ def content(**changes: Any) -> dict[str, Any]:
 def test_no_image_changes_the_result_of_another() -> None:
     generator = torch.Generator().manual_seed(0)
     wide, tall = (
-        torch.randint(0, 256, (3, h, w), dtype=torch.uint8, generator=generator) for h, w in ((9, 70), (80, 40))
+        torch.randint(0, 256, (3, h, w), dtype=torch.uint8, generator=generator)
+        for h, w in ((9, 70), (80, 40))
     )
     detector = Detector.from_content(content(), "a checkpoint")
     together = detector.predict([wide, tall])
-    for alone, found in zip([*detector.predict([wide]), *detector.predict([tall])], together, strict=True):
+    for alone, found in zip(
+        [*detector.predict([wide]), *detector.predict([tall])], together, strict=True
+    ):
         for name in ("boxes", "scores", "labels"):
             assert torch.equal(alone[name], found[name])
     assert detector.predict([]) == []
@@ -41,7 +44,9 @@ def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
     detector = Detector.from_checkpoint(path)
     assert detector.categories.ids == (3, -1, 8)
     assert (detector.min_size, detector.max_size, detector.model.training) == (64, 96, False)
-    with pytest.raises(ConfigError, match="checkpoint is of type NoneType; give the path of a .pt file"):
+    with pytest.raises(
+        ConfigError, match="checkpoint is of type NoneType; give the path of a .pt file"
+    ):
         Detector.from_checkpoint(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="^device=gpu is not a device"):
         Detector.from_checkpoint(path, device="gpu")
@@ -49,7 +54,10 @@ def test_a_file_of_the_checkpoint_folder(tmp_path: Path) -> None:
 
 def test_the_average_is_preferred() -> None:
     plain = content()
-    average = {name: value + 0.5 if "cls_logits.bias" in name else value for name, value in plain["model"].items()}
+    average = {
+        name: value + 0.5 if "cls_logits.bias" in name else value
+        for name, value in plain["model"].items()
+    }
     detector = Detector.from_content(content(ema={"model": average, "updates": 3}), "a checkpoint")
     bias = detector.model.head.classification_head.cls_logits.bias
     assert torch.equal(bias, average["head.classification_head.cls_logits.bias"])
@@ -63,13 +71,24 @@ def test_forms_of_an_image(tmp_path: Path) -> None:
     stored.save(tmp_path / "a.png", exif=stored.getexif())
     detector = Detector.from_content(content(), "a checkpoint")
     path = tmp_path / "a.png"
-    forms = [path, str(path), image, image.convert("RGBA"), array, array[:, ::-1][:, ::-1], tensor, tensor / 255]
+    forms = [
+        path,
+        str(path),
+        image,
+        image.convert("RGBA"),
+        array,
+        array[:, ::-1][:, ::-1],
+        tensor,
+        tensor / 255,
+    ]
     alone = [detector.predict(form) for form in forms]
     assert all(len(detections) == 1 for detections in alone)
     for (detections,), expected in zip(alone, detector.predict(forms), strict=True):
         assert torch.equal(detections["boxes"], expected["boxes"])
         assert torch.equal(detections["boxes"], alone[0][0]["boxes"])
-    grey = detector.predict([array[..., 0], image.getchannel(0), image.getchannel(0).convert("RGB")])
+    grey = detector.predict(
+        [array[..., 0], image.getchannel(0), image.getchannel(0).convert("RGB")]
+    )
     assert torch.equal(grey[0]["boxes"], grey[1]["boxes"])
     assert torch.equal(grey[0]["boxes"], grey[2]["boxes"])
 
@@ -107,6 +126,10 @@ def test_what_does_not_fit_together_is_named(wrong: dict[str, Any]) -> None:
 
 
 def test_a_checkpoint_of_another_task_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(sealed({**content(config={"task": {"name": "classification"}}), "step": 1}))
-    with pytest.raises(CheckpointError, match=r"a.pt is a checkpoint of task=classification, not of a detector"):
+    (tmp_path / "a.pt").write_bytes(
+        sealed({**content(config={"task": {"name": "classification"}}), "step": 1})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"a.pt is a checkpoint of task=classification, not of a detector"
+    ):
         Detector.from_checkpoint(tmp_path / "a.pt")

@@ -25,13 +25,20 @@ def made_up_state() -> dict[str, Tensor]:
 
     def conv(name: str, out: int, into: int, kernel: int, bias: bool = True) -> None:
         deviation = (2 / (into * kernel * kernel)) ** 0.5
-        state[f"{name}.weight"] = deviation * torch.randn(out, into, kernel, kernel, generator=generator)
+        state[f"{name}.weight"] = deviation * torch.randn(
+            out, into, kernel, kernel, generator=generator
+        )
         if bias:
             state[f"{name}.bias"] = 0.1 * torch.randn(out, generator=generator)
 
     def normed(name: str, out: int, into: int, kernel: int) -> None:
         conv(name, out, into, kernel, bias=False)
-        for key, value in (("weight", 0.5), ("bias", -0.5), ("running_mean", -0.5), ("running_var", 0.5)):
+        for key, value in (
+            ("weight", 0.5),
+            ("bias", -0.5),
+            ("running_mean", -0.5),
+            ("running_var", 0.5),
+        ):
             state[f"{name}.norm.{key}"] = value + torch.rand(out, generator=generator)
 
     normed("backbone.bottom_up.stem.conv1", 64, 3, 7)
@@ -50,7 +57,10 @@ def made_up_state() -> dict[str, Tensor]:
         conv(f"backbone.fpn_output{level}", CHANNELS, CHANNELS, 3)
     for name in ("backbone.top_block.p6", "backbone.top_block.p7"):
         conv(name, CHANNELS, CHANNELS, 3)
-    for subnet, last, outputs in (("cls_subnet", "cls_score", CLASSES), ("bbox_subnet", "bbox_pred", 4)):
+    for subnet, last, outputs in (
+        ("cls_subnet", "cls_score", CLASSES),
+        ("bbox_subnet", "bbox_pred", 4),
+    ):
         for i in (0, 2, 4, 6):
             conv(f"head.{subnet}.{i}", CHANNELS, CHANNELS, 3)
         conv(f"head.{last}", SIZES * RATIOS * outputs, CHANNELS, 3)
@@ -65,22 +75,44 @@ def theirs(state: dict[str, Tensor], image: Tensor) -> dict[str, Tensor]:
         return F.conv2d(x, state[f"{name}.weight"], state.get(f"{name}.bias"), **how)
 
     def normed(x: Tensor, name: str, **how: int) -> Tensor:
-        mean, var, weight, bias = (state[f"{name}.norm.{k}"] for k in ("running_mean", "running_var", "weight", "bias"))
+        mean, var, weight, bias = (
+            state[f"{name}.norm.{k}"] for k in ("running_mean", "running_var", "weight", "bias")
+        )
         return F.batch_norm(conv(x, name, **how), mean, var, weight, bias, eps=1e-5)
 
     x = (image[[2, 1, 0]] - torch.tensor(BGR, dtype=torch.float64)[:, None, None])[None]
-    x = F.max_pool2d(F.relu(normed(x, "backbone.bottom_up.stem.conv1", stride=2, padding=3)), 3, 2, 1)
+    x = F.max_pool2d(
+        F.relu(normed(x, "backbone.bottom_up.stem.conv1", stride=2, padding=3)), 3, 2, 1
+    )
     maps = {}
     for stage in (2, 3, 4, 5):
         for block in (0, 1):
-            name, stride = f"backbone.bottom_up.res{stage}.{block}", 2 if stage > 2 and block == 0 else 1
-            y = normed(F.relu(normed(x, f"{name}.conv1", stride=stride, padding=1)), f"{name}.conv2", padding=1)
-            x = F.relu(y + (normed(x, f"{name}.shortcut", stride=stride) if f"{name}.shortcut.weight" in state else x))
+            name, stride = (
+                f"backbone.bottom_up.res{stage}.{block}",
+                2 if stage > 2 and block == 0 else 1,
+            )
+            y = normed(
+                F.relu(normed(x, f"{name}.conv1", stride=stride, padding=1)),
+                f"{name}.conv2",
+                padding=1,
+            )
+            x = F.relu(
+                y
+                + (
+                    normed(x, f"{name}.shortcut", stride=stride)
+                    if f"{name}.shortcut.weight" in state
+                    else x
+                )
+            )
         maps[stage] = x
     features, top = {}, None
     for level in (5, 4, 3):
         lateral = conv(maps[level], f"backbone.fpn_lateral{level}")
-        top = lateral if top is None else lateral + F.interpolate(top, scale_factor=2.0, mode="nearest")
+        top = (
+            lateral
+            if top is None
+            else lateral + F.interpolate(top, scale_factor=2.0, mode="nearest")
+        )
         features[level] = conv(top, f"backbone.fpn_output{level}", padding=1)
     features[6] = conv(features[5], "backbone.top_block.p6", stride=2, padding=1)
     features[7] = conv(F.relu(features[6]), "backbone.top_block.p7", stride=2, padding=1)
@@ -91,30 +123,40 @@ def theirs(state: dict[str, Tensor], image: Tensor) -> dict[str, Tensor]:
             for i in (0, 2, 4, 6):
                 y = F.relu(conv(y, f"head.{subnet}.{i}", padding=1))
             y = conv(y, f"head.{last}", padding=1)[0]  # size, ratio and output in the channels
-            outputs[last].append(y.permute(1, 2, 0).reshape(y.shape[1] * y.shape[2], SIZES, RATIOS, -1))
+            outputs[last].append(
+                y.permute(1, 2, 0).reshape(y.shape[1] * y.shape[2], SIZES, RATIOS, -1)
+            )
     return {name: torch.cat(values) for name, values in outputs.items()}
 
 
 @pytest.mark.parametrize("is_bgr", [True, False])
 def test_outputs_are_those_of_detectron2s_definition(is_bgr: bool, tmp_path: Path) -> None:
     state = made_up_state()
-    image = torch.randint(0, 256, (3, SIDE, SIDE), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    image = torch.randint(
+        0, 256, (3, SIDE, SIDE), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     expected = theirs(state, image.double())
     if not is_bgr:  # the same network of a configuration with RGB and torchvision's deviations
         std = torch.tensor([58.395, 57.120, 57.375], dtype=torch.float64)
         stem = "backbone.bottom_up.stem.conv1.weight"
         state[stem] = state[stem][:, [2, 1, 0]] * std[:, None, None]
-        state |= {"pixel_mean": torch.tensor(BGR[::-1])[:, None, None], "pixel_std": std[:, None, None]}
+        state |= {
+            "pixel_mean": torch.tensor(BGR[::-1])[:, None, None],
+            "pixel_std": std[:, None, None],
+        }
     torch.save({"model": state, "iteration": 90000}, tmp_path / "model_final.pth")
     model = (
-        build_retinanet(num_classes=CLASSES, backbone="resnet18", fpn_channels=CHANNELS, norm="frozen_bn")
+        build_retinanet(
+            num_classes=CLASSES, backbone="resnet18", fpn_channels=CHANNELS, norm="frozen_bn"
+        )
         .double()
         .eval()
     )
     report = load_weights(model, str(tmp_path / "model_final.pth"))
     assert (report.missing, report.left_over, report.misfits) == ((), (), ())
     batch = collate(
-        [Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, (SIDE, SIDE))], (SIDE, SIDE)
+        [Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0, (SIDE, SIDE))],
+        (SIDE, SIDE),
     )
     with torch.no_grad():
         ours, _ = model.predict(batch)
@@ -129,4 +171,6 @@ def test_p6_of_c5_is_reported(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "model_final.pth")
     model = build_retinanet(num_classes=CLASSES, backbone="resnet18", fpn_channels=CHANNELS)
     report = load_weights(model, str(tmp_path / "model_final.pth"))
-    assert [name.split(":")[0] for name in report.misfits] == ["backbone.fpn.extra_blocks.p6.weight"]
+    assert [name.split(":")[0] for name in report.misfits] == [
+        "backbone.fpn.extra_blocks.p6.weight"
+    ]

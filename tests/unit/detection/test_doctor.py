@@ -71,13 +71,38 @@ def defective(root: Path) -> None:
     make_image("train/stored.jpg", orientation=6)  # shown as 40 x 60, annotated as stored
     make_image("val/v.png")
 
-    names = ["a.png", "b.png", "twin.png", "cut.png", "wrong.png", "gone.png", "empty.png", "upright.jpg", "stored.jpg"]
-    train = [{"id": i, "file_name": n, "width": 60, "height": 40} for i, n in enumerate(names, start=1)]
+    names = [
+        "a.png",
+        "b.png",
+        "twin.png",
+        "cut.png",
+        "wrong.png",
+        "gone.png",
+        "empty.png",
+        "upright.jpg",
+        "stored.jpg",
+    ]
+    train = [
+        {"id": i, "file_name": n, "width": 60, "height": 40} for i, n in enumerate(names, start=1)
+    ]
     boxes = [(i, 1, [5, 5, 20, 20], 0) for i in range(1, 10) if i != 7]
-    wrong = ([5, 5, 0, 10], [5, 5, 10, -1], [100, 100, 5, 5], [1, math.nan, 5, 5], [50.5, 30, 30, 30])
-    boxes += [(1, 2, [30, 5, 20, 20], 0), *((2, 1, box, 0) for box in wrong), (2, 1, [0, 0, 99, 30], 1)]
+    wrong = (
+        [5, 5, 0, 10],
+        [5, 5, 10, -1],
+        [100, 100, 5, 5],
+        [1, math.nan, 5, 5],
+        [50.5, 30, 30, 30],
+    )
+    boxes += [
+        (1, 2, [30, 5, 20, 20], 0),
+        *((2, 1, box, 0) for box in wrong),
+        (2, 1, [0, 0, 99, 30], 1),
+    ]
     write_coco(root / "annotations/instances_train.json", train, boxes, NAMES)
-    val = [{"id": i, "file_name": f"{n}.png", "width": 60, "height": 40} for i, n in enumerate(["v", "leak"], start=1)]
+    val = [
+        {"id": i, "file_name": f"{n}.png", "width": 60, "height": 40}
+        for i, n in enumerate(["v", "leak"], start=1)
+    ]
     write_coco(root / "annotations/instances_val.json", val, [(1, 1, [5, 5, 20, 20], 0)], NAMES)
 
 
@@ -93,24 +118,40 @@ def test_each_defect_is_found_once(tmp_path: Path) -> None:
     sizes = (f"annotation 10: [5, 5, 0, 10] {in_b}", f"annotation 11: [5, 5, 10, -1] {in_b}")
     assert found == {
         ("error", "train", "images missing"): (1, (str(tmp_path / "train/gone.png"),)),
-        ("error", "train", "images of another size"): (1, ("wrong.png is 50 x 40, annotated 60 x 40",)),
+        ("error", "train", "images of another size"): (
+            1,
+            ("wrong.png is 50 x 40, annotated 60 x 40",),
+        ),
         ("error", "val", "images that are in train too"): (1, ("leak.png = b.png of train",)),
         ("warning", "train", "images that occur more than once"): (1, ("a.png = twin.png",)),
         ("warning", "train", "boxes not finite"): (1, (f"annotation 13: [1, nan, 5, 5] {in_b}",)),
         ("warning", "train", "boxes of zero or negative size"): (2, sizes),
-        ("warning", "train", "boxes outside the image"): (1, (f"annotation 12: [100, 100, 5, 5] {in_b}",)),
+        ("warning", "train", "boxes outside the image"): (
+            1,
+            (f"annotation 12: [100, 100, 5, 5] {in_b}",),
+        ),
         ("warning", "train", "categories without a box"): (1, ("never",)),
         ("warning", "val", "categories of train without a box"): (1, ("rare",)),
-        ("info", "train", "boxes reaching out of the image"): (1, (f"annotation 14: [50.5, 30, 30, 30] {in_b}",)),
+        ("info", "train", "boxes reaching out of the image"): (
+            1,
+            (f"annotation 14: [50.5, 30, 30, 30] {in_b}",),
+        ),
         ("info", "train", "crowd regions"): (1, ()),
         ("info", "train", "images without boxes"): (1, ("empty.png",)),
         ("info", "val", "images without boxes"): (1, ("leak.png",)),
     }
-    assert report.details["objects"]["train"]["thing"] == {"small": 9, "medium": 0, "large": 0, "all": 9}
+    assert report.details["objects"]["train"]["thing"] == {
+        "small": 9,
+        "medium": 0,
+        "large": 0,
+        "all": 9,
+    }
     assert report.details["objects"]["val"]["rare"]["all"] == 0
 
 
-def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_exit_codes_and_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     defective(tmp_path / "bad")
     make_shapes(tmp_path / "good", num_train=30, num_val=20, image_size=64)
 
@@ -130,7 +171,9 @@ def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert "ERRORS\n  train  images missing: 1\n" in printed
     assert printed.endswith("4 errors, 6 warnings: fix the errors before you train.\n")
 
-    run(*arguments(tmp_path / "good"), "experiment=shapes", "data.shapes=null")  # as a training would be told
+    run(
+        *arguments(tmp_path / "good"), "experiment=shapes", "data.shapes=null"
+    )  # as a training would be told
     assert "ERRORS" not in capsys.readouterr().out
 
     (tmp_path / "bad/annotations/instances_val.json").write_text("{")
@@ -144,7 +187,12 @@ def test_exit_codes_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 def test_it_takes_what_a_training_takes() -> None:
     """The same arguments give the same data and model, or another thing would be examined than trained on."""
     for name in ("bccd", "detectron2_1x"):
-        overrides = [f"experiment={name}", "data.root=/data", "trainer.max_duration=3epochs", "seed=4"]
+        overrides = [
+            f"experiment={name}",
+            "data.root=/data",
+            "trainer.max_duration=3epochs",
+            "seed=4",
+        ]
         ours, theirs = load_config("doctor", overrides), load_config("train", overrides)
         assert (ours.data, ours.model) == (theirs.data, theirs.model)
     assert load_config("doctor", []).model == load_config("train", []).model
@@ -152,18 +200,27 @@ def test_it_takes_what_a_training_takes() -> None:
 
 @pytest.mark.parametrize("left_out", ["cluster=true", "images=none", "sheets=sheets"])
 def test_a_checkpoint_leaves_nothing_else_to_examine(left_out: str) -> None:
-    with pytest.raises(ConfigError, match="checkpoint=run ranks labels alone; leave cluster, images and sheets out."):
+    with pytest.raises(
+        ConfigError,
+        match="checkpoint=run ranks labels alone; leave cluster, images and sheets out.",
+    ):
         load_config("doctor", ["checkpoint=run", left_out])
-    with pytest.raises(ConfigError, match="data.root=/data is not read with checkpoint=run.*; write root=/data."):
+    with pytest.raises(
+        ConfigError, match="data.root=/data is not read with checkpoint=run.*; write root=/data."
+    ):
         load_config("doctor", ["checkpoint=run", "data.root=/data"])
-    with pytest.raises(ConfigError, match="root=/data is read with checkpoint only; write data.root=/data."):
+    with pytest.raises(
+        ConfigError, match="root=/data is read with checkpoint only; write data.root=/data."
+    ):
         load_config("doctor", ["root=/data"])
 
 
 def test_images_that_the_settings_leave_out_cause_no_error(tmp_path: Path) -> None:
     defective(tmp_path)
     report = examine(settings(tmp_path, "data.missing_images=skip", "data.bad_images=skip"))
-    assert [f.what for f in report.findings if f.level == "error"] == ["images that are in train too"]
+    assert [f.what for f in report.findings if f.level == "error"] == [
+        "images that are in train too"
+    ]
     left_out = {f.what for f in report.findings if f.remedy == "left out of training"}
     assert left_out == {"images missing", "images unreadable", "images of another size"}
 
@@ -185,7 +242,9 @@ def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
     rows = ["a.png,5,5,25,25,thing", "a.png,50,10,90,30,thing", "a.png,70,10,90,30,thing"]
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
     overrides = ["data=csv", f"data.train_annotations={tmp_path}/train.csv", "data.min_sizes=[40]"]
-    report = examine(load_config("doctor", [*overrides, "model.anchor_sizes=[[16],[32],[64],[128],[256]]"]))
+    report = examine(
+        load_config("doctor", [*overrides, "model.anchor_sizes=[[16],[32],[64],[128],[256]]"])
+    )
     assert {f.what: f.count for f in report.findings} == {
         "boxes outside the image": 1,
         "boxes reaching out of the image": 1,
@@ -204,7 +263,8 @@ def test_a_split_without_a_usable_image_is_an_error(tmp_path: Path) -> None:
     assert ("error", "val", "images, and none can be used", 2) in found
     with pytest.raises(DataError, match="instances_val.json leaves no image for val"):
         DetectionTask(
-            load_config("train", [*arguments(tmp_path), "data.missing_images=skip"]), SingleDeviceStrategy("cpu")
+            load_config("train", [*arguments(tmp_path), "data.missing_images=skip"]),
+            SingleDeviceStrategy("cpu"),
         )
 
 
@@ -215,14 +275,22 @@ def test_rare_classes_and_small_objects_are_named_and_sheets_drawn(tmp_path: Pat
         Image.new("RGB", (128, 128)).save(tmp_path / f"{i}.png")
     images = [{"id": i, "file_name": f"{i}.png", "width": 128, "height": 128} for i in range(1, 21)]
     write_coco(tmp_path / "train.json", images, boxes, NAMES)
-    data = ["data=coco", f"data.train_annotations={tmp_path}/train.json", "data.min_sizes=[128]", "data.max_size=192"]
+    data = [
+        "data=coco",
+        f"data.train_annotations={tmp_path}/train.json",
+        "data.min_sizes=[128]",
+        "data.max_size=192",
+    ]
     report = examine(load_config("doctor", [*data, f"sheets={tmp_path}/sheets"]))
     found = {f.what: (f.count, f.remedy, f.examples) for f in report.findings}
     assert found["rare classes"][0] == 1
     assert found["rare classes"][2] == ("rare (in 1 image)",)
     assert "data.repeat_threshold=0.1" in found["rare classes"][1]
     count, remedy, _ = found["boxes below 16 px after the resize"]
-    assert (count, remedy) == (21, "try data.min_sizes=[192] data.max_size=307, 2.6 times the memory")
+    assert (count, remedy) == (
+        21,
+        "try data.min_sizes=[192] data.max_size=307, 2.6 times the memory",
+    )
     with Image.open(tmp_path / "sheets" / "train.jpg") as sheet:
         assert len(sheet.convert("RGB").getcolors(2**24)) > 2  # boxes on black
     assert not (tmp_path / "sheets" / "val.jpg").exists()
@@ -235,8 +303,13 @@ def random_boxes(folder: Path, sizes: list[tuple[int, int]]) -> Annotations:
     for image, (height, width) in enumerate(sizes, start=1):
         for _ in range(100):
             w, h = np.exp(rng.uniform(math.log(3), np.log([width, height])))
-            boxes.append((image, 1, [rng.uniform(0, width - w), rng.uniform(0, height - h), w, h], 0))
-    images = [{"id": i, "file_name": str(i), "width": w, "height": h} for i, (h, w) in enumerate(sizes, start=1)]
+            boxes.append(
+                (image, 1, [rng.uniform(0, width - w), rng.uniform(0, height - h), w, h], 0)
+            )
+    images = [
+        {"id": i, "file_name": str(i), "width": w, "height": h}
+        for i, (h, w) in enumerate(sizes, start=1)
+    ]
     write_coco(folder / "a.json", images, boxes, NAMES)
     return load_annotations(folder / "a.json", folder, missing_images="ignore")
 
@@ -250,7 +323,11 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
     coverage = anchor_coverage(data, CELLS, DetectionData(name="x", **options))
 
     model = build_retinanet(
-        num_classes=2, backbone="resnet18", fpn_channels=64, variant=variant, anchor_sizes=ANCHOR_SIZES
+        num_classes=2,
+        backbone="resnet18",
+        fpn_channels=64,
+        variant=variant,
+        anchor_sizes=ANCHOR_SIZES,
     )
     buckets = make_buckets(sizes, **options)
     expected = []
@@ -271,7 +348,12 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
 
 def test_coverage_by_hand(tmp_path: Path) -> None:
     """An image as large as its canvas; anchors of P3 lie around multiples of 8."""
-    boxes = [[24.0, 24.0, 16.0, 16.0], [26.0, 24.0, 16.0, 16.0], [24.0, 24.0, 16.0, 4.0], [0.0, 30.0, 64.0, 5.0]]
+    boxes = [
+        [24.0, 24.0, 16.0, 16.0],
+        [26.0, 24.0, 16.0, 16.0],
+        [24.0, 24.0, 16.0, 4.0],
+        [0.0, 30.0, 64.0, 5.0],
+    ]
     image = {"id": 1, "file_name": "a", "width": 64, "height": 64}
     write_coco(tmp_path / "a.json", [image], [(1, 1, box, 0) for box in boxes], NAMES)
     data = load_annotations(tmp_path / "a.json", tmp_path, missing_images="ignore")
@@ -287,16 +369,30 @@ def test_coverage_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "remedy"),
     [
-        ((12.0, 12.0), "0.0% are left, tried on these boxes, with model.anchor_sizes=[[12],[16],[32],[64],[128]]"),
-        ((30.0, 180.0), "0.0% are left, tried on these boxes, with model.aspect_ratios=[0.25,0.5,1.0,2.0,4.0]"),
-        ((2.0, 2.0), "neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes"),
+        (
+            (12.0, 12.0),
+            "0.0% are left, tried on these boxes, with model.anchor_sizes=[[12],[16],[32],[64],[128]]",
+        ),
+        (
+            (30.0, 180.0),
+            "0.0% are left, tried on these boxes, with model.aspect_ratios=[0.25,0.5,1.0,2.0,4.0]",
+        ),
+        (
+            (2.0, 2.0),
+            "neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes",
+        ),
     ],
 )
 def test_remedies_are_tried(side: tuple[float, float], remedy: str, tmp_path: Path) -> None:
     """Boxes around centres of anchors, which one setting helps, or none."""
     w, h = side
     boxes = [(1, 1, [x - w / 2, 512 - h / 2, w, h], 0) for x in (384, 512, 640)]
-    write_coco(tmp_path / "train.json", [{"id": 1, "file_name": "a", "width": 1024, "height": 1024}], boxes, NAMES)
+    write_coco(
+        tmp_path / "train.json",
+        [{"id": 1, "file_name": "a", "width": 1024, "height": 1024}],
+        boxes,
+        NAMES,
+    )
     overrides = [
         "data=coco",
         f"data.train_annotations={tmp_path}/train.json",

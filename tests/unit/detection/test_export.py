@@ -43,8 +43,12 @@ def test_onnx_is_run_and_says_what_it_is(tmp_path: Path) -> None:
     found = export(settings(tmp_path / "model.onnx", size=[48, 40]))
     assert found["detections"] > 10
     assert found["boxes"] < 1e-2
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [("images", "tensor(uint8)", [1, 3, 48, 40])]
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [
+        ("images", "tensor(uint8)", [1, 3, 48, 40])
+    ]
     assert [o.name for o in session.get_outputs()] == ["boxes", "scores", "labels"]
     about = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
     assert about["categories"] == {"0": {"id": 3, "name": "cat"}, "2": {"id": 8, "name": "dog"}}
@@ -99,17 +103,22 @@ def test_the_model_card_says_what_the_checkpoint_says(tmp_path: Path, detector: 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "form"),
-    [("mobilenet_v3_small", "pt2"), ("mobilenet_v3_small", "pt"), ("convnext_tiny", "onnx"), ("swin_t", "pt")],
+    [
+        ("mobilenet_v3_small", "pt2"),
+        ("mobilenet_v3_small", "pt"),
+        ("convnext_tiny", "onnx"),
+        ("swin_t", "pt"),
+    ],
 )
-def test_other_bodies(body: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bodies(
+    body: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "onnx":
         pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
         pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
     made = small_detector(backbone=body)
     head = made.model.head.classification_head
-    with (
-        torch.no_grad()
-    ):  # scores that differ: nearly all of an untrained body's are 0.01, and large weights make them all 1
+    with torch.no_grad():  # scores that differ: nearly all of an untrained body's are 0.01, and large weights make them all 1
         logits = head(list(made.model.backbone(torch.randn(1, 3, 64, 96)).values()))
         head.cls_logits.weight *= 2 / logits.std()
     monkeypatch.setattr(Detector, "from_checkpoint", lambda path, **how: made)
@@ -120,15 +129,26 @@ def test_other_bodies(body: str, form: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def shifted(found: Detections, boxes: float = 0.0, scores: float = 0.0) -> Detections:
-    return Detections(boxes=found["boxes"] + boxes, scores=found["scores"] + scores, labels=found["labels"])
+    return Detections(
+        boxes=found["boxes"] + boxes, scores=found["scores"] + scores, labels=found["labels"]
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda found: shifted(found, boxes=0.2), "its boxes differ by up to 0.2 px, more than 0.1 px"),
-        (lambda found: shifted(found, scores=0.002), "its scores differ by up to 0.002, more than 0.001"),
-        (lambda found: Detections(**{k: v[:0] for k, v in found.items()}), "its boxes differ by up to inf"),  # type: ignore
+        (
+            lambda found: shifted(found, boxes=0.2),
+            "its boxes differ by up to 0.2 px, more than 0.1 px",
+        ),
+        (
+            lambda found: shifted(found, scores=0.002),
+            "its scores differ by up to 0.002, more than 0.001",
+        ),
+        (
+            lambda found: Detections(**{k: v[:0] for k, v in found.items()}),
+            "its boxes differ by up to inf",
+        ),  # type: ignore
         (lambda found: shifted(found, boxes=float("nan")), "its boxes differ by up to inf"),
     ],
 )
@@ -139,7 +159,9 @@ def test_what_differs_is_not_written(
 
     def wrong(detector: Detector, state: Any) -> module.Runner:
         run = load(detector, state)
-        return lambda image: [*change(Detections(**dict(zip(OUTPUTS, run(image), strict=True)))).values()]  # type: ignore
+        return lambda image: [
+            *change(Detections(**dict(zip(OUTPUTS, run(image), strict=True)))).values()
+        ]  # type: ignore
 
     monkeypatch.setattr(module, "_with_state", wrong)
     (tmp_path / "state_dict.pt").write_text("the old one")
@@ -154,7 +176,9 @@ def test_a_detector_without_detections_is_not_exported(
 ) -> None:
     """Said before the graph is traced, which takes minutes."""
     monkeypatch.setattr(detector.model, "score_thresh", 1.0)
-    monkeypatch.setattr(detector, "record", {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}})
+    monkeypatch.setattr(
+        detector, "record", {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}}
+    )
     monkeypatch.delattr(module, "Exporter")
     message = r"best.pt detects nothing in . images to compare \(its run's best coco/AP is 0.000\); train it for longer"
     with pytest.raises(UserError, match=message):

@@ -15,14 +15,19 @@ WEIGHT = torch.tensor([0.25, 0.5])
 
 def some_logits(dtype: torch.dtype = torch.float64) -> Tensor:
     """Ordinary ones and extreme ones."""
-    logits = torch.randn(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    logits = (
+        torch.randn(2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    )
     logits[0, 0] = torch.tensor([100.0, -100.0, 30.0, -30.0, 0.0])
     logits[0, 2] = torch.tensor([50.0, -50.0, 5.0, 90.0, -90.0])
     return logits.to(dtype)
 
 
 def by_torchvision(logits: Tensor, alpha: float, gamma: float) -> Tensor:
-    targets = torch.nn.functional.one_hot(CLASSES.clamp(min=0), 5).to(logits.dtype) * (CLASSES >= 0)[..., None]
+    targets = (
+        torch.nn.functional.one_hot(CLASSES.clamp(min=0), 5).to(logits.dtype)
+        * (CLASSES >= 0)[..., None]
+    )
     each = sigmoid_focal_loss(logits, targets, alpha, gamma).sum(dim=-1)
     return (torch.where(CLASSES != -2, each, 0.0).sum(dim=1) * WEIGHT).sum()
 
@@ -30,7 +35,10 @@ def by_torchvision(logits: Tensor, alpha: float, gamma: float) -> Tensor:
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (0.4, 1.5), (0.5, 0.0)])
 def test_loss_and_gradient_equal_torchvision(alpha: float, gamma: float) -> None:
     ours, theirs = some_logits().requires_grad_(), some_logits().requires_grad_()
-    loss, expected = focal_loss(ours, CLASSES, WEIGHT, alpha, gamma), by_torchvision(theirs, alpha, gamma)
+    loss, expected = (
+        focal_loss(ours, CLASSES, WEIGHT, alpha, gamma),
+        by_torchvision(theirs, alpha, gamma),
+    )
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     (loss * 3).backward()
     (expected * 3).backward()

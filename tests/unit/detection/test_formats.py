@@ -59,9 +59,13 @@ def test_layouts(tmp_path: Path, annotations: str, images: str):
 
 
 def test_a_layout_that_is_not_known(tmp_path: Path):
-    with pytest.raises(DataError, match="has no val annotations in COCO json: looked for annotations/.*FILE"):
+    with pytest.raises(
+        DataError, match="has no val annotations in COCO json: looked for annotations/.*FILE"
+    ):
         find_split(tmp_path, "val")
-    with pytest.raises(DataError, match="has no annotations of boxes: looked for COCO json, .*YOLO, .*docs/data.md"):
+    with pytest.raises(
+        DataError, match="has no annotations of boxes: looked for COCO json, .*YOLO, .*docs/data.md"
+    ):
         recognise(tmp_path)
     for format in ("auto", *TITLES):
         with pytest.raises(DataError, match="absent is not a folder; give the one"):
@@ -70,7 +74,9 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
         load_annotations(tmp_path, tmp_path, format="xml")
     (tmp_path / "train.csv").touch()
     assert recognise(tmp_path) == "csv"
-    with pytest.raises(DataError, match="has no val annotations in COCO json: .*; give data=auto for another"):
+    with pytest.raises(
+        DataError, match="has no val annotations in COCO json: .*; give data=auto for another"
+    ):
         find_split(tmp_path, "val")
 
 
@@ -106,28 +112,46 @@ def yolo(root: Path, layout: Callable[[str, str], str], val: str = "val") -> Non
         for name, boxes in images.items():
             folder = val if split == "val" else split
             draw(root / layout("images", folder), name)
-            rows = [((x1 + x2) / 80, (y1 + y2) / 40, (x2 - x1) / 40, (y2 - y1) / 20) for _, x1, y1, x2, y2 in boxes]
-            lines = [f"{['cat', 'dog'].index(box[0])} " + " ".join(map(str, row)) for box, row in zip(boxes, rows)]
+            rows = [
+                ((x1 + x2) / 80, (y1 + y2) / 40, (x2 - x1) / 40, (y2 - y1) / 20)
+                for _, x1, y1, x2, y2 in boxes
+            ]
+            lines = [
+                f"{['cat', 'dog'].index(box[0])} " + " ".join(map(str, row))
+                for box, row in zip(boxes, rows)
+            ]
             if lines:  # an image without boxes has no file
                 write(root / layout("labels", folder) / f"{name}.txt", "\n".join(lines) + "\n")
 
 
 def ultralytics(root: Path) -> None:
     yolo(root, "{}/{}".format)
-    write(root / "data.yaml", "path: /elsewhere/x\ntrain: images/train\nval: [images/val]\nnames: {0: cat, 1: dog}\n")
+    write(
+        root / "data.yaml",
+        "path: /elsewhere/x\ntrain: images/train\nval: [images/val]\nnames: {0: cat, 1: dog}\n",
+    )
 
 
 def lists(root: Path) -> None:
     yolo(root, "{}/{}".format)
-    write(root / "mine.yaml", f"train: lists/train.txt\nval: ../{root.name}/val.txt\nnames: [cat, dog]\n")
-    train = ["\ufeff..\\images\\train\\a.jpg", "../images/train/b.jpg", "../lists/../images/train/a.jpg"]
+    write(
+        root / "mine.yaml",
+        f"train: lists/train.txt\nval: ../{root.name}/val.txt\nnames: [cat, dog]\n",
+    )
+    train = [
+        "\ufeff..\\images\\train\\a.jpg",
+        "../images/train/b.jpg",
+        "../lists/../images/train/a.jpg",
+    ]
     write(root / "lists/train.txt", "\n".join(train))
     write(root / "val.txt", "./images/val/c.jpg\n")
 
 
 def roboflow(root: Path) -> None:
     yolo(root, lambda kind, split: f"{split}/{kind}", "valid")
-    write(root / "data.yaml", "train: ../train/images\nval: ../valid/images\nnames: ['cat', 'dog']\n")
+    write(
+        root / "data.yaml", "train: ../train/images\nval: ../valid/images\nnames: ['cat', 'dog']\n"
+    )
 
 
 def without_yaml(root: Path) -> None:
@@ -174,13 +198,24 @@ def labelme(root: Path) -> None:
         for name, boxes in images.items():
             draw(root / split, name)
             shapes = [
-                {"label": n, "shape_type": "rectangle", "points": [[x2, y2], [x1, y1]]} for n, x1, y1, x2, y2 in boxes
+                {"label": n, "shape_type": "rectangle", "points": [[x2, y2], [x1, y1]]}
+                for n, x1, y1, x2, y2 in boxes
             ]
-            shapes += [{"label": "spot", "shape_type": "point", "points": [[3, 3]]}] if name == "a" else []
-            content = {"version": "5", "shapes": shapes, "imagePath": f"..\\..\\{split}\\{name}.jpg"}
+            shapes += (
+                [{"label": "spot", "shape_type": "point", "points": [[3, 3]]}]
+                if name == "a"
+                else []
+            )
+            content = {
+                "version": "5",
+                "shapes": shapes,
+                "imagePath": f"..\\..\\{split}\\{name}.jpg",
+            }
             write(
                 root / ("labels" if name == "c" else "") / split / f"{name}.json",
-                json.dumps(content | ({} if name == "b" else {"imageWidth": 40, "imageHeight": 20})),
+                json.dumps(
+                    content | ({} if name == "b" else {"imageWidth": 40, "imageHeight": 20})
+                ),
             )
 
 
@@ -200,7 +235,10 @@ def cvat(root: Path) -> None:
                 f'<image name="{name}.jpg" subset="{subset}" width="40" height="20">{"".join(things)}</image>'
             )
     labels = "".join(f"<label><name>{name}</name></label>" for name in ("dog", "cat"))
-    write(root / "annotations.xml", f"<annotations><meta>{labels}</meta>{''.join(images)}</annotations>")
+    write(
+        root / "annotations.xml",
+        f"<annotations><meta>{labels}</meta>{''.join(images)}</annotations>",
+    )
 
 
 def openimages(root: Path) -> None:
@@ -210,7 +248,9 @@ def openimages(root: Path) -> None:
         for name, boxes in images.items():
             draw(root / ("validation" if split == "val" else "train/data"), name)
             for n, x1, y1, x2, y2 in boxes:
-                rows.append(f"{name},x,/m/{1 + (n == 'cat')},1,{x1 / 40},{x2 / 40},{y1 / 20},{y2 / 20},0,0")
+                rows.append(
+                    f"{name},x,/m/{1 + (n == 'cat')},1,{x1 / 40},{x2 / 40},{y1 / 20},{y2 / 20},0,0"
+                )
         rows += ["a,x,/m/2,1,0,1,0,1,0,1"] if split == "train" else []
         title = "validation" if split == "val" else split
         write(root / f"{title}-annotations-bbox.csv", "\n".join(rows) + "\n")
@@ -227,7 +267,9 @@ CASES = [(title, make) for title, makers in FORMATS.items() for make in makers]
 
 
 @pytest.mark.parametrize(("title", "make"), CASES, ids=[make.__name__ for _, make in CASES])
-def test_every_format_gives_the_same_boxes(title: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_every_format_gives_the_same_boxes(
+    title: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
     make(tmp_path)
     data = DetectionData(name="mine", root=str(tmp_path))
     train = read_split(data, "train")
@@ -235,7 +277,9 @@ def test_every_format_gives_the_same_boxes(title: str, make: Callable[[Path], No
     for part, split in ((train, "train"), (val, "val")):
         names = part.categories.names
         found = {
-            record.path.stem: sorted((names[label], *box) for label, box in zip(labels, boxes.tolist(), strict=True))
+            record.path.stem: sorted(
+                (names[label], *box) for label, box in zip(labels, boxes.tolist(), strict=True)
+            )
             for record, boxes, labels in zip(part.records, part.boxes, part.labels, strict=True)
         }
         expected = {name: sorted(boxes) for name, boxes in BOXES[split].items()}
@@ -244,8 +288,13 @@ def test_every_format_gives_the_same_boxes(title: str, make: Callable[[Path], No
         assert found.keys() == expected.keys()
         for name, boxes in expected.items():
             assert [box[0] for box in found[name]] == [box[0] for box in boxes]
-            assert np.allclose([box[1:] for box in found[name]], [box[1:] for box in boxes], atol=1e-4)
-        assert all((record.width, record.height) == (40, 20) and record.path.is_file() for record in part.records)
+            assert np.allclose(
+                [box[1:] for box in found[name]], [box[1:] for box in boxes], atol=1e-4
+            )
+        assert all(
+            (record.width, record.height) == (40, 20) and record.path.is_file()
+            for record in part.records
+        )
     assert describe_split(train).endswith(f"; {title}, as recognised")
     assert train.num_crowd == (make is openimages)
     assert [text for text in train.warnings if "LabelMe" in text] == (
@@ -290,7 +339,10 @@ def test_damaged_labels_of_yolo_are_named(line: str, message: str, tmp_path: Pat
         ("train: [\n", "data.yaml cannot be read as YAML"),
         ("train: images/train\nnc: 3\nnames: [cat, dog]\n", "nc is 3, but names has 2; make"),
         ("train: images/t\nnames: [cat, dog]\n", "'images/t' of its data.yaml is not there"),
-        ("train: alone\nnames: [cat, dog]\n", "no training image has a label file, such as .*a.txt"),
+        (
+            "train: alone\nnames: [cat, dog]\n",
+            "no training image has a label file, such as .*a.txt",
+        ),
     ],
 )
 def test_a_damaged_data_yaml_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -303,22 +355,56 @@ def test_a_damaged_data_yaml_is_named(text: str, message: str, tmp_path: Path) -
 
 CUT = "ImageID,LabelName,XMin,YMin,XMax,YMax\nc"
 AWAY = '<annotations><meta><label><name>x</name></label></meta><image name="/a" width="9" height="9"/></annotations>'
-SKELETON = '<annotations><image name="a" width="9" height="9"><skeleton label="x"/></image></annotations>'
+SKELETON = (
+    '<annotations><image name="a" width="9" height="9"><skeleton label="x"/></image></annotations>'
+)
 
 
 @pytest.mark.parametrize(
     ("make", "file", "text", "message"),
     [
-        (labelme, "train/a.json", '{"shapes": [{}], "imagePath": "a.jpg"}', "cannot be read as LabelMe's json .Key"),
-        (cvat, "annotations.xml", "<annotations><track/></annotations>", "has tracks of a video; export it"),
+        (
+            labelme,
+            "train/a.json",
+            '{"shapes": [{}], "imagePath": "a.jpg"}',
+            "cannot be read as LabelMe's json .Key",
+        ),
+        (
+            cvat,
+            "annotations.xml",
+            "<annotations><track/></annotations>",
+            "has tracks of a video; export it",
+        ),
         (cvat, "annotations.xml", AWAY, "image 1 has file_name '/a', which is outside"),
-        (cvat, "annotations.xml", SKELETON, "'a' has a skeleton without a box or points x,y;x,y; remove it"),
-        (openimages, "train-annotations-bbox.csv", "ImageID\n", "line 1 lacks the column LabelName"),
-        (openimages, "test-annotations-bbox.csv", CUT, "test-annotations-bbox.csv:2 has no LabelName; restore"),
-        (openimages, "class-descriptions.csv", "a" * 2**18, "descriptions.csv cannot be read as CSV .field larger"),
+        (
+            cvat,
+            "annotations.xml",
+            SKELETON,
+            "'a' has a skeleton without a box or points x,y;x,y; remove it",
+        ),
+        (
+            openimages,
+            "train-annotations-bbox.csv",
+            "ImageID\n",
+            "line 1 lacks the column LabelName",
+        ),
+        (
+            openimages,
+            "test-annotations-bbox.csv",
+            CUT,
+            "test-annotations-bbox.csv:2 has no LabelName; restore",
+        ),
+        (
+            openimages,
+            "class-descriptions.csv",
+            "a" * 2**18,
+            "descriptions.csv cannot be read as CSV .field larger",
+        ),
     ],
 )
-def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, tmp_path: Path) -> None:
+def test_damaged_files_are_named(
+    make: Any, file: str, text: str, message: str, tmp_path: Path
+) -> None:
     make(tmp_path)
     write(tmp_path / file, text)
     with pytest.raises(DataError, match=message):
@@ -328,7 +414,9 @@ def test_damaged_files_are_named(make: Any, file: str, text: str, message: str, 
 def test_a_folder_inside_the_data_set_names_the_data_set(tmp_path: Path) -> None:
     ultralytics(tmp_path)
     for inside in ("images", "images/train"):
-        with pytest.raises(DataError, match=f"has no annotations of boxes: give the folder above, {tmp_path}"):
+        with pytest.raises(
+            DataError, match=f"has no annotations of boxes: give the folder above, {tmp_path}"
+        ):
             recognise(tmp_path / inside)
 
 
@@ -336,14 +424,19 @@ def test_missing_images_of_a_folder_format_name_no_setting(tmp_path: Path) -> No
     labelimg(tmp_path, lambda _: "")
     for file in tmp_path.glob("*.PNG"):
         file.unlink()
-    with pytest.raises(DataError, match=r"3 of 3 images are not in .*, put each image where docs/data\.md shows it"):
+    with pytest.raises(
+        DataError, match=r"3 of 3 images are not in .*, put each image where docs/data\.md shows it"
+    ):
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
 
 
 def read(root: Path, split: str = "train", **settings: Any) -> dict[str, list[list[float]]]:
     """The boxes of each image's file."""
     part = split_of(root, split, **settings)
-    return {record.file_name: boxes.tolist() for record, boxes in zip(part.records, part.boxes, strict=True)}
+    return {
+        record.file_name: boxes.tolist()
+        for record, boxes in zip(part.records, part.boxes, strict=True)
+    }
 
 
 def test_cvat_shapes_are_read_as_their_bounding_boxes(tmp_path: Path) -> None:
@@ -366,13 +459,17 @@ def test_the_subset_of_cvat_comes_before_the_folder(tmp_path: Path) -> None:
     for folder, subset in (("test", "train"), ("train", "Validation"), ("val", "default")):
         draw(tmp_path / folder, "a")
         box = '<box label="x" xtl="1" ytl="1" xbr="9" ybr="9"/>'
-        images += f'<image name="{folder}/a.jpg" subset="{subset}" width="40" height="20">{box}</image>'
+        images += (
+            f'<image name="{folder}/a.jpg" subset="{subset}" width="40" height="20">{box}</image>'
+        )
     write(tmp_path / "annotations.xml", f"<annotations>{images}</annotations>")
     assert read(tmp_path).keys() == {"test/a.jpg"}
     assert read(tmp_path, "val").keys() == {"train/a.jpg", "val/a.jpg"}
 
 
-def test_the_format_does_not_depend_on_the_order_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_format_does_not_depend_on_the_order_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labelme(tmp_path)
     write(tmp_path / "train/z.json", "{}")
     glob = Path.glob
@@ -401,7 +498,9 @@ def test_a_voc_list_of_training_images_alone_can_be_held_out_of(tmp_path: Path) 
 
 def test_files_beside_a_folder_of_everything_are_refused(tmp_path: Path) -> None:
     data = DetectionData(name="mine", root=str(tmp_path), format="yolo", val_images=str(tmp_path))
-    with pytest.raises(ConfigError, match="val_images=.* has no effect on data.format=yolo; leave it out"):
+    with pytest.raises(
+        ConfigError, match="val_images=.* has no effect on data.format=yolo; leave it out"
+    ):
         data.check()
 
 
@@ -409,7 +508,11 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
     ultralytics(tmp_path)
     write(tmp_path / "labels/train/lost.txt", "1 0.5 0.5 0.2 0.2\n")
     (tmp_path / "images/train/a.jpg").write_bytes(b"no image")
-    part = read_split(DetectionData(name="mine", root=str(tmp_path), missing_images="ignore"), "train", check=False)
+    part = read_split(
+        DetectionData(name="mine", root=str(tmp_path), missing_images="ignore"),
+        "train",
+        check=False,
+    )
     assert part is not None
     assert part.warnings == [
         f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt",
@@ -427,12 +530,17 @@ def test_rounded_shares_clip_nothing_and_keypoints_follow_their_box(tmp_path: Pa
     assert np.allclose(split_of(tmp_path).boxes[0], [[16, 6, 24, 14]])
 
 
-def test_images_that_yolo_lists_elsewhere_keep_their_names_when_all_is_moved(tmp_path: Path) -> None:
+def test_images_that_yolo_lists_elsewhere_keep_their_names_when_all_is_moved(
+    tmp_path: Path,
+) -> None:
     """`val_fraction` hashes the names: with the folders above, a copy of the data set would be split in another way."""
     names = []
     for place in (tmp_path / "here", tmp_path / "other" / "there"):
         yolo(place / "pictures", "{}/{}".format)
         write(place / "set/data.yaml", "train: train.txt\nnames: [cat, dog]\n")
-        write(place / "set/train.txt", "".join(f"{place}/pictures/images/train/{name}.jpg\n" for name in "ab"))
+        write(
+            place / "set/train.txt",
+            "".join(f"{place}/pictures/images/train/{name}.jpg\n" for name in "ab"),
+        )
         names.append(read(place / "set").keys())
     assert names[0] == names[1] == {"a.jpg", "b.jpg"}

@@ -42,7 +42,10 @@ def test_spreadsheet_quirks(tmp_path: Path):
     [
         ("a.jpg,1,2,3,4", "annotations.csv:2 has 5 columns, not 6; write path,x1,y1,x2,y2,class"),
         ("a.jpg,1,,3,4,cow", "annotations.csv:2 has the coordinate in pixels '', not a number"),
-        ("a.jpg,1,2,3,4,dog", "annotations.csv:2 has class 'dog', which .*classes.csv does not list"),
+        (
+            "a.jpg,1,2,3,4,dog",
+            "annotations.csv:2 has class 'dog', which .*classes.csv does not list",
+        ),
         ("a.jpg,1,2,1e999,4,cow", "2 has the coordinate in pixels '1e999'"),
     ],
 )
@@ -55,7 +58,10 @@ def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
     ("classes", "message"),
     [
         ("cow,0\ncat\n", "classes.csv:2 has 1 columns, not 2"),
-        ("class,index\n", "classes.csv:1 has index 'index', not a whole number; write class,0 and no header"),
+        (
+            "class,index\n",
+            "classes.csv:1 has index 'index', not a whole number; write class,0 and no header",
+        ),
         ("cow,0\ncow,1\n", "classes.csv:2 gives class 'cow' or index 1 a second time"),
     ],
 )
@@ -66,9 +72,14 @@ def test_errors_of_the_class_file(tmp_path: Path, classes: str, message: str):
 
 def test_errors_of_the_file(tmp_path: Path):
     annotations, classes, _ = write(tmp_path, "path,x1,y1,x2,y2,class\na.jpg,1,2,3,4,cow\n")
-    with pytest.raises(DataError, match="annotations.csv:1 has the coordinate in pixels 'x1', not a number"):
+    with pytest.raises(
+        DataError, match="annotations.csv:1 has the coordinate in pixels 'x1', not a number"
+    ):
         read_csv(annotations, classes, tmp_path)
-    with pytest.raises(DataError, match=r"absent does not exist; write .* or name it with data\.\*_annotations=FILE"):
+    with pytest.raises(
+        DataError,
+        match=r"absent does not exist; write .* or name it with data\.\*_annotations=FILE",
+    ):
         read_csv(tmp_path / "absent", classes, tmp_path)
     annotations.write_bytes(b"a.jpg,\xff\xfe\n")
     with pytest.raises(DataError, match="annotations.csv cannot be read as CSV"):

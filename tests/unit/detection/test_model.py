@@ -26,13 +26,18 @@ from retina_dist.model.sync_batch_norm import connect
 CANVAS, SMALL = (128, 160), (64, 96)
 
 
-def make_batch(num_boxes: list[int], num_classes: int = 91, canvas: tuple[int, int] = CANVAS) -> Batch:
+def make_batch(
+    num_boxes: list[int], num_classes: int = 91, canvas: tuple[int, int] = CANVAS
+) -> Batch:
     """Random full-canvas images with `num_boxes[i]` boxes each."""
     generator = torch.Generator().manual_seed(0)
     height, width = canvas
     samples = []
     for i, count in enumerate(num_boxes):
-        size = torch.rand(count, 2, generator=generator) * torch.tensor([width * 0.8, height * 0.8]) + 1
+        size = (
+            torch.rand(count, 2, generator=generator) * torch.tensor([width * 0.8, height * 0.8])
+            + 1
+        )
         corner = torch.rand(count, 2, generator=generator) * (torch.tensor([width, height]) - size)
         labels = torch.randint(0, num_classes, (count,), generator=generator)
         image = torch.randint(0, 256, (3, *canvas), generator=generator, dtype=torch.uint8)
@@ -44,7 +49,8 @@ def torchvision_inputs(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str,
     images = [image.double() / 255 for image in batch.images]
     counts = batch.num_boxes.tolist()
     targets = [
-        {"boxes": b[:n].double(), "labels": k[:n]} for b, k, n in zip(batch.boxes, batch.labels, counts, strict=True)
+        {"boxes": b[:n].double(), "labels": k[:n]}
+        for b, k, n in zip(batch.boxes, batch.labels, counts, strict=True)
     ]
     return images, targets
 
@@ -58,7 +64,9 @@ def twins(variant: str, norm: str = "bn") -> tuple[RetinaNet, torch.nn.Module]:
     if norm == "frozen_bn":
         freeze_norms(theirs.backbone.body)
         for name, buffer in ours.backbone.body.named_buffers():
-            buffer.uniform_(0.5, 1.5) if name.endswith(("weight", "var")) else buffer.normal_(std=0.1)
+            buffer.uniform_(0.5, 1.5) if name.endswith(("weight", "var")) else buffer.normal_(
+                std=0.1
+            )
     theirs = theirs.double()
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
@@ -74,9 +82,12 @@ def freeze_norms(module: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "norm", "num_boxes"), [("v1", "bn", [3, 7]), ("v2", "bn", [0, 5]), ("v1", "frozen_bn", [0, 5])]
+    ("variant", "norm", "num_boxes"),
+    [("v1", "bn", [3, 7]), ("v2", "bn", [0, 5]), ("v1", "frozen_bn", [0, 5])],
 )
-def test_losses_and_gradients_equal_torchvision(variant: str, norm: str, num_boxes: list[int]) -> None:
+def test_losses_and_gradients_equal_torchvision(
+    variant: str, norm: str, num_boxes: list[int]
+) -> None:
     ours, theirs = twins(variant, norm)
     batch = make_batch(num_boxes, canvas=SMALL)
     images, targets = torchvision_inputs(batch)
@@ -98,7 +109,9 @@ def test_fillers_count_nowhere() -> None:
     model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32).double()
     filled = make_batch([4, 2, 0], num_classes=5)
     filled = dataclasses.replace(filled, boxes=filled.boxes.double())
-    pair = dataclasses.replace(filled, **{n: x[:2] for n, x in vars(filled).items() if isinstance(x, torch.Tensor)})
+    pair = dataclasses.replace(
+        filled, **{n: x[:2] for n, x in vars(filled).items() if isinstance(x, torch.Tensor)}
+    )
     models, losses = [copy.deepcopy(model) for _ in range(3)], []
     reals = None, torch.tensor([True, True, False]), torch.tensor([False] * 3)
     for one, batch, real in zip(models, (pair, filled, filled), reals, strict=True):
@@ -113,9 +126,13 @@ def test_fillers_count_nowhere() -> None:
         assert (found.grad - expected.grad).norm() < 1e-12 * (1e-3 + expected.grad.norm()), name
         assert not nothing.grad.any(), name
     for name, expected in models[0].named_buffers():
-        torch.testing.assert_close(dict(models[1].named_buffers())[name], expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            dict(models[1].named_buffers())[name], expected, rtol=1e-12, atol=1e-14
+        )
         if "running" in name:
-            assert torch.equal(dict(models[2].named_buffers())[name], dict(model.named_buffers())[name])
+            assert torch.equal(
+                dict(models[2].named_buffers())[name], dict(model.named_buffers())[name]
+            )
 
 
 def test_pixels_outside_the_image_do_not_count() -> None:
@@ -134,7 +151,10 @@ def test_pixels_outside_the_image_do_not_count() -> None:
     [
         [[10, 10, 60, 60], [10, 10, 60, 60], [11, 10, 60, 60]],  # duplicates
         [[0, 0, 160, 128]],
-        [[3.2, 3.1, 3.9, 4.4], [100, 100, 101, 101]],  # far below every anchor: low-quality matches only
+        [
+            [3.2, 3.1, 3.9, 4.4],
+            [100, 100, 101, 101],
+        ],  # far below every anchor: low-quality matches only
         [[5000, 5000, 5100, 5100], [10, 10, 60, 60]],  # outside: overlaps nothing
     ],
 )
@@ -148,7 +168,9 @@ def test_match_equals_torchvision(boxes: list[list[float]]) -> None:
 
 
 @pytest.mark.parametrize("boxes_at_once", [1, 3])
-def test_matching_in_parts_gives_the_same_bits(boxes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_in_parts_gives_the_same_bits(
+    boxes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Boxes and anchors on a coarse grid, so that overlaps tie within a part and across parts, and boxes repeat."""
     generator = torch.Generator().manual_seed(boxes_at_once)
     for case in range(40):
@@ -164,7 +186,9 @@ def test_matching_in_parts_gives_the_same_bits(boxes_at_once: int, monkeypatch: 
         num_boxes = torch.randint(0, most + 1, (size,), generator=generator)
         with monkeypatch.context() as patch:
             expected = match(boxes, num_boxes, anchors)
-            patch.setattr(targets, "MOST_BYTES", 9 * dtype.itemsize * size * num_anchors * boxes_at_once)
+            patch.setattr(
+                targets, "MOST_BYTES", 9 * dtype.itemsize * size * num_anchors * boxes_at_once
+            )
             assert torch.equal(match(boxes, num_boxes, anchors), expected)
             patch.setattr(targets, "MOST_BYTES", 0)
             assert torch.equal(match(boxes, num_boxes, anchors), expected)
@@ -176,14 +200,17 @@ def long(*values: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "backbone", ["mobilenet_v3_small", *long("convnext_tiny", "efficientnet_v2_s", "regnet_y_400mf", "swin_t")]
+    "backbone",
+    ["mobilenet_v3_small", *long("convnext_tiny", "efficientnet_v2_s", "regnet_y_400mf", "swin_t")],
 )
 def test_a_classifiers_body_is_its_feature_maps(backbone: str, tmp_path: Path) -> None:
     """With its pretrained weights, by their names; the last map is what the classifier pools."""
     torch.manual_seed(0)
     classifier = get_model(backbone, weights=None).eval()
     torch.save(classifier.state_dict(), tmp_path / "classifier.pth")
-    model = build_retinanet(num_classes=3, backbone=backbone, fpn_channels=32, norm="frozen_bn", trainable_layers=2)
+    model = build_retinanet(
+        num_classes=3, backbone=backbone, fpn_channels=32, norm="frozen_bn", trainable_layers=2
+    )
     report = load_backbone_weights(model, str(tmp_path / "classifier.pth"), backbone)
     assert (report.missing, report.misfits) == ((), ())
     assert all(name.startswith(("classifier", "fc", "head")) for name in report.left_over)
@@ -195,7 +222,9 @@ def test_a_classifiers_body_is_its_feature_maps(backbone: str, tmp_path: Path) -
         maps = list(model.eval().backbone.body(x).values())
     assert [tuple(x.shape[2:]) for x in maps] == [(8, 12), (4, 6), (2, 3)]
     torch.testing.assert_close(maps[-1], pooled[0], rtol=1e-4, atol=1e-4)
-    for stride, layer in zip(model.backbone.body.strides, model.backbone.body.layers(), strict=True):
+    for stride, layer in zip(
+        model.backbone.body.strides, model.backbone.body.layers(), strict=True
+    ):
         assert all(parameter.requires_grad == (stride >= 16) for parameter in layer.parameters())
     losses, detections = model.evaluate(make_batch([1], num_classes=3))
     assert all(value.isfinite() for value in losses.values())
@@ -203,16 +232,21 @@ def test_a_classifiers_body_is_its_feature_maps(backbone: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("backbone", "norm"), [("resnet18", "bn"), ("resnet18", "sync_bn"), ("mobilenet_v3_small", "bn")]
+    ("backbone", "norm"),
+    [("resnet18", "bn"), ("resnet18", "sync_bn"), ("mobilenet_v3_small", "bn")],
 )
-def test_checkpointed_activations_give_the_same_gradients_and_statistics(backbone: str, norm: str) -> None:
+def test_checkpointed_activations_give_the_same_gradients_and_statistics(
+    backbone: str, norm: str
+) -> None:
     """To the last bit, in float64, with a filler in the batch."""
     torch.manual_seed(0)
     settings: dict = {"num_classes": 3, "backbone": backbone, "fpn_channels": 32, "norm": norm}
     model = build_retinanet(**settings).double()
     checkpointed = build_retinanet(**settings, activation_checkpointing=True).double()
     checkpointed.load_state_dict(model.state_dict())
-    batch = dataclasses.replace(make_batch([2, 1, 0], num_classes=3), real=torch.tensor([True, True, False]))
+    batch = dataclasses.replace(
+        make_batch([2, 1, 0], num_classes=3), real=torch.tensor([True, True, False])
+    )
     for each in (model, checkpointed):
         connect(each, torch.clone)
         sum(each(batch).values()).backward()
@@ -224,7 +258,8 @@ def test_checkpointed_activations_give_the_same_gradients_and_statistics(backbon
 
 def test_impossible_settings_name_the_key() -> None:
     with pytest.raises(
-        ConfigError, match=r"model\.backbone=resnet5O is not known; use a ResNet, .*such as resnet50\.$"
+        ConfigError,
+        match=r"model\.backbone=resnet5O is not known; use a ResNet, .*such as resnet50\.$",
     ):
         build_retinanet(num_classes=2, backbone="resnet5O")
     with pytest.raises(ConfigError, match="fpn_channels=48"):
@@ -232,12 +267,16 @@ def test_impossible_settings_name_the_key() -> None:
 
 
 def test_folded_norms_follow_their_statistics() -> None:
-    body = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32, norm="frozen_bn").backbone.body
+    body = build_retinanet(
+        num_classes=2, backbone="resnet18", fpn_channels=32, norm="frozen_bn"
+    ).backbone.body
     x = torch.rand(1, 3, 32, 32)
     plain = FrozenBatchNorm2d(64)
 
     def expected() -> torch.Tensor:
-        return plain(torch.nn.functional.conv2d(x.to(body.conv1.weight.dtype), body.conv1.weight, None, 2, 3))
+        return plain(
+            torch.nn.functional.conv2d(x.to(body.conv1.weight.dtype), body.conv1.weight, None, 2, 3)
+        )
 
     def check() -> None:
         torch.testing.assert_close(body.bn1(body.conv1(x.to(body.conv1.weight.dtype))), expected())
@@ -246,7 +285,9 @@ def test_folded_norms_follow_their_statistics() -> None:
     body.bn1.running_var.fill_(4.0)  # in place, as an average's buffers are written
     plain.running_var.fill_(4.0)
     check()
-    state = {name: torch.rand(64) + 0.5 for name in ("weight", "bias", "running_mean", "running_var")}
+    state = {
+        name: torch.rand(64) + 0.5 for name in ("weight", "bias", "running_mean", "running_var")
+    }
     body.bn1.load_state_dict(state)
     plain.load_state_dict(state)
     check()
@@ -259,7 +300,8 @@ def test_folded_norms_follow_their_statistics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "norm"), [("v1", "frozen_bn"), pytest.param("v2", "sync_bn", marks=pytest.mark.long)]
+    ("variant", "norm"),
+    [("v1", "frozen_bn"), pytest.param("v2", "sync_bn", marks=pytest.mark.long)],
 )
 def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     torch.manual_seed(0)
@@ -269,7 +311,9 @@ def test_the_training_step_is_one_graph(variant: str, norm: str) -> None:
     batch = make_batch([4, 0, 2], num_classes=5)
     plain, graphs = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
     model.compile(fullgraph=True, backend=graphs)
-    for _ in range(2):  # what the first pass leaves behind, such as anchors, must not ask for another graph
+    for _ in range(
+        2
+    ):  # what the first pass leaves behind, such as anchors, must not ask for another graph
         for name, value in model(batch).items():
             torch.testing.assert_close(value, plain(batch)[name], rtol=1e-12, atol=1e-14)
     assert graphs.frame_count == 1

@@ -24,7 +24,13 @@ from retina_dist.detection.readers.coco import Annotations, load_annotations
 from retina_dist.detection.settings import DetectionData
 from tests.coco_files import SIZES, noise_images, write_coco
 
-SETTINGS = {"batch_size": 4, "val_batch_size": 4, "min_sizes": [32, 48], "max_size": 96, "num_workers": 0}
+SETTINGS = {
+    "batch_size": 4,
+    "val_batch_size": 4,
+    "min_sizes": [32, 48],
+    "max_size": 96,
+    "num_workers": 0,
+}
 SETTINGS |= {"hflip": 0.5, "photometric": 0.5, "scale_jitter": [0.5, 1.5]}
 
 
@@ -37,7 +43,9 @@ def annotations(tmp_path: Path) -> Annotations:
     return load_annotations(tmp_path / "a.json", tmp_path)
 
 
-def make_module(annotations, val=None, *, accumulate=1, seed=3, rank=0, world_size=1, **settings) -> CocoDataModule:
+def make_module(
+    annotations, val=None, *, accumulate=1, seed=3, rank=0, world_size=1, **settings
+) -> CocoDataModule:
     config = DetectionData(name="x", **SETTINGS | settings)
     job = {"accumulate": accumulate, "seed": seed, "rank": rank, "world_size": world_size}
     return CocoDataModule(config, train=annotations, val=val, **job)
@@ -52,7 +60,9 @@ def same(a: Batch, b: Batch) -> bool:
 
 def same_steps(a: list[list[Batch]], b: list[list[Batch]]) -> bool:
     return [len(step) for step in a] == [len(step) for step in b] and all(
-        same(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True)
+        same(x, y)
+        for left, right in zip(a, b, strict=True)
+        for x, y in zip(left, right, strict=True)
     )
 
 
@@ -103,7 +113,9 @@ def test_fillers_bring_a_batch_to_its_size(annotations):
 
 def test_resuming_gives_the_same_batches_as_going_on(annotations):
     module = make_module(annotations)
-    assert same_steps(list(module.train_steps(0, 7))[4:], list(make_module(annotations).train_steps(4, 7)))
+    assert same_steps(
+        list(module.train_steps(0, 7))[4:], list(make_module(annotations).train_steps(4, 7))
+    )
     assert list(module.train_steps(3, 3)) == []
 
 
@@ -127,7 +139,9 @@ def test_every_world_size_sees_the_same_augmented_images(annotations, world_size
 def test_workers_change_nothing_and_stop_when_the_iterator_is_closed(annotations, monkeypatch):
     prepared: dict[str, dict] = {}
     prepare = spawn.get_preparation_data
-    monkeypatch.setattr(spawn, "get_preparation_data", lambda name: prepared.setdefault(name, prepare(name)))
+    monkeypatch.setattr(
+        spawn, "get_preparation_data", lambda name: prepared.setdefault(name, prepare(name))
+    )
     module = make_module(annotations, num_workers=2)
     before = set(multiprocessing.active_children())
     torch.manual_seed(0)
@@ -164,7 +178,9 @@ def test_a_bad_image_in_a_worker_is_one_sentence_and_stops_the_workers(annotatio
 def test_what_a_worker_logs_is_logged_by_the_main_process(annotations, said, num_workers):
     annotations.records[1].path.write_bytes(b"no image")
     module = make_module(None, val=annotations, num_workers=num_workers, bad_images="skip")
-    assert sum(len(batch.image_ids) for batch in module.val_batches()) == len(annotations.records) - 1
+    assert (
+        sum(len(batch.image_ids) for batch in module.val_batches()) == len(annotations.records) - 1
+    )
     assert len(said) == 1
     assert "1.png" in said[0]
 
@@ -179,11 +195,17 @@ def test_validation_can_be_read_while_training_goes_on(annotations):
     assert same_steps(found + list(steps), straight)
 
 
-def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fork_server_starts_deaf_to_what_slurm_sends_to_every_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Slurm signals whole steps; without its server the data workers count as dead."""
     deaf: list[set[int]] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: deaf.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    monkeypatch.setattr(
+        forkserver,
+        "ensure_running",
+        lambda: deaf.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    )
     start_fork_server("torch")
     assert deaf == [before | {signal.SIGTERM, signal.SIGUSR1}]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
@@ -200,7 +222,9 @@ def test_images_of_rare_classes_come_again_with_another_augmentation(annotations
         for batch in batches:
             for i in batch.real_rows():
                 seen.setdefault(int(batch.image_ids[i]), []).append(batch.images[i])
-    assert {image - 100: len(images) for image, images in seen.items()} == {i: 3 if i % 3 else 1 for i in range(10)}
+    assert {image - 100: len(images) for image, images in seen.items()} == {
+        i: 3 if i % 3 else 1 for i in range(10)
+    }
     for images in seen.values():  # small images: two random scales can round to one size
         assert len(images) == 1 or not all(torch.equal(images[0], other) for other in images[1:])
     assert same_steps(list(module.train_steps(2, 9)), list(module.train_steps(0, 9))[2:])

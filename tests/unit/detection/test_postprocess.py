@@ -17,7 +17,12 @@ from retina_dist.detection.model.retinanet import anchor_generator, build_retina
 from retina_dist.detection.settings import ModelConfig
 
 CANVAS = (96, 128)
-SETTINGS = {"score_threshold": 0.05, "nms_threshold": 0.5, "topk_candidates": 1000, "detections_per_image": 300}
+SETTINGS = {
+    "score_threshold": 0.05,
+    "nms_threshold": 0.5,
+    "topk_candidates": 1000,
+    "detections_per_image": 300,
+}
 
 
 @pytest.fixture
@@ -32,7 +37,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "topk", topk)
     monkeypatch.setattr(
-        torch.Tensor, "sort", lambda x, dim=-1, descending=False: sort(x, stable=True, dim=dim, descending=descending)
+        torch.Tensor,
+        "sort",
+        lambda x, dim=-1, descending=False: sort(x, stable=True, dim=dim, descending=descending),
     )
     monkeypatch.setattr(torch, "sigmoid", lambda x: 1 / (1 + torch.exp(-x)))
 
@@ -46,18 +53,26 @@ def pyramid() -> list[Tensor]:
     return [level.to(torch.float32) for level in cells]
 
 
-def outputs(batch: int, classes: int, bias: float, seed: int, spread: float = 1.5) -> tuple[Tensor, Tensor, Tensor]:
+def outputs(
+    batch: int, classes: int, bias: float, seed: int, spread: float = 1.5
+) -> tuple[Tensor, Tensor, Tensor]:
     """Random logits [B, A, K] and offsets [B, A, 4] on CANVAS, and image sizes [B, 2] within it."""
     g = torch.Generator().manual_seed(seed)
     count = sum(map(len, pyramid()))
     logits = torch.randn(batch, count, classes, generator=g) * spread + bias
     offsets = torch.randn(batch, count, 4, generator=g) * 0.3
-    sizes = torch.stack([torch.randint(side // 2, side + 1, (batch,), generator=g) for side in CANVAS], dim=1)
+    sizes = torch.stack(
+        [torch.randint(side // 2, side + 1, (batch,), generator=g) for side in CANVAS], dim=1
+    )
     return logits, offsets, sizes
 
 
 def theirs(
-    logits: Tensor, offsets: Tensor, sizes: Tensor, levels: list[Tensor] | None = None, **settings: Any
+    logits: Tensor,
+    offsets: Tensor,
+    sizes: Tensor,
+    levels: list[Tensor] | None = None,
+    **settings: Any,
 ) -> list[dict[str, Tensor]]:
     settings = SETTINGS | settings
     levels = levels or pyramid()
@@ -78,7 +93,11 @@ def theirs(
 
 
 def ours(
-    logits: Tensor, offsets: Tensor, sizes: Tensor, levels: list[Tensor] | None = None, **settings: Any
+    logits: Tensor,
+    offsets: Tensor,
+    sizes: Tensor,
+    levels: list[Tensor] | None = None,
+    **settings: Any,
 ) -> list[Detections]:
     return postprocess(logits, offsets, levels or pyramid(), sizes, sizes, **(SETTINGS | settings))
 
@@ -86,7 +105,9 @@ def ours(
 def assert_same(found: Any, expected: Any) -> list[int]:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
-        assert {name: value.dtype for name, value in a.items()} == {name: value.dtype for name, value in b.items()}
+        assert {name: value.dtype for name, value in a.items()} == {
+            name: value.dtype for name, value in b.items()
+        }
         for name in ("labels", "scores", "boxes"):
             assert torch.equal(a[name], b[name]), name
     return [len(one["scores"]) for one in found]
@@ -107,7 +128,9 @@ def test_equal_to_torchvision_in_random_settings(seed: int) -> None:
         "topk_candidates": (1, 20, 1000)[draw(0, 3)],
         "detections_per_image": (1, 100, 300)[draw(0, 3)],
     }
-    assert_same(ours(logits, offsets, sizes, **settings), theirs(logits, offsets, sizes, **settings))
+    assert_same(
+        ours(logits, offsets, sizes, **settings), theirs(logits, offsets, sizes, **settings)
+    )
 
 
 @pytest.mark.usefixtures("settled")
@@ -126,12 +149,21 @@ def test_overlaps_are_rounded_as_torchvision_rounds_them(
 ) -> None:
     """Pairs of a class with an IoU near the threshold; up to 1000 candidates torchvision moves them far out in float32."""
     place = torch.arange(pairs)
-    first = torch.stack((place % 25 * 50, place // 25 * 50, place % 25 * 50 + 30, place // 25 * 50 + 30), dim=1).float()
+    first = torch.stack(
+        (place % 25 * 50, place // 25 * 50, place % 25 * 50 + 30, place // 25 * 50 + 30), dim=1
+    ).float()
     # 30 px squares, moved by a third of a side: 20 / 40.
-    second = first + torch.tensor([1.0, 0, 1, 0]) * (10 + torch.linspace(-0.01, 0.01, pairs))[:, None]
+    second = (
+        first + torch.tensor([1.0, 0, 1, 0]) * (10 + torch.linspace(-0.01, 0.01, pairs))[:, None]
+    )
     logits = torch.full((2, 2 * pairs, 91), -20.0)
     logits[0, :, 90] = torch.linspace(4, 1, 2 * pairs)
-    arguments = (logits, torch.zeros(2, 2 * pairs, 4), torch.tensor([[1300, 1300]] * 2), [torch.cat((first, second))])
+    arguments = (
+        logits,
+        torch.zeros(2, 2 * pairs, 4),
+        torch.tensor([[1300, 1300]] * 2),
+        [torch.cat((first, second))],
+    )
     settings = {"topk_candidates": 2000, "detections_per_image": 2000}
     found = ours(*arguments, **settings)
     for a, b in zip(found, theirs(*arguments, **settings), strict=True):
@@ -145,7 +177,9 @@ def test_not_a_number_costs_its_anchor_only(k: int) -> None:
     logits, offsets, sizes = outputs(1, 3, bias=-2.0, seed=2)
     logits[0, 100:200, 1] = torch.nan
     logits[0, 150:200, 1] *= -1  # NaNs have signs
-    expected = theirs(logits.index_fill(1, torch.arange(100, 200), -torch.inf), offsets, sizes, topk_candidates=k)
+    expected = theirs(
+        logits.index_fill(1, torch.arange(100, 200), -torch.inf), offsets, sizes, topk_candidates=k
+    )
     for a, b in zip(ours(logits, offsets, sizes, topk_candidates=k), expected, strict=True):
         assert torch.equal(a["boxes"], b["boxes"])
 
@@ -155,13 +189,21 @@ def test_not_a_number_costs_its_anchor_only(k: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_models_detections(variant: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = build_retinanet(num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64).eval()
+    model = build_retinanet(
+        num_classes=5, variant=variant, backbone="resnet18", fpn_channels=64
+    ).eval()
     torch.nn.init.constant_(model.head.classification_head.cls_logits.bias, -2.0)
     sizes = [(96, 128), (64, 100)]
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
-    samples = [Sample(x, torch.zeros(0, 4), torch.zeros(0), 0, (2 * h, w)) for x, (h, w) in zip(images, sizes)]
+    samples = [
+        Sample(x, torch.zeros(0, 4), torch.zeros(0), 0, (2 * h, w))
+        for x, (h, w) in zip(images, sizes)
+    ]
     batch = collate(samples, CANVAS)
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+    with (
+        torch.inference_mode(),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16),
+    ):
         heads, levels = model.predict(batch)
         assert heads["cls_logits"].dtype == dtype
         found = model.detections(heads, levels, batch)

@@ -34,7 +34,13 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def written(photos: Path, tool: str) -> Path:
     output = photos.parent / "out"
     files = f"input='{photos}/**/*.png'"
-    command = ["checkpoint=best.pt", files, f"output_dir={output}", f"format={tool}", f"score_threshold={THRESHOLD}"]
+    command = [
+        "checkpoint=best.pt",
+        files,
+        f"output_dir={output}",
+        f"format={tool}",
+        f"score_threshold={THRESHOLD}",
+    ]
     commands.predict(load_config("predict", command))
     return output
 
@@ -44,7 +50,9 @@ def expected(photos: Path, name: str) -> list[tuple[str, list[float], float]]:
     with Image.open(photos / name) as image:
         (output,) = small_detector().predict(image)
     names = small_detector().categories.names
-    rows = zip(output["labels"].tolist(), output["boxes"].tolist(), output["scores"].tolist(), strict=True)
+    rows = zip(
+        output["labels"].tolist(), output["boxes"].tolist(), output["scores"].tolist(), strict=True
+    )
     objects = [(names[k], box, score) for k, box, score in rows if names[k] and score >= THRESHOLD]
     assert objects
     return objects
@@ -69,11 +77,19 @@ def test_label_studio(photos: Path) -> None:
         "/data/local-files/?d=photos/b/c%20%FF.png",
     ]
     results = tasks[1]["predictions"][0]["result"]
-    for one, (category, (x1, y1, x2, y2), score) in zip(results, expected(photos, NAME), strict=True):
+    for one, (category, (x1, y1, x2, y2), score) in zip(
+        results, expected(photos, NAME), strict=True
+    ):
         assert (one["original_width"], one["original_height"], one["score"]) == (40, 80, score)
-        assert (one["from_name"], one["to_name"], one["value"]["rectanglelabels"]) == ("label", "image", [category])
+        assert (one["from_name"], one["to_name"], one["value"]["rectanglelabels"]) == (
+            "label",
+            "image",
+            [category],
+        )
         percent = [x1 / 0.4, y1 / 0.8, (x2 - x1) / 0.4, (y2 - y1) / 0.8]
-        torch.testing.assert_close([one["value"][key] for key in ("x", "y", "width", "height")], percent)
+        torch.testing.assert_close(
+            [one["value"][key] for key in ("x", "y", "width", "height")], percent
+        )
 
 
 def test_cvat_is_read_back_by_our_reader(photos: Path) -> None:
@@ -90,4 +106,6 @@ def test_a_classifier_has_no_boxes(photos: Path) -> None:
     from retina_dist.classification import commands as classification
 
     with pytest.raises(ConfigError, match="format=cvat is for detection"):
-        classification.predict(load_config("predict", ["checkpoint=best.pt", f"input={photos}", "format=cvat"]))
+        classification.predict(
+            load_config("predict", ["checkpoint=best.pt", f"input={photos}", "format=cvat"])
+        )

@@ -12,7 +12,12 @@ from PIL import Image
 
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.suspicious import examine_labels, suspects_of, write_page, write_proposals
+from retina_dist.detection.suspicious import (
+    examine_labels,
+    suspects_of,
+    write_page,
+    write_proposals,
+)
 from retina_dist.doctor import DoctorConfig
 from tests.unit.serving import server
 
@@ -22,7 +27,14 @@ CAT, DOG = 1, 2
 
 def truth_of(*labels: tuple[list[float], int], crowd: bool = False) -> dict[str, Any]:
     entries = [
-        {"id": 10 + i, "image_id": 1, "category_id": k, "bbox": box, "area": 1600.0, "iscrowd": int(crowd)}
+        {
+            "id": 10 + i,
+            "image_id": 1,
+            "category_id": k,
+            "bbox": box,
+            "area": 1600.0,
+            "iscrowd": int(crowd),
+        }
         for i, (box, k) in enumerate(labels)
     ]
     categories = [{"id": CAT, "name": "cat"}, {"id": DOG, "name": "<dog>"}]
@@ -30,11 +42,18 @@ def truth_of(*labels: tuple[list[float], int], crowd: bool = False) -> dict[str,
     return {"images": images, "annotations": entries, "categories": categories}
 
 
-def found(coco: dict[str, Any], *rows: tuple[list[float], float, int]) -> list[tuple[str, int | None, int, float]]:
+def found(
+    coco: dict[str, Any], *rows: tuple[list[float], float, int]
+) -> list[tuple[str, int | None, int, float]]:
     array = np.array([[1, *box, score, category] for box, score, category in rows]).reshape(-1, 7)
     suspects = suspects_of(coco, array, [1])
-    assert [each.suspicion for each in suspects] == sorted((each.suspicion for each in suspects), reverse=True)
-    return [(each.kind, each.replaces, each.category_id, pytest.approx(each.suspicion)) for each in suspects]
+    assert [each.suspicion for each in suspects] == sorted(
+        (each.suspicion for each in suspects), reverse=True
+    )
+    return [
+        (each.kind, each.replaces, each.category_id, pytest.approx(each.suspicion))
+        for each in suspects
+    ]
 
 
 def test_each_kind_of_doubt() -> None:
@@ -42,7 +61,12 @@ def test_each_kind_of_doubt() -> None:
     assert found(one, (BOX, 0.9, CAT)) == [("extra", 10, CAT, 0.05)], "as good as none"
     assert found(one, (BOX, 0.8, DOG)) == [("wrong", 10, DOG, 0.9)]
     assert found(one, (BOX, 0.8, DOG), (BOX, 0.6, CAT))[0] == ("wrong", 10, DOG, 0.4 * 0.9)
-    assert found(one, (AWAY, 0.7, DOG), (AWAY, 0.6, CAT), (BOX, 1.0, CAT))[0] == ("missing", None, DOG, 0.7)
+    assert found(one, (AWAY, 0.7, DOG), (AWAY, 0.6, CAT), (BOX, 1.0, CAT))[0] == (
+        "missing",
+        None,
+        DOG,
+        0.7,
+    )
     moved, missing = found(one, (BESIDE, 0.8, CAT))
     agreement = 0.8 * (1 / 3 - 0.3) / 0.4
     assert moved == ("moved", 10, CAT, (1 - agreement) * 0.9)
@@ -73,7 +97,9 @@ def test_images_without_a_detection_are_visited() -> None:
     assert found(truth_of((BOX, CAT))) == [("extra", 10, CAT, 0.5)]
 
 
-def test_both_splits_are_ranked_without_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_splits_are_ranked_without_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ground truth beside the pages is not overwritten. Nothing is detected, so that each label may be too much."""
     monkeypatch.setattr("retina_dist.detection.coco_metrics.evaluate_rows", None)
     coco = truth_of((BOX, CAT), (AWAY, DOG))
@@ -111,7 +137,10 @@ def test_page_and_proposals(tmp_path: Path) -> None:
     write_proposals(coco, suspects[:1], tmp_path / "proposals.json")
     proposals = json.loads((tmp_path / "proposals.json").read_text())
     (proposal,) = proposals["annotations"]
-    assert proposal.items() >= {"category_id": DOG, "bbox": BOX, "replaces": 10, "kind": "wrong"}.items()
+    assert (
+        proposal.items()
+        >= {"category_id": DOG, "bbox": BOX, "replaces": 10, "kind": "wrong"}.items()
+    )
     assert len(load_annotations(tmp_path / "proposals.json", tmp_path).boxes[0]) == 1
     write_page(annotations, suspects[:1], tmp_path / "page.html", 10**6)
     page = (tmp_path / "page.html").read_text()

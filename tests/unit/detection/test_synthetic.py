@@ -11,7 +11,12 @@ import torch
 
 from retina_dist.base.errors import DataError
 from retina_dist.config.compose import load_config
-from retina_dist.detection.data.synthetic import CATEGORIES, make_shapes, synthetic_annotations, synthetic_batch
+from retina_dist.detection.data.synthetic import (
+    CATEGORIES,
+    make_shapes,
+    synthetic_annotations,
+    synthetic_batch,
+)
 from retina_dist.detection.readers.coco import load_annotations
 from retina_dist.detection.readers.formats import find_split
 from retina_dist.detection.settings import SyntheticConfig
@@ -53,7 +58,9 @@ def test_an_existing_folder_is_reused_or_refused(tmp_path: Path) -> None:
     before = digest(root)
     make_shapes(root, num_train=2, num_val=1, image_size=48)
     assert digest(root) == before
-    with pytest.raises(DataError, match=r"\(num_train 2, not 3\); give another, or delete this one"):
+    with pytest.raises(
+        DataError, match=r"\(num_train 2, not 3\); give another, or delete this one"
+    ):
         make_shapes(root, num_train=3, num_val=1, image_size=48)
 
 
@@ -76,7 +83,9 @@ def test_an_image_does_not_depend_on_its_batch() -> None:
 
 def test_the_task_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = load_config("train", ["data=synthetic", "data.synthetic.canvas=[64,96]", "data.batch_size=2"])
+    config = load_config(
+        "train", ["data=synthetic", "data.synthetic.canvas=[64,96]", "data.batch_size=2"]
+    )
     task = DetectionTask(config, SingleDeviceStrategy("cpu"))
     assert task.num_images == task.planned_images(config) == 800
     assert not task.validates

@@ -31,7 +31,9 @@ def write_split(root: Path, split: str, ids: dict[str, int]) -> None:
     for number in (1, 2):
         Image.new("RGB", (40, 40), (number, len(split), 0)).save(root / split / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 40, "height": 40})
-    boxes = [(i % 2 + 1, category_id, [i, i, 20, 20], 0) for i, category_id in enumerate(ids.values())]
+    boxes = [
+        (i % 2 + 1, category_id, [i, i, 20, 20], 0) for i, category_id in enumerate(ids.values())
+    ]
     names = {i: name for name, i in ids.items()}
     write_coco(root / "annotations" / f"instances_{split}.json", images, boxes, names)
 
@@ -48,23 +50,33 @@ ALPHABETICAL = {"person": 3, "dog": 2, "cat": 1}
 
 
 @pytest.mark.parametrize("other", [{**FIRST, "tree": 4}, {"person": 1, "dog": 2}, ALPHABETICAL])
-def test_other_names_than_the_checkpoints_are_refused(tmp_path: Path, other: dict[str, int]) -> None:
+def test_other_names_than_the_checkpoints_are_refused(
+    tmp_path: Path, other: dict[str, int]
+) -> None:
     state = Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state()
     now = task(tmp_path, other, other)
-    with pytest.raises(CheckpointError, match="last.pt was trained on other classes than data=coco has .*resume with"):
+    with pytest.raises(
+        CheckpointError,
+        match="last.pt was trained on other classes than data=coco has .*resume with",
+    ):
         now.load_checkpoint_state(state, "last.pt")
     with pytest.raises(CheckpointError, match=r"last.pt does not say which categories"):
         now.load_checkpoint_state({}, "last.pt")
 
 
 def test_a_resume_may_have_other_ids_of_the_same_names(tmp_path: Path) -> None:
-    before, now = task(tmp_path / "a", FIRST, FIRST), task(tmp_path / "b", {"person": 7, "dog": 8, "cat": 9}, FIRST)
+    before, now = (
+        task(tmp_path / "a", FIRST, FIRST),
+        task(tmp_path / "b", {"person": 7, "dog": 8, "cat": 9}, FIRST),
+    )
     now.load_checkpoint_state(before.train.categories.state(), "last.pt")
     assert now.train.categories.ids == (7, 8, 9)
 
 
 def test_train_and_doctor_refuse_the_same_names_in_the_same_words(tmp_path: Path) -> None:
-    message = r"instances_val.json: 1 category name without a label .* 'Dog' \(a label is 'dog'\); rename"
+    message = (
+        r"instances_val.json: 1 category name without a label .* 'Dog' \(a label is 'dog'\); rename"
+    )
     with pytest.raises(DataError, match=message):
         task(tmp_path, FIRST, {"person": 1, "Dog": 2})
     arguments = ["data=coco", f"data.root={tmp_path}"]
@@ -76,7 +88,9 @@ def checkpoint_of(folder: Path, **data: Any) -> Path:
     """A checkpoint of an untrained detector of FIRST's categories whose settings name this data."""
     content = server.content(score_threshold=0.0) | {
         "step": 1,
-        "categories": Categories.from_coco([{"id": i, "name": name} for name, i in FIRST.items()]).state(),
+        "categories": Categories.from_coco(
+            [{"id": i, "name": name} for name, i in FIRST.items()]
+        ).state(),
         "config": {"data": asdict(replace(DetectionData(name="coco"), **data))},
     }
     (folder / "theirs.pt").write_bytes(sealed(content))
@@ -93,13 +107,17 @@ def test_a_url_that_a_checkpoint_names_is_not_followed(
     monkeypatch.setattr(Url, "_call", lambda *_: pytest.fail("a server was asked"))
     there = {"root": str(tmp_path), key: "http://stranger.example/coco"}
     path = checkpoint_of(tmp_path, **there)
-    with pytest.raises(ConfigError, match=f"theirs.pt has data.{key}=http.* only where you give it; give root=URL"):
+    with pytest.raises(
+        ConfigError, match=f"theirs.pt has data.{key}=http.* only where you give it; give root=URL"
+    ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
     with pytest.raises(ConfigError, match="^root=absent is not a folder; give the one of the data"):
         evaluate(EvaluateConfig(checkpoint=str(path), root="absent", **SMALL))
 
 
-def test_a_setting_that_was_removed_since_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_setting_that_was_removed_since_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for split in ("train", "val"):
         write_split(tmp_path / "data", split, FIRST)
     path = checkpoint_of(tmp_path, root=str(tmp_path / "data"))
@@ -107,7 +125,9 @@ def test_a_setting_that_was_removed_since_is_left_out(tmp_path: Path, caplog: py
     content = load_checkpoint(path)
     content["config"]["data"]["label_mapping"] = "contiguous"
     path.write_bytes(sealed({k: v for k, v in content.items() if k != "format"}))
-    assert evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))[0].to_dict() == expected.to_dict()
+    assert (
+        evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))[0].to_dict() == expected.to_dict()
+    )
     assert "the checkpoint's label_mapping is left out" in caplog.text
 
 
@@ -115,10 +135,14 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
     write_split(tmp_path / "here", "train", FIRST)
     write_split(tmp_path / "here", "val", ALPHABETICAL)
     expected, _ = evaluate(
-        EvaluateConfig(checkpoint=str(checkpoint_of(tmp_path, root=str(tmp_path / "here"))), **SMALL)
+        EvaluateConfig(
+            checkpoint=str(checkpoint_of(tmp_path, root=str(tmp_path / "here"))), **SMALL
+        )
     )
     shapes = ShapesConfig(num_train=1, num_val=1)
-    path = checkpoint_of(tmp_path, root="http://stranger.example", val_images="az://a/b", shapes=asdict(shapes))
+    path = checkpoint_of(
+        tmp_path, root="http://stranger.example", val_images="az://a/b", shapes=asdict(shapes)
+    )
     annotations, images = tmp_path / "here/annotations/instances_val.json", tmp_path / "here/val"
     for given in (
         {"root": str(tmp_path / "here")},
@@ -131,5 +155,7 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
     with pytest.raises(DataError, match="has no annotations"):  # nothing is drawn there
         evaluate(EvaluateConfig(checkpoint=str(path), root=str(tmp_path / "elsewhere"), **SMALL))
     path = checkpoint_of(tmp_path, root=[3])
-    with pytest.raises(ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"):
+    with pytest.raises(
+        ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"
+    ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))

@@ -27,19 +27,26 @@ from tests.commands import run_command
 from tests.unit.serving.server import make_image, small_detector
 
 
-def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects: tuple[int, int]) -> Path:
+def draw_scenes(
+    root: Path, num_train: int, num_val: int, side: int, num_objects: tuple[int, int]
+) -> Path:
     """COCO data of scenes as from the air: discs, squares and crosses of 8 to 20 px, all of one category, on a mottled ground.
 
     `num_objects` are those of a scene to train on and of one to validate on.
     """
     rng = np.random.default_rng(0)
-    for split, count, objects in (("train", num_train, num_objects[0]), ("val", num_val, num_objects[1])):
+    for split, count, objects in (
+        ("train", num_train, num_objects[0]),
+        ("val", num_val, num_objects[1]),
+    ):
         (root / split).mkdir(parents=True)
         images, boxes = [], []
         for number in range(1, count + 1):
             coarse = rng.integers(60, 140, (side // 32, side // 32, 3), dtype=np.uint8)
             scene = Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR)
-            scene = Image.fromarray(np.asarray(scene) + rng.integers(0, 20, (side, side, 3), dtype=np.uint8))
+            scene = Image.fromarray(
+                np.asarray(scene) + rng.integers(0, 20, (side, side, 3), dtype=np.uint8)
+            )
             draw = ImageDraw.Draw(scene)
             for _ in range(objects):
                 size, kind = int(rng.integers(8, 21)), int(rng.integers(3))
@@ -53,7 +60,9 @@ def draw_scenes(root: Path, num_train: int, num_val: int, side: int, num_objects
                     (draw.ellipse, draw.rectangle)[kind](corners, fill=colour)
                 boxes.append((number, 1, [x, y, size, size], 0))
             scene.save(root / split / f"{number}.jpg", quality=95)
-            images.append({"id": number, "file_name": f"{number}.jpg", "width": side, "height": side})
+            images.append(
+                {"id": number, "file_name": f"{number}.jpg", "width": side, "height": side}
+            )
         write_coco(root / "annotations" / f"instances_{split}.json", images, boxes, {1: "object"})
     return root
 
@@ -97,7 +106,10 @@ def test_merging_by_hand() -> None:
     right = found(([2, 40, 18, 60], 0.6, 0), ([10, 70, 35, 90], 0.5, 1), ([2, 41, 18, 60], 0.55, 2))
     whole = found(([10, 11, 30, 31], 0.3, 0), ([60, 0, 140, 20], 0.4, 2))
     result = merge(whole, [left, right], torch.tensor([[0, 0, 100, 100], [80, 0, 180, 100]]), 0.5)
-    assert [(b, round(s, 2), k) for b, s, k in zip(*(result[n].tolist() for n in ("boxes", "scores", "labels")))] == [
+    assert [
+        (b, round(s, 2), k)
+        for b, s, k in zip(*(result[n].tolist() for n in ("boxes", "scores", "labels")))
+    ] == [
         ([10, 10, 30, 30], 0.9, 0),
         ([82, 40, 98, 60], 0.8, 0),
         ([82, 41, 98, 60], 0.55, 2),
@@ -115,7 +127,9 @@ def test_a_sure_box_at_the_edge_of_a_window_outlives_an_unsure_larger_one() -> N
 
 
 def test_a_window_as_large_as_the_image_changes_no_bit(detector: Detector) -> None:
-    image = torch.randint(0, 256, (3, 120, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    image = torch.randint(
+        0, 256, (3, 120, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     (expected,) = detector.predict(image)
     for tile in (200, 4000):
         (whole,) = detector.tiled(tile).predict(image)
@@ -131,7 +145,10 @@ def test_a_window_as_large_as_the_image_changes_no_bit(detector: Detector) -> No
 
 def test_a_server_answers_from_windows_and_a_classifier_has_none(detector: Detector) -> None:
     scorer = Scorer(detector.tiled(64))
-    large, small = scorer.prepare(make_image(size=(150, 100)), 0), scorer.prepare(make_image(size=(50, 40)), 1)
+    large, small = (
+        scorer.prepare(make_image(size=(150, 100)), 0),
+        scorer.prepare(make_image(size=(50, 40)), 1),
+    )
     answers = [scorer.predict([image])[0] for image in (large, small)]
     assert [(answer["width"], answer["height"]) for answer in answers] == [(150, 100), (50, 40)]
     (expected,) = detector.tiled(64).predict(Image.open(io.BytesIO(make_image(size=(150, 100)))))
@@ -142,21 +159,38 @@ def test_a_server_answers_from_windows_and_a_classifier_has_none(detector: Detec
 
 
 def metrics_of(checkpoint: Path, **tiles: float) -> dict[str, float]:
-    return evaluate(EvaluateConfig(checkpoint=str(checkpoint), device="cpu", num_workers=0, **tiles))[0].stats  # type: ignore[arg-type]
+    return evaluate(
+        EvaluateConfig(checkpoint=str(checkpoint), device="cpu", num_workers=0, **tiles)
+    )[0].stats  # type: ignore[arg-type]
 
 
 def where(root: Path, folder: Path) -> list[str]:
     return [f"data.root={root}", f"output_dir={folder / 'run'}"]
 
 
-TRAINING = ["experiment=small_objects", "model.backbone=resnet18", "model.fpn_channels=64", "data.num_workers=0"]
+TRAINING = [
+    "experiment=small_objects",
+    "model.backbone=resnet18",
+    "model.fpn_channels=64",
+    "data.num_workers=0",
+]
 
 
 def test_the_recipe_trains_on_windows_and_is_evaluated_in_windows(tmp_path: Path) -> None:
     root = draw_scenes(tmp_path / "scenes", 2, 1, 128, (6, 6))
-    sizes = ["data.min_sizes=[64]", "data.max_size=64", "data.scale_jitter=[2,2]", "data.batch_size=2"]
+    sizes = [
+        "data.min_sizes=[64]",
+        "data.max_size=64",
+        "data.scale_jitter=[2,2]",
+        "data.batch_size=2",
+    ]
     run_command(
-        "retina_dist.train", *TRAINING, *sizes, "trainer.max_duration=2steps", *where(root, tmp_path), cwd=tmp_path
+        "retina_dist.train",
+        *TRAINING,
+        *sizes,
+        "trainer.max_duration=2steps",
+        *where(root, tmp_path),
+        cwd=tmp_path,
     )
     checkpoint = tmp_path / "run" / "checkpoints" / "last.pt"
     whole = metrics_of(checkpoint, tile=128)
@@ -170,9 +204,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tiles")
     root = draw_scenes(folder / "scenes", 16, 4, 2048, (600, 90))
     sizes = ["data.min_sizes=[256]", "data.max_size=256", "data.scale_jitter=[8,8]"]
-    speed = ["trainer.precision=bf16", "trainer.channels_last=true", "trainer.max_duration=300steps"]
+    speed = [
+        "trainer.precision=bf16",
+        "trainer.channels_last=true",
+        "trainer.max_duration=300steps",
+    ]
     rare = [f"trainer.{key}_every=1000epochs" for key in ("validate", "checkpoint")]
-    run_command("retina_dist.train", *TRAINING, *sizes, *speed, *rare, *where(root, folder), cwd=folder, timeout=3000)
+    run_command(
+        "retina_dist.train",
+        *TRAINING,
+        *sizes,
+        *speed,
+        *rare,
+        *where(root, folder),
+        cwd=folder,
+        timeout=3000,
+    )
     return root, folder / "run" / "checkpoints" / "last.pt"
 
 
@@ -208,11 +255,19 @@ def test_windows_are_as_good_as_sahis(trained: tuple[Path, Path]) -> None:
         ) -> None:
             (shift,) = fix_shift_amount_list(shift_amount_list)
             (shape,) = fix_full_shape_list(full_shape_list) or [None]
-            values = zip(self.detections["boxes"].tolist(), self.detections["scores"].tolist(), strict=True)
-            kept = [(box, score) for box, score in values if box[2] - box[0] >= 1 and box[3] - box[1] >= 1]
+            values = zip(
+                self.detections["boxes"].tolist(), self.detections["scores"].tolist(), strict=True
+            )
+            kept = [
+                (box, score)
+                for box, score in values
+                if box[2] - box[0] >= 1 and box[3] - box[1] >= 1
+            ]
             self._object_prediction_list_per_image = [
                 [
-                    ObjectPrediction(box, 0, "object", score=score, shift_amount=shift, full_shape=shape)
+                    ObjectPrediction(
+                        box, 0, "object", score=score, shift_amount=shift, full_shape=shape
+                    )
                     for box, score in kept
                 ]
             ]

@@ -33,7 +33,8 @@ def found_block(image: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("height", "width"), [(480, 640), (640, 480), (427, 640), (333, 500), (51, 640), (640, 59), (37, 37), (799, 1203)]
+    ("height", "width"),
+    [(480, 640), (640, 480), (427, 640), (333, 500), (51, 640), (640, 59), (37, 37), (799, 1203)],
 )
 @pytest.mark.parametrize(("min_size", "max_size"), [(800, 1333), (64, 100), (333, 400)])
 def test_resized_size_is_torchvisions(height, width, min_size, max_size):
@@ -85,7 +86,12 @@ def test_boxes_follow_the_pixels(settings):
     seen = 0
     for seed in range(40):
         image, boxes, labels = transform(
-            make_image(60, 80), block(60, 80), torch.tensor([9]), min_size=100, canvas=CANVAS, key=(seed,)
+            make_image(60, 80),
+            block(60, 80),
+            torch.tensor([9]),
+            min_size=100,
+            canvas=CANVAS,
+            key=(seed,),
         )
         height, width = image.shape[-2:]
         assert height <= CANVAS[0]
@@ -106,7 +112,10 @@ def test_every_operation_survives_no_boxes_and_tiny_images(size):
     for seed in range(10):
         for boxes in (torch.zeros(0, 4), torch.tensor([[0.0, 0.0, size[1], size[0]]])):
             labels = torch.zeros(len(boxes), dtype=torch.int64)
-            blank, how = torch.zeros(3, *size, dtype=torch.uint8), {"min_size": 100, "canvas": CANVAS, "key": (seed,)}
+            blank, how = (
+                torch.zeros(3, *size, dtype=torch.uint8),
+                {"min_size": 100, "canvas": CANVAS, "key": (seed,)},
+            )
             image, out, out_labels = transform(blank, boxes, labels, **how)
             assert min(image.shape) >= 1
             assert out.shape == (len(out_labels), 4)
@@ -119,7 +128,14 @@ def test_result_depends_on_the_key_alone():
 
     def call(*key: int) -> list[torch.Tensor]:
         return list(
-            transform(make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=100, canvas=CANVAS, key=key)
+            transform(
+                make_image(60, 80),
+                block(60, 80),
+                torch.tensor([1]),
+                min_size=100,
+                canvas=CANVAS,
+                key=key,
+            )
         )
 
     torch.manual_seed(1)
@@ -130,4 +146,6 @@ def test_result_depends_on_the_key_alone():
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert torch.equal(torch.get_rng_state(), state)  # nothing drawn from the global stream
     others = [call(0, 4, 17), call(1, 3, 17), call(0, 3, 18)]
-    assert not all(first[0].shape == other[0].shape and torch.equal(first[0], other[0]) for other in others)
+    assert not all(
+        first[0].shape == other[0].shape and torch.equal(first[0], other[0]) for other in others
+    )

@@ -11,7 +11,9 @@ SIZE = "<size><width>100</width><height>80</height><depth>3</depth></size>"
 
 
 def thing(name: str, corners: tuple[object, ...], difficult: int = 0) -> str:
-    tags = "".join(f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
+    tags = "".join(
+        f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+    )
     return f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>{tags}</bndbox></object>"
 
 
@@ -20,7 +22,9 @@ def make(root: Path, splits: dict[str, dict[str, str]]) -> Path:
     for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for split, images in splits.items():
-        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{name}\n" for name in images))
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text(
+            "".join(f"{name}\n" for name in images)
+        )
         for name, content in images.items():
             xml = f"<annotation><filename>{name}.jpg</filename>{content}</annotation>"
             (root / "Annotations" / f"{name}.xml").write_text(xml)
@@ -74,12 +78,16 @@ def test_errors_of_the_folder(tmp_path: Path):
     root = make(tmp_path, {"train": {"a": SIZE}})
     assert not read_voc(root, "val").items
     (root / "ImageSets" / "Main" / "train.txt").rename(root / "ImageSets" / "Main" / "trainval.txt")
-    with pytest.raises(DataError, match="Main has trainval, not train; write train.txt and val.txt"):
+    with pytest.raises(
+        DataError, match="Main has trainval, not train; write train.txt and val.txt"
+    ):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "trainval.txt").rename(root / "ImageSets" / "Main" / "train.txt")
     (root / "Annotations" / "a.xml").unlink()
     with pytest.raises(DataError, match="a.xml does not exist; restore the file"):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
-    with pytest.raises(DataError, match="train.txt lists '../../a', which leaves the Annotations folder"):
+    with pytest.raises(
+        DataError, match="train.txt lists '../../a', which leaves the Annotations folder"
+    ):
         read_voc(root, "train")

@@ -39,7 +39,10 @@ def test_state_dicts_go_both_ways(tmp_path: Path) -> None:
     other = build_retinanet(num_classes=91)
     report = load_weights(other, str(tmp_path / "weights.pth"))
     assert (report.missing, report.left_over, report.misfits) == ((), (), ())
-    assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), ours.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(other.state_dict().values(), ours.state_dict().values(), strict=True)
+    )
 
 
 def test_old_head_names_are_understood(tmp_path: Path) -> None:
@@ -60,14 +63,20 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
     """Labels are numbered by each data set; with as many classes, the shape alone does not tell which row is whose."""
     source = small(num_classes=3)
     names = ["dog", "", "cat"]
-    torch.save({"model": source.state_dict(), "categories": {"ids": [1, -1, 3], "names": names}}, tmp_path / "a.pt")
+    torch.save(
+        {"model": source.state_dict(), "categories": {"ids": [1, -1, 3], "names": names}},
+        tmp_path / "a.pt",
+    )
     weights = source.state_dict()["head.classification_head.cls_logits.weight"]
     found = small(num_classes=3)
     key = "head.classification_head.cls_logits.weight"
     orders: tuple[tuple[list[str] | None, list[int]], ...] = (
         (["dog", "", "cat"], [0, 1, 2]),
         (["cat", "dog", ""], [2, 0, 1]),
-        (["", "dog", ""], [1, 0, 2]),  # fewer categories, as a part of COCO whose labels are the ids
+        (
+            ["", "dog", ""],
+            [1, 0, 2],
+        ),  # fewer categories, as a part of COCO whose labels are the ids
         (None, [0, 1, 2]),
     )
     for ours, order in orders:
@@ -75,12 +84,18 @@ def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> 
         assert report.misfits == ()
         expected = weights.unflatten(0, (-1, 3))[:, order].flatten(0, 1)
         assert torch.equal(found.state_dict()[key], expected)
-        bias = source.state_dict()["head.classification_head.cls_logits.bias"].unflatten(0, (-1, 3))[:, order]
-        assert torch.equal(found.state_dict()["head.classification_head.cls_logits.bias"], bias.flatten())
+        bias = source.state_dict()["head.classification_head.cls_logits.bias"].unflatten(
+            0, (-1, 3)
+        )[:, order]
+        assert torch.equal(
+            found.state_dict()["head.classification_head.cls_logits.bias"], bias.flatten()
+        )
     before = (found := small(num_classes=3)).state_dict()[key].clone()
     report = load_weights(found, str(tmp_path / "a.pt"), ["dog", "", "tree"])
     why = "of other categories than the model's (tree)"
-    assert report.misfits == tuple(f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias"))
+    assert report.misfits == tuple(
+        f"head.classification_head.cls_logits.{part}: {why}" for part in ("weight", "bias")
+    )
     assert torch.equal(found.state_dict()[key], before)
 
 
@@ -90,16 +105,28 @@ def saved(tmp_path: Path, state: dict[str, torch.Tensor], **beside: object) -> s
     return str(tmp_path / "saved.pth")
 
 
-@pytest.mark.parametrize(("norm", "prefix"), [("frozen_bn", ""), ("bn", "module."), ("sync_bn", "backbone.body.")])
+@pytest.mark.parametrize(
+    ("norm", "prefix"), [("frozen_bn", ""), ("bn", "module."), ("sync_bn", "backbone.body.")]
+)
 def test_backbone_from_a_classifier_with_any_prefix(tmp_path: Path, norm: str, prefix: str) -> None:
     classifier = resnet18(weights=None)
-    source = saved(tmp_path, {f"{prefix}{name}": value for name, value in classifier.state_dict().items()})
+    source = saved(
+        tmp_path, {f"{prefix}{name}": value for name, value in classifier.state_dict().items()}
+    )
     model = small(norm=norm)
     head = model.head.classification_head.cls_logits.weight.clone()
     report = load_backbone_weights(model, source, "resnet18")
     fc = [f"{'' if prefix == 'module.' else prefix}fc.{part}" for part in ("weight", "bias")]
-    assert (len(report.loaded), report.missing, list(report.left_over), report.misfits) == (100, (), fc, ())
-    assert str(report).splitlines()[0] == f"{source}: 100 tensors loaded, 0 missing, 2 left over, 0 misfits"
+    assert (len(report.loaded), report.missing, list(report.left_over), report.misfits) == (
+        100,
+        (),
+        fc,
+        (),
+    )
+    assert (
+        str(report).splitlines()[0]
+        == f"{source}: 100 tensors loaded, 0 missing, 2 left over, 0 misfits"
+    )
     for name, value in model.backbone.body.state_dict().items():
         assert torch.equal(value, classifier.state_dict()[name]), name
     assert torch.equal(model.head.classification_head.cls_logits.weight, head)
@@ -112,11 +139,14 @@ def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_pa
     report = load_backbone_weights(small(), saved(tmp_path, other), "resnet18")
     assert report.missing == ("backbone.body.bn1.bias",)
     assert report.left_over == ("fc.weight", "fc.bias", "extra")
-    assert report.misfits == ("layer4.1.conv2.weight: [3] in the file, [512, 512, 3, 3] in the model",)
+    assert report.misfits == (
+        "layer4.1.conv2.weight: [3] in the file, [512, 512, 3, 3] in the model",
+    )
     assert "\n  missing    backbone.body.bn1.bias\n" in str(report)
     large = build_retinanet(num_classes=2, backbone="resnet50", fpn_channels=32)
     with pytest.raises(
-        CheckpointError, match="holds only 77 of the 265 tensors of a resnet50 .*; set model.backbone to"
+        CheckpointError,
+        match="holds only 77 of the 265 tensors of a resnet50 .*; set model.backbone to",
     ):
         load_backbone_weights(large, saved(tmp_path, state), "resnet50")
 
@@ -124,28 +154,40 @@ def test_a_backbone_says_what_it_lacks_and_is_refused_for_another_network(tmp_pa
 def test_a_detector_on_another_network_is_refused(tmp_path: Path) -> None:
     """Although most tensors of the smaller one fit: they are of other layers."""
     torch.save(build_retinanet(num_classes=3, fpn_channels=32).state_dict(), tmp_path / "r50.pth")
-    with pytest.raises(CheckpointError, match=r"r50\.pth is of another detector, with \d+ tensors of another shape"):
+    with pytest.raises(
+        CheckpointError, match=r"r50\.pth is of another detector, with \d+ tensors of another shape"
+    ):
         load_weights(small(), str(tmp_path / "r50.pth"))
 
 
 def test_torchvisions_backbones_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     state = resnet50(weights=None).state_dict()
-    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: found.append(str(self)) or state)
-    settings = ModelConfig(backbone="resnet50", fpn_channels=32, norm="frozen_bn", backbone_weights="DEFAULT")
+    monkeypatch.setattr(
+        WeightsEnum,
+        "get_state_dict",
+        lambda self, *args, **kwargs: found.append(str(self)) or state,
+    )
+    settings = ModelConfig(
+        backbone="resnet50", fpn_channels=32, norm="frozen_bn", backbone_weights="DEFAULT"
+    )
     model = build_model(settings, 3)
     assert found == ["ResNet50_Weights.IMAGENET1K_V2"]
     assert torch.equal(model.backbone.body.layer4[2].conv2.weight, state["layer4.2.conv2.weight"])
 
 
 def settings_with(weights: str, **changes: object) -> ModelConfig:
-    return ModelConfig(backbone="resnet18", fpn_channels=32, weights=weights, **{"norm": "frozen_bn", **changes})  # type: ignore[arg-type]
+    return ModelConfig(
+        backbone="resnet18", fpn_channels=32, weights=weights, **{"norm": "frozen_bn", **changes}
+    )  # type: ignore[arg-type]
 
 
 COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
-def test_every_rank_has_the_epsilon_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_has_the_epsilon_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not a tensor, and only the main rank has weights: torchvision's, a checkpoint of ours, or that of a resumed run."""
     published = small(norm="frozen_bn").state_dict()
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
@@ -158,7 +200,9 @@ def test_every_rank_has_the_epsilon_of_the_weights(tmp_path: Path, monkeypatch: 
         def build(strategy: ThreadRank) -> float | None:
             task = DetectionTask(replace(config, model=settings), strategy)
             model = task.build_model(resumed is not None, resumed if strategy.is_main else None)
-            contents.append({"step": 1, "model": model.state_dict(), "ema": None, **task.metadata(model)})
+            contents.append(
+                {"step": 1, "model": model.state_dict(), "ema": None, **task.metadata(model)}
+            )
             return batch_norm_eps(model)
 
         read_split(config.data, "train")  # drawn once
@@ -172,7 +216,9 @@ def test_every_rank_has_the_epsilon_of_the_weights(tmp_path: Path, monkeypatch: 
     assert batch_norm_eps(Detector.from_checkpoint(path).model) == 0.0
     assert ranks(settings_with(str(path))) == [0.0, 0.0]
     monkeypatch.setattr(
-        WeightsEnum, "get_state_dict", lambda *args, **kwargs: pytest.fail("a resumed run has its weights")
+        WeightsEnum,
+        "get_state_dict",
+        lambda *args, **kwargs: pytest.fail("a resumed run has its weights"),
     )
     assert ranks(settings_with(COCO_V1), checkpoint) == [0.0, 0.0]
 
@@ -196,14 +242,22 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
     ("overrides", "words"),
     [
         ("weights=nowhere.pt", "nowhere.pt is neither a file nor"),
-        ("weights=COCO_V9", "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V9 is not known to torchvision"),
+        (
+            "weights=COCO_V9",
+            "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V9 is not known to torchvision",
+        ),
         ("backbone_weights=IMAGENET1K_V9", "is not for resnet18; use one of IMAGE"),
         ("weights=nowhere.pt task=classification data=folders", "nowhere.pt is neither a file nor"),
     ],
 )
 def test_a_dry_run_looks_for_the_weights_before_the_data(overrides: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        train(load_config("train", ["data=coco", "data.root=absent", "dry_run=true", *f"model.{overrides}".split()]))
+        train(
+            load_config(
+                "train",
+                ["data=coco", "data.root=absent", "dry_run=true", *f"model.{overrides}".split()],
+            )
+        )
 
 
 def test_wrong_sources_are_named(tmp_path: Path) -> None:

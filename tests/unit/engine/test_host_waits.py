@@ -82,7 +82,9 @@ def image_batch(side: int, fillers: int = 0) -> ImageBatch:
     labels = torch.zeros(4, dtype=torch.int64)
     real = torch.arange(4) < 4 - fillers if fillers else None
     images = torch.zeros(4, 3, side, side, dtype=torch.uint8)
-    return ImageBatch(images, labels, labels.clone(), torch.ones(4), torch.arange(4), 0.5, real).pin_memory()
+    return ImageBatch(
+        images, labels, labels.clone(), torch.ones(4), torch.arange(4), 0.5, real
+    ).pin_memory()
 
 
 def batches(model: str) -> tuple[Any, list[Any]]:
@@ -95,7 +97,9 @@ def batches(model: str) -> tuple[Any, list[Any]]:
 
 def build_step(config: Any, model: nn.Module, precision: str, **options: Any) -> TrainStep:
     config = replace(config, trainer=replace(config.trainer, precision=precision))
-    config = replace(config, optimizer=replace(config.optimizer, name=options.pop("optimizer", "sgd")))
+    config = replace(
+        config, optimizer=replace(config.optimizer, name=options.pop("optimizer", "sgd"))
+    )
     strategy = OneOfTwo("cuda")
     state = build_state(config, model.train(), strategy)
     plan = build_plan(config, 1000, 2)
@@ -112,25 +116,33 @@ def build(name: str, norm: str) -> nn.Module:
 def test_a_step_waits_once_and_copies_its_batch_only(
     gpu: FakeCuda, config: Any, name: str, precision: str, norm: str, clip: str, optimizer: str
 ) -> None:
-    step = build_step(config, build(name, norm), precision, gradient_clip_algorithm=clip, optimizer=optimizer)
+    step = build_step(
+        config, build(name, norm), precision, gradient_clip_algorithm=clip, optimizer=optimizer
+    )
     first, others = batches(name)
     meter = StepMeter(step.strategy.all_reduce)
     seen: dict[str, Any] = {}
     body = step.state.model.model if name == "classifier" else step.state.model.backbone.body  # type: ignore[union-attr]
-    body.layer4.register_forward_hook(lambda module, inputs, output: seen.update(dtype=output.dtype))  # type: ignore[union-attr, operator]
+    body.layer4.register_forward_hook(
+        lambda module, inputs, output: seen.update(dtype=output.dtype)
+    )  # type: ignore[union-attr, operator]
     step([first])  # makes what is made once
     with gpu.watch():
         for micro_batches in prefetched(iter([others]), CUDA):
             values = step(micro_batches)
             meter.update(values, 6)
     assert gpu.waits == {FINITE: 1}
-    assert seen["dtype"] is {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    assert seen["dtype"] is {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+        precision, torch.float32
+    )
     flags = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     assert flags == (precision == "tf32",) * 2, "after the context, as the backward pass meets them"
     assert all(value.is_cuda for value in values.values())
     assert step.state.ema is not None
     assert step.state.ema.updates == 2
-    assert all(p in step.state.optimizer.state for p in step.state.model.parameters() if p.requires_grad)
+    assert all(
+        p in step.state.optimizer.state for p in step.state.model.parameters() if p.requires_grad
+    )
     with gpu.watch():
         assert meter.compute()["train/loss"] == 1.0  # the wait that a log line costs
     assert gpu.waits == {FINITE: 1, "retina_dist.engine.train_logger.compute": 1}
@@ -154,7 +166,9 @@ def test_waits_and_copies_are_caught(gpu: FakeCuda) -> None:
     for fault, words in FAULTS.values():
         with gpu.watch(), pytest.raises(HostStall) as caught:
             fault(x)
-        what, place = str(caught.value).split(", at ", 1)  # the place shows the line, which has the words too
+        what, place = str(caught.value).split(
+            ", at ", 1
+        )  # the place shows the line, which has the words too
         assert re.search(words, what)
         assert "test_host_waits.py" in place
     with gpu.watch():

@@ -45,12 +45,21 @@ def inspect(model: nn.Module, batch: Rows) -> list[dict[str, Any]]:
 
 
 def make(
-    factor: dict[int, float], folder: Path | None = None, steps: int = 6, limit: int = 5, **options: Any
+    factor: dict[int, float],
+    folder: Path | None = None,
+    steps: int = 6,
+    limit: int = 5,
+    **options: Any,
 ) -> Trainer:
     torch.manual_seed(0)
     model = Net()
     model.factor = factor
-    plan = {"max_duration": f"{steps}steps", "log_every": 1, "schedule": "constant", "warmup": "0steps"}
+    plan = {
+        "max_duration": f"{steps}steps",
+        "log_every": 1,
+        "schedule": "constant",
+        "warmup": "0steps",
+    }
     one = trainer(model=model, **plan, **options)
     assert isinstance(one.train_step, TrainStep)
     one.train_step.guard = NonFiniteGuard(
@@ -72,7 +81,9 @@ def test_poison_changes_no_gradient_of_a_finite_loss_and_poisons_that_of_another
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float, said: list[str]) -> None:
+def test_a_step_that_is_not_finite_leaves_no_trace(
+    tmp_path: Path, factor: float, said: list[str]
+) -> None:
     one = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
     state, rows = one.state, one.train_logger.metric_logger.rows
     held: list[Any] = []
@@ -86,7 +97,10 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
     one.fit()
     held.append((state.model.state_dict(), state.optimizer.state_dict()))
     for step in range(4):
-        same = all(torch.equal(a, b) for a, b in zip(held[step][0].values(), held[step + 1][0].values(), strict=True))
+        same = all(
+            torch.equal(a, b)
+            for a, b in zip(held[step][0].values(), held[step + 1][0].values(), strict=True)
+        )
         assert same is (step in BAD_STEPS)
     momentum = [h[1]["state"][0]["momentum_buffer"] for h in held[2:]]
     assert all(torch.equal(momentum[0], m) for m in momentum)
@@ -98,8 +112,13 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, factor: float
 
 def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:
     make(dict.fromkeys(BAD_STEPS, math.nan), tmp_path).fit()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["nonfinite_00000003.json", "nonfinite_00000004.json"]
-    first, second = (json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (3, 4))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "nonfinite_00000003.json",
+        "nonfinite_00000004.json",
+    ]
+    first, second = (
+        json.loads((tmp_path / f"nonfinite_0000000{n}.json").read_text()) for n in (3, 4)
+    )
     assert (first["step"], first["lr"], first["world_size"], first["in_a_row"]) == (3, 0.1, 1, 1)
     assert first["epoch"] == 1.0  # of ten rows four by four
     assert second["in_a_row"] == 2
@@ -107,10 +126,14 @@ def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:
     assert math.isnan(rank["losses"]["class"])
     (images,) = rank["micro_batches"]
     assert [image["image_id"] for image in images] == [0, 1]  # step 3 has the last two of ten rows
-    assert all(math.isfinite(image["losses"]["class"]) for image in images)  # it was not an image's fault
+    assert all(
+        math.isfinite(image["losses"]["class"]) for image in images
+    )  # it was not an image's fault
 
 
-def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(said: list[str]) -> None:
+def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(
+    said: list[str],
+) -> None:
     """GradScaler looks at the gradients, the step at their norm; 60 steps went by without an update or a word."""
     one = make({step: 1e21 for step in range(3)}, precision="fp16")
     state = one.state
@@ -125,7 +148,9 @@ def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(said
 
 def test_a_run_stops_after_as_many_in_a_row_as_it_may(tmp_path: Path, said: list[str]) -> None:
     one = make(dict.fromkeys(range(1, 6), math.nan), tmp_path, limit=2)
-    with pytest.raises(Divergence, match=r"step 4: .*at lr=0.1, 3 steps in a row; lower optimizer.lr") as caught:
+    with pytest.raises(
+        Divergence, match=r"step 4: .*at lr=0.1, 3 steps in a row; lower optimizer.lr"
+    ) as caught:
         one.fit()
     assert caught.value.collective
     assert len(said) == 2

@@ -29,7 +29,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait
 
 
-def test_after_the_last_gradient_the_backward_pass_waits_for_others(clock: Callable[[float], None]) -> None:
+def test_after_the_last_gradient_the_backward_pass_waits_for_others(
+    clock: Callable[[float], None],
+) -> None:
     timer = PhaseTimer(torch.device("cpu"))
     first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
 

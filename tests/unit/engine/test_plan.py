@@ -25,8 +25,15 @@ from tests.plans import plan_of
 def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
     digits: int, decimals: int, unit: str, what: str, num_images: int, batch_size: int
 ) -> None:
-    text = f"{digits // 10**decimals}" + (f".{digits % 10**decimals:0{decimals}d}" if decimals else "")
-    steps = to_steps(f"{text}{unit}{what}", key="trainer.max_duration", num_images=num_images, batch_size=batch_size)
+    text = f"{digits // 10**decimals}" + (
+        f".{digits % 10**decimals:0{decimals}d}" if decimals else ""
+    )
+    steps = to_steps(
+        f"{text}{unit}{what}",
+        key="trainer.max_duration",
+        num_images=num_images,
+        batch_size=batch_size,
+    )
     # in whole numbers of 10^-decimals steps, epochs or images
     asked = digits * {"": 1, "k": 1_000, "M": 1_000_000}[unit]
     an_epoch = -(-num_images // batch_size)
@@ -34,7 +41,9 @@ def test_a_duration_is_the_least_whole_number_of_steps_that_reaches_it(
     assert (steps - 1) * left * 10**decimals < asked * right <= steps * left * 10**decimals
 
 
-@pytest.mark.parametrize("text", ["12", "epochs", "-3steps", "1e3steps", "١steps", "9" * 400 + "steps"])
+@pytest.mark.parametrize(
+    "text", ["12", "epochs", "-3steps", "1e3steps", "١steps", "9" * 400 + "steps"]
+)
 def test_a_wrong_duration_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.max_duration=.*12epochs"):
         to_steps(text, key="trainer.max_duration", num_images=100, batch_size=16)
@@ -55,7 +64,9 @@ def test_multistep_drops_at_its_milestones() -> None:
     assert [factor(i) for i in (0, 3, 4, 7, 8, 9)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
-@pytest.mark.parametrize(("total", "warmup"), [("5steps", 0), ("12steps", 1), ("499steps", 49), ("9000steps", 50)])
+@pytest.mark.parametrize(
+    ("total", "warmup"), [("5steps", 0), ("12steps", 1), ("499steps", 49), ("9000steps", 50)]
+)
 def test_an_automatic_warmup_leaves_most_of_a_short_training(total: str, warmup: int) -> None:
     assert plan(max_duration=total, warmup="auto").schedule.warmup == warmup
 

@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_is_noted_and_the_handlers_are_put_back(number: signal.Signals, capfd: pytest.CaptureFixture) -> None:
+def test_a_signal_is_noted_and_the_handlers_are_put_back(
+    number: signal.Signals, capfd: pytest.CaptureFixture
+) -> None:
     before = signal.getsignal(number)
     with PreemptionWatch() as watch:
         assert watch.reason is None
@@ -48,7 +50,9 @@ def test_a_second_signal_ends_at_once() -> None:
     assert done.returncode == -signal.SIGTERM
 
 
-def test_sigusr1_asks_and_never_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+def test_sigusr1_asks_and_never_ends(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
     """Slurm sends it two minutes before SIGTERM, which may find the checkpoint still being written."""
     monkeypatch.setattr(preemption, "ECHO_S", 0.0)
     with PreemptionWatch() as watch:
@@ -63,17 +67,26 @@ def test_sigusr1_asks_and_never_ends(monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
 def test_the_documented_watcher_of_azures_events_ends_the_job(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
-    script = next(block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "on_eviction.py" in block)
+    script = next(
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.S)
+        if "on_eviction.py" in block
+    )
     (tmp_path / "on_eviction.py").write_text(script.replace("time.sleep(2)", "time.sleep(.05)"))
     (tmp_path / "instance" / "compute").mkdir(parents=True)
     (tmp_path / "instance" / "compute" / "name").write_text("gpu-1")
-    other = {"EventType": "Preempt", "Resources": ["gpu-2"]}, {"EventType": "Freeze", "Resources": ["gpu-1"]}
+    other = (
+        {"EventType": "Preempt", "Resources": ["gpu-2"]},
+        {"EventType": "Freeze", "Resources": ["gpu-1"]},
+    )
     (tmp_path / "scheduledevents").write_text(json.dumps({"Events": other}))
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         line = [sys.executable, tmp_path / "on_eviction.py", "sleep", "60"]
-        watcher = subprocess.Popen(line, env={**os.environ, "EVENTS": f"http://127.0.0.1:{server.server_port}"})
+        watcher = subprocess.Popen(
+            line, env={**os.environ, "EVENTS": f"http://127.0.0.1:{server.server_port}"}
+        )
         time.sleep(1)
         assert watcher.poll() is None
         ours = {"EventType": "Preempt", "Resources": ["gpu-2", "gpu-1"]}
@@ -112,7 +125,12 @@ def test_the_action_is_known_one_step_later_and_no_collective_is_left_in_flight(
     strategy = TwoRanks()
     consensus = StopConsensus(strategy)
     requests = (StopAction.NONE, StopAction.SAVE, StopAction.SAVE, StopAction.NONE)
-    assert [consensus.poll(r) for r in requests] == [StopAction.NONE, StopAction.NONE, StopAction.SAVE, StopAction.STOP]
+    assert [consensus.poll(r) for r in requests] == [
+        StopAction.NONE,
+        StopAction.NONE,
+        StopAction.SAVE,
+        StopAction.STOP,
+    ]
     assert strategy.open == 1
     consensus.close()
     assert strategy.open == 0

@@ -70,8 +70,18 @@ def test_one_step_ahead_on_a_stream_of_its_own(monkeypatch):
     for batches in prefetched(source(notes, 3), CUDA):
         notes.log.append(f"compute {', '.join(batches)}")
     assert notes.log == [
-        *("side waits for main", "0.0 on side", "0.1 on side", "side waits for main", "1.0 on side", "1.1 on side"),
-        *("main waits for event 1", "compute 0.0 there, 0.1 there"),  # and not for the copy of the next step
+        *(
+            "side waits for main",
+            "0.0 on side",
+            "0.1 on side",
+            "side waits for main",
+            "1.0 on side",
+            "1.1 on side",
+        ),
+        *(
+            "main waits for event 1",
+            "compute 0.0 there, 0.1 there",
+        ),  # and not for the copy of the next step
         *("side waits for main", "2.0 on side", "2.1 on side"),
         *("main waits for event 2", "compute 1.0 there, 1.1 there", "closed"),
         *("main waits for event 3", "compute 2.0 there, 2.1 there"),

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.detection.model.retinanet import build_retinanet
-from retina_dist.engine.replicas import ReplicaMismatch, average_statistics, check_replicas, check_same, checksum
+from retina_dist.engine.replicas import (
+    ReplicaMismatch,
+    average_statistics,
+    check_replicas,
+    check_same,
+    checksum,
+)
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.engine.trainer import Trainer
@@ -40,7 +46,9 @@ def test_any_one_flipped_bit_changes_it(dtype: torch.dtype) -> None:
 
 def compare(*parts: dict[str, Any], step: int = 7) -> list[Any]:
     """What the comparison gives or raises on each rank; `parts` has one entry for each rank."""
-    return on_ranks(len(parts), lambda strategy: check_replicas(parts[strategy.rank], strategy, step))
+    return on_ranks(
+        len(parts), lambda strategy: check_replicas(parts[strategy.rank], strategy, step)
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,10 +73,14 @@ def change_anchors(model: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], object]] = {
     "backbone.body.bn1.eps": lambda model: setattr(model.backbone.body.bn1, "eps", 0.0),
-    "backbone.body.layer1.0.bn1.momentum": lambda model: setattr(model.backbone.body.layer1[0].bn1, "momentum", 0.2),
+    "backbone.body.layer1.0.bn1.momentum": lambda model: setattr(
+        model.backbone.body.layer1[0].bn1, "momentum", 0.2
+    ),
     "anchor_generator.sizes.0.0": change_anchors,
     "anchor_generator.cell_anchors.4": lambda model: model.anchor_generator.cell_anchors[4].add_(1),
-    "proposal_matcher.high_threshold": lambda model: setattr(model.proposal_matcher, "high_threshold", 0.6),
+    "proposal_matcher.high_threshold": lambda model: setattr(
+        model.proposal_matcher, "high_threshold", 0.6
+    ),
     "focal_alpha": lambda model: setattr(model, "focal_alpha", 0.3),
 }
 
@@ -76,8 +88,12 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_what_the_state_dict_does_not_hold_is_compared() -> None:
     def replicated(model: nn.Module, lr: float = 0.1) -> dict[str, Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        parts = TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False)).replicated()
-        return {name: part for name, part in parts.items() if name != "model"}  # its tensors take long
+        parts = TrainState(
+            model, optimizer, torch.amp.GradScaler("cpu", enabled=False)
+        ).replicated()
+        return {
+            name: part for name, part in parts.items() if name != "model"
+        }  # its tensors take long
 
     model = build_retinanet(num_classes=2, backbone="resnet18", fpn_channels=32)
     assert compare(replicated(model), replicated(copy.deepcopy(model))) == [None, None]
@@ -117,16 +133,28 @@ def test_running_statistics_become_their_mean_by_one_collective() -> None:
     assert averaged(*models) == [["all_reduce mean"]] * 3
     for model in models:
         assert (model[0].running_mean.tolist(), model[0].running_var.tolist()) == ([3.0], [5.0])
-        assert (model[2][0].running_mean.tolist(), model[2][0].running_var.tolist()) == ([30.0] * 2, [50.0] * 2)
+        assert (model[2][0].running_mean.tolist(), model[2][0].running_var.tolist()) == (
+            [30.0] * 2,
+            [50.0] * 2,
+        )
         assert model[0].weight.tolist() == [1.0]
         assert model[0].num_batches_tracked == 0
 
 
-@pytest.mark.parametrize(("weights", "mean"), [((1.5, 1.5, 0.0), 1.5), ((2.0, 0.5, 0.5), 2.0), ((0.0, 0.0, 0.0), None)])
-def test_each_rank_counts_as_much_as_it_has_images(weights: tuple[float, ...], mean: float | None) -> None:
+@pytest.mark.parametrize(
+    ("weights", "mean"), [((1.5, 1.5, 0.0), 1.5), ((2.0, 0.5, 0.5), 2.0), ((0.0, 0.0, 0.0), None)]
+)
+def test_each_rank_counts_as_much_as_it_has_images(
+    weights: tuple[float, ...], mean: float | None
+) -> None:
     values = (1.0, 2.0, 6.0)
     models = [normed(value, value) for value in values]
-    on_ranks(3, lambda strategy: average_statistics(models[strategy.rank], strategy, weights[strategy.rank]))
+    on_ranks(
+        3,
+        lambda strategy: average_statistics(
+            models[strategy.rank], strategy, weights[strategy.rank]
+        ),
+    )
     found = [model[0].running_mean.item() for model in models]
     assert found == (list(values) if mean is None else [mean] * 3)
 
@@ -142,7 +170,10 @@ class RowsOfSteps:
 
     def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
         for step in range(start, stop):
-            yield [Rows(torch.full((2 * (w > 0), 2), step + 1.0), torch.empty(0), w) for w in self.weights]
+            yield [
+                Rows(torch.full((2 * (w > 0), 2), step + 1.0), torch.empty(0), w)
+                for w in self.weights
+            ]
 
 
 class MeanLoss(nn.Module):
@@ -164,11 +195,15 @@ class MaskedLoss(MeanLoss):
     def forward(self, batch: Rows) -> dict[str, Tensor]:
         counts = torch.full((4,), float(batch.weight > 0))
         x = batch.x if batch.weight else torch.ones(4, 2)
-        y = self.norm(self.layer(x * torch.arange(1.0, len(x) + 1)[:, None])[..., None, None]).flatten()
+        y = self.norm(
+            self.layer(x * torch.arange(1.0, len(x) + 1)[:, None])[..., None, None]
+        ).flatten()
         return {"loss": ((y - 1).square() * counts[: len(x)]).sum() / counts[: len(x)].sum()}
 
 
-def fitted(weights: Sequence[Sequence[float]], validate: Any = None, network: type[MeanLoss] = MeanLoss) -> list[Any]:
+def fitted(
+    weights: Sequence[Sequence[float]], validate: Any = None, network: type[MeanLoss] = MeanLoss
+) -> list[Any]:
     """(losses, weights of the model, skipped steps) of each rank after four steps, or its error."""
 
     def one(strategy: ThreadRank) -> Any:
@@ -177,7 +212,9 @@ def fitted(weights: Sequence[Sequence[float]], validate: Any = None, network: ty
         connect(model, lambda x: strategy.all_reduce(x, "sum"))
         plan = plan_of(num_images=8, batch_size=4, max_duration="4steps", log_every=1, validate_every="2steps",
                        world_size=strategy.world_size, lr=0.01)  # fmt: skip
-        state = TrainState(model, torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu", enabled=False))
+        state = TrainState(
+            model, torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu", enabled=False)
+        )
         step = TrainStep(state, plan, strategy)
         metrics = (lambda net: validate(strategy.rank)) if validate else None
         Trainer(step, RowsOfSteps(*weights[strategy.rank]), recorder, validate=metrics).fit()
@@ -190,7 +227,10 @@ def fitted(weights: Sequence[Sequence[float]], validate: Any = None, network: ty
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (((1.0,), (0.5,)), "step 1 add up to 1 on rank 0 and 0.5 on rank 1, with the mean 0.75 over ranks, not 1"),
+        (
+            ((1.0,), (0.5,)),
+            "step 1 add up to 1 on rank 0 and 0.5 on rank 1, with the mean 0.75 over ranks, not 1",
+        ),
         (((0.5, 0.5), (0.5,)), "step 1 has 2 on rank 0 and 1 on rank 1 micro-batches"),
         (((1.0,), ()), "step 1 has 1 on rank 0 and 0 on rank 1 micro-batches"),
         (((2.0,), (2.0,)), "step 1 add up to 2 on each rank, with the mean 2 over ranks, not 1"),
@@ -222,7 +262,9 @@ def test_nan_gradients_at_weight_0_reach_no_parameter_and_no_other_rank() -> Non
 
 
 def test_ranks_with_other_data_do_not_start() -> None:
-    errors = on_ranks(3, lambda strategy: check_same({"seed": 0, "images": 9 - (strategy.rank == 1)}, strategy))
+    errors = on_ranks(
+        3, lambda strategy: check_same({"seed": 0, "images": 9 - (strategy.rank == 1)}, strategy)
+    )
     assert "images is 8 on rank 1 and 9 on rank 0; start all" in str(errors[1])
     assert all(isinstance(error, Exception) for error in errors)
 
@@ -231,10 +273,15 @@ def test_metrics_that_differ_over_ranks_end_the_first_validation() -> None:
     right = ((1.0,), (1.0,))
     for error in fitted(right, lambda rank: {"val/AP": 0.5, "val/loss": (0.6545, 1.126)[rank]}):
         assert type(error) is ReplicaMismatch
-        assert "the metric val/loss is 0.6545 on rank 0 and 1.126 on rank 1: the evaluator must" in str(error)
+        assert (
+            "the metric val/loss is 0.6545 on rank 0 and 1.126 on rank 1: the evaluator must"
+            in str(error)
+        )
     for error in fitted(right, lambda rank: {"val/loss": 1.0} if rank else {}):
         assert "the metric val/loss is nan on rank 0 and 1 on rank 1" in str(error)
-    for losses, _, _ in fitted(right, lambda rank: {"val/loss": 1.0 + 1e-9 * rank, "val/recall": math.nan}):
+    for losses, _, _ in fitted(
+        right, lambda rank: {"val/loss": 1.0 + 1e-9 * rank, "val/recall": math.nan}
+    ):
         assert len(losses) == 4
 
 

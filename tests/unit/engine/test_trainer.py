@@ -64,11 +64,16 @@ class Data:
 class Classifier(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(5, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+        )
 
     def forward(self, batch: Rows) -> Any:
         logits = self.layers(batch.x)
-        return {"cross_entropy": nn.functional.cross_entropy(logits, batch.y), "size": 1e-3 * logits.square().mean()}
+        return {
+            "cross_entropy": nn.functional.cross_entropy(logits, batch.y),
+            "size": 1e-3 * logits.square().mean(),
+        }
 
 
 class Recorder:
@@ -81,9 +86,19 @@ class Recorder:
 
 def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    names = ["max_duration", "profile", "stop_after", "validate_every", "checkpoint_every", "log_every", "schedule"]
+    names = [
+        "max_duration",
+        "profile",
+        "stop_after",
+        "validate_every",
+        "checkpoint_every",
+        "log_every",
+        "schedule",
+    ]
     plan_changes = {k: changes.pop(k) for k in (*names, "warmup") if k in changes}
-    best = BestMetric(changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None))
+    best = BestMetric(
+        changes.pop("monitor", None), changes.pop("mode", None), changes.pop("patience", None)
+    )
     data = data or Data()
     model = changes.pop("model", None) or Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
@@ -95,11 +110,19 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         batch_size=data.batch_size,
         accumulate=data.accumulate,
         lr=0.1,
-        **{"schedule": "cosine", "warmup": "2steps", "max_duration": "4epochs", "log_every": 2, **plan_changes},
+        **{
+            "schedule": "cosine",
+            "warmup": "2steps",
+            "max_duration": "4epochs",
+            "log_every": 2,
+            **plan_changes,
+        },
     )
     strategy = changes.pop("strategy", None) or SingleDeviceStrategy("cpu")
     store = CheckpointStore(folder, keep_last=100, best=best) if folder else None
-    stepping = {k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes}
+    stepping = {
+        k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes
+    }
     train_step = TrainStep(state, plan, strategy, **stepping)
     return Trainer(train_step, data, Recorder(), **{"store": store, **changes})
 
@@ -117,7 +140,9 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
     steps = [step for step, _ in one.train_logger.metric_logger.rows]
     assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
     _, row = one.train_logger.metric_logger.rows[-1]
-    assert row["train/loss"] == pytest.approx(row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5)
+    assert row["train/loss"] == pytest.approx(
+        row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5
+    )
     assert row["train/lr"] == one.plan.lr_at(11)
     assert row["train/epoch"] == 4.0
 
@@ -130,11 +155,15 @@ def test_one_step_by_hand() -> None:
     reference.load_state_dict(one.state.model.state_dict())
     sum(reference(batch).values()).backward()
     norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
-    optimizer = torch.optim.SGD(reference.parameters(), lr=one.plan.lr_at(0), momentum=0.9, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(
+        reference.parameters(), lr=one.plan.lr_at(0), momentum=0.9, weight_decay=1e-3
+    )
     optimizer.step()
     values = one.train_step([batch])
     assert values["train/grad_norm"] == norm > 0.05
-    assert torch.equal(weights(one), torch.cat([p.detach().flatten() for p in reference.parameters()]))
+    assert torch.equal(
+        weights(one), torch.cat([p.detach().flatten() for p in reference.parameters()])
+    )
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5, 7])
@@ -142,7 +171,9 @@ def test_one_step_by_hand() -> None:
 def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str) -> None:
     def made(folder: Path, **settings: Any) -> Trainer:
         torch.manual_seed(0)
-        return trainer(folder, model=Classifier(dropout=0.5), ema=True, precision=precision, **settings)
+        return trainer(
+            folder, model=Classifier(dropout=0.5), ema=True, precision=precision, **settings
+        )
 
     whole = made(tmp_path / "whole")
     whole.fit()
@@ -154,7 +185,10 @@ def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str)
     second.fit()
     assert torch.equal(weights(whole), weights(second))
     assert first.data.seen + second.data.seen == whole.data.seen
-    a, b = load_checkpoint(tmp_path / "whole" / "last.pt"), load_checkpoint(tmp_path / "parts" / "last.pt")
+    a, b = (
+        load_checkpoint(tmp_path / "whole" / "last.pt"),
+        load_checkpoint(tmp_path / "parts" / "last.pt"),
+    )
     assert all(equal(a[part], b[part]) for part in ("ema", "optimizer", "scaler"))
 
 
@@ -195,7 +229,9 @@ def test_the_loss_is_the_mean_over_the_images_that_could_be_read() -> None:
 
     whole, bad = (
         trainer(max_duration="3steps", stop_after="1steps", log_every=1),
-        trainer(data=Bad(), max_duration="3steps", stop_after="1steps", log_every=1, skips_images=True),
+        trainer(
+            data=Bad(), max_duration="3steps", stop_after="1steps", log_every=1, skips_images=True
+        ),
     )
     for one in (whole, bad):
         one.fit()
@@ -218,9 +254,13 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(tmp_path: Path) -> N
     assert load_checkpoint(tmp_path / "best.pt")["step"] == 6
 
 
-def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = checkpoint.write_bytes
-    monkeypatch.setattr(checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments)))
+    monkeypatch.setattr(
+        checkpoint, "write_bytes", lambda *arguments: (time.sleep(0.1), write(*arguments))
+    )
     trainer(tmp_path, max_duration="1epoch").fit()
     assert load_checkpoint(tmp_path / "last.pt")["step"] == 3
     one = trainer(tmp_path / "failed", validate=scripted([0.5]), monitor="score")
@@ -229,7 +269,11 @@ def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(tmp_path: Path, mon
     again = trainer(validate=scripted([0.7, 0.6, 0.5]), monitor="score")
     again.state.load_state_dict(load_checkpoint(tmp_path / "failed" / "last.pt"))
     again.fit()
-    assert [step for step, row in again.train_logger.metric_logger.rows if "score" in row] == [6, 9, 12]
+    assert [step for step, row in again.train_logger.metric_logger.rows if "score" in row] == [
+        6,
+        9,
+        12,
+    ]
     assert load_checkpoint(tmp_path / "failed" / "best.pt")["step"] == 3
 
 
@@ -244,27 +288,45 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
         ({"max_duration": "1epoch"}, CheckpointError),  # at the end
         ({"max_duration": "9epochs"}, CheckpointError),  # at the next save
         ({"stop_reason": lambda: "asked to"}, CheckpointError),  # nobody is told that there is one
-        ({"validate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"}, CheckpointError),
-        ({"validate": scripted([0.5]), "monitor": "score"}, StopIteration),  # what came first is not hidden
+        (
+            {"validate": scripted([0.5]), "monitor": "score", "checkpoint_every": "5steps"},
+            CheckpointError,
+        ),
+        (
+            {"validate": scripted([0.5]), "monitor": "score"},
+            StopIteration,
+        ),  # what came first is not hidden
     ):
         said.clear()
-        with pytest.raises(error, match="was not saved: the disk is full" if error is CheckpointError else None):
+        with pytest.raises(
+            error, match="was not saved: the disk is full" if error is CheckpointError else None
+        ):
             trainer(tmp_path, **changes).fit()
-        assert ["was not saved: the disk is full" in words for words in said] == [True] * (error is StopIteration)
+        assert ["was not saved: the disk is full" in words for words in said] == [True] * (
+            error is StopIteration
+        )
 
 
-def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is_not(tmp_path: Path) -> None:
+def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is_not(
+    tmp_path: Path,
+) -> None:
     whole = trainer(log_every=3)
     whole.fit()
     asked: list[int] = []
-    first = trainer(tmp_path, log_every=3, stop_reason=lambda: "asked to" if len(asked) == 4 else asked.append(1))
+    first = trainer(
+        tmp_path,
+        log_every=3,
+        stop_reason=lambda: "asked to" if len(asked) == 4 else asked.append(1),
+    )
     with pytest.raises(Preempted, match="stopped at step 5"):
         first.fit()
     second = trainer(log_every=3)
     second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
     second.fit()
     rows = first.train_logger.metric_logger.rows + second.train_logger.metric_logger.rows
-    assert [without_times(row) for row in rows] == [without_times(row) for row in whole.train_logger.metric_logger.rows]
+    assert [without_times(row) for row in rows] == [
+        without_times(row) for row in whole.train_logger.metric_logger.rows
+    ]
 
 
 def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
@@ -275,7 +337,10 @@ def test_minutes_without_a_checkpoint_bring_one_and_change_nothing_else(
     clock = [0.0]  # in seconds; a step takes 30
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     timed = trainer(
-        tmp_path, log_every=3, checkpoint_minutes=1, stop_reason=lambda: clock.__setitem__(0, clock[0] + 30)
+        tmp_path,
+        log_every=3,
+        checkpoint_minutes=1,
+        stop_reason=lambda: clock.__setitem__(0, clock[0] + 30),
     )
     timed.fit()
     saved = [load_checkpoint(path) for path in sorted(tmp_path.glob("*.pt"))]

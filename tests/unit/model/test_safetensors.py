@@ -51,7 +51,9 @@ def hub(body: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": f"http://127.0.0.1:{server.server_port}"})
+    monkeypatch.setitem(
+        fsspec.config.conf, "hf", {"endpoint": f"http://127.0.0.1:{server.server_port}"}
+    )
     yield asked
     server.shutdown()
 
@@ -62,7 +64,9 @@ def test_a_backbone_loads_from_safetensors(body: bytes, tmp_path: Path) -> None:
     report = load_backbone_weights(model, str(tmp_path / NAME), "resnet18")
     assert not report.missing
     torch.manual_seed(0)
-    assert torch.equal(model.backbone.body.layer1[0].conv1.weight, resnet18().layer1[0].conv1.weight)
+    assert torch.equal(
+        model.backbone.body.layer1[0].conv1.weight, resnet18().layer1[0].conv1.weight
+    )
 
 
 def test_a_file_of_the_hub_is_read(body: bytes, hub: list[str]) -> None:
@@ -74,5 +78,7 @@ def test_a_file_of_the_hub_is_read(body: bytes, hub: list[str]) -> None:
 @pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 2000), slice(0, -10), slice(8, None)])
 def test_damaged_files_are_named(cut: slice, body: bytes, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(body[cut])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read as a file of tensors"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors cannot be read as a file of tensors"
+    ):
         read_state(str(tmp_path / NAME))

@@ -28,7 +28,12 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(("kernel", "padding"), [(3, 1), (7, 3), (1, 0)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
-    height: int, width: int, kernel: int, padding: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    height: int,
+    width: int,
+    kernel: int,
+    padding: int,
+    layout: torch.memory_format,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 32, kernel, stride=2, padding=padding))
@@ -38,7 +43,9 @@ def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
     columns = widths(monkeypatch)
     found = []
     for enabled in (False, True):
-        garbage = [torch.full((2**k,), float("nan")) for k in range(4, 18)]  # into the memory that is used next
+        garbage = [
+            torch.full((2**k,), float("nan")) for k in range(4, 18)
+        ]  # into the memory that is used next
         del garbage
         model.zero_grad()
         x.grad = None
@@ -46,7 +53,9 @@ def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
             output = model(x)
         output.float().square().mean().backward()
         assert x.grad is not None
-        found.append([output.float(), x.grad.clone(), *(p.grad.clone() for p in model.parameters())])
+        found.append(
+            [output.float(), x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
+        )
     for exact, rounded in zip(*found, strict=True):
         assert exact.shape == rounded.shape
         assert (rounded - exact).norm() <= 0.02 * exact.norm()
@@ -54,8 +63,14 @@ def test_outputs_and_gradients_are_those_of_float32_to_the_rounding_of_bfloat16(
 
 
 def test_every_strided_convolution_of_both_tasks_is_replaced() -> None:
-    detector = build_retinanet(num_classes=3, backbone="resnet18", fpn_channels=64, norm="frozen_bn")
-    for model in (detector, build_classifier("resnet18", 3), build_classifier("mobilenet_v3_small", 3)):
+    detector = build_retinanet(
+        num_classes=3, backbone="resnet18", fpn_channels=64, norm="frozen_bn"
+    )
+    for model in (
+        detector,
+        build_classifier("resnet18", 3),
+        build_classifier("mobilenet_v3_small", 3),
+    ):
         strided = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.stride[1] > 1]
         assert strided
         assert all(isinstance(m, StridedConv2d) for m in strided)

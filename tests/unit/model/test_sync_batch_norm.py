@@ -22,7 +22,10 @@ CHANNELS = 3
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     """Float64 values with a mean that is not 0, so that means and squares matter."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2 + 5
+    return (
+        torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2
+        + 5
+    )
 
 
 def norm(kind: type[nn.BatchNorm2d], dtype: torch.dtype = torch.float64) -> nn.BatchNorm2d:
@@ -42,7 +45,9 @@ def forward_backward(module: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, 
     return y.detach(), x.grad
 
 
-def on_two_ranks(x: tuple[Tensor, ...], dy: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor, nn.BatchNorm2d]]:
+def on_two_ranks(
+    x: tuple[Tensor, ...], dy: tuple[Tensor, ...]
+) -> list[tuple[Tensor, Tensor, nn.BatchNorm2d]]:
     """(output, input gradient, norm) of each rank, whose batches are x[0] and x[1]; every rank has a norm of its own."""
 
     def one(strategy: ThreadRank) -> tuple[Tensor, Tensor, nn.BatchNorm2d]:
@@ -62,7 +67,9 @@ def test_one_value_over_all_ranks_changes_no_statistic() -> None:
     with count_only(module, torch.tensor([True, False])):
         module(drawn(2, CHANNELS, 1, 1))
     assert module.running_var.tolist() == [1.0] * 3
-    with pytest.raises(ConfigError, match=r"model\.norm=bn: one value of a channel has no variance; raise"):
+    with pytest.raises(
+        ConfigError, match=r"model\.norm=bn: one value of a channel has no variance; raise"
+    ):
         norm(BatchNorm2d)(drawn(1, CHANNELS, 1, 1))
 
 
@@ -82,7 +89,11 @@ def test_half_precision_goes_out_as_it_came_and_is_computed_in_float32() -> None
     y, dx = forward_backward(whole, x.double(), dy.double())
 
     (y0, dx0, norm0), (y1, dx1, norm1) = on_two_ranks(x.split((3, 1)), dy.split((3, 1)))
-    assert (y0.dtype, dx0.dtype, norm0.weight.grad.dtype) == (torch.float16, torch.float16, torch.float32)
+    assert (y0.dtype, dx0.dtype, norm0.weight.grad.dtype) == (
+        torch.float16,
+        torch.float16,
+        torch.float32,
+    )
     torch.testing.assert_close(torch.cat((y0, y1)).double(), y, rtol=2**-10, atol=2**-10)
     torch.testing.assert_close(torch.cat((dx0, dx1)).double(), dx, rtol=2**-9, atol=1e-5)
     torch.testing.assert_close(
@@ -118,7 +129,11 @@ def test_a_copy_stands_alone() -> None:
 def small_net(kind: type[nn.BatchNorm2d]) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(2, CHANNELS, 2), norm(kind), nn.ReLU(), nn.Conv2d(CHANNELS, CHANNELS, 1), norm(kind)
+        nn.Conv2d(2, CHANNELS, 2),
+        norm(kind),
+        nn.ReLU(),
+        nn.Conv2d(CHANNELS, CHANNELS, 1),
+        norm(kind),
     ).double()
 
 
@@ -127,13 +142,23 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @settings(max_examples=15, deadline=None)
-@given(images=st.integers(1, 7), batch_size=st.integers(1, 7), ranks=st.integers(1, 5), accumulate=st.integers(1, 3))
+@given(
+    images=st.integers(1, 7),
+    batch_size=st.integers(1, 7),
+    ranks=st.integers(1, 5),
+    accumulate=st.integers(1, 3),
+)
 @example(images=2, batch_size=2, ranks=3, accumulate=1)
 @example(images=5, batch_size=4, ranks=3, accumulate=2)
-def test_any_number_of_ranks_is_one_process(images: int, batch_size: int, ranks: int, accumulate: int) -> None:
+def test_any_number_of_ranks_is_one_process(
+    images: int, batch_size: int, ranks: int, accumulate: int
+) -> None:
     """Gradients and running statistics of an epoch's steps, at the same `accumulate`, whether or not one number divides another."""
     data, target = drawn(images, 2, 3, 4), drawn(images, CHANNELS, 2, 3, seed=1)
-    sampler = {"buckets": make_buckets([(10, 10)] * images, min_sizes=[10], max_size=10), "batch_size": batch_size}
+    sampler = {
+        "buckets": make_buckets([(10, 10)] * images, min_sizes=[10], max_size=10),
+        "batch_size": batch_size,
+    }
     sampler |= {"accumulate": accumulate}
 
     def loss(model: nn.Module, rows: list[int]) -> Tensor:
@@ -148,7 +173,10 @@ def test_any_number_of_ranks_is_one_process(images: int, batch_size: int, ranks:
             model.zero_grad()
             for rows in (list(spec.indices) for spec in specs if spec.indices):
                 (loss(model, rows) * len(rows) / count).backward()
-            found.append({n: p.grad.clone() for n, p in model.named_parameters()} | copy.deepcopy(state_of(model)))
+            found.append(
+                {n: p.grad.clone() for n, p in model.named_parameters()}
+                | copy.deepcopy(state_of(model))
+            )
         return found
 
     def one(strategy: ThreadRank) -> list[dict[str, Tensor]]:
@@ -158,7 +186,12 @@ def test_any_number_of_ranks_is_one_process(images: int, batch_size: int, ranks:
             model.zero_grad()
             for spec in TrainSampler(**sampler, rank=strategy.rank, world_size=ranks).step(step):
                 rows, real = list(spec.indices), torch.arange(spec.size) < len(spec.indices)
-                x = torch.cat((data[rows], torch.full((spec.size - len(rows), 2, 3, 4), 1e3, dtype=torch.float64)))
+                x = torch.cat(
+                    (
+                        data[rows],
+                        torch.full((spec.size - len(rows), 2, 3, 4), 1e3, dtype=torch.float64),
+                    )
+                )
                 with count_only(model, real):
                     y = model(x)
                 assert y.isfinite().all()

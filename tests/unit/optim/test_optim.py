@@ -12,7 +12,13 @@ from torch import nn
 from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.classification.model import build_classifier
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
-from retina_dist.optim.optimizer import build_optimizer, check_layouts, clip_gradients, load_optimizer, parameter_groups
+from retina_dist.optim.optimizer import (
+    build_optimizer,
+    check_layouts,
+    clip_gradients,
+    load_optimizer,
+    parameter_groups,
+)
 from retina_dist.optim.settings import OptimizerConfig
 
 
@@ -23,7 +29,9 @@ def settings(name: str = "sgd", **others: Any) -> OptimizerConfig:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nn.ModuleDict({"body": nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))})
+        self.backbone = nn.ModuleDict(
+            {"body": nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))}
+        )
         self.head = nn.Sequential(nn.Conv2d(4, 2, 1), nn.GroupNorm(1, 2))
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
@@ -38,7 +46,10 @@ def names_by_group(model: nn.Module, groups: list[dict]) -> dict[tuple[float, fl
 def test_norms_and_biases_and_backbone_apart() -> None:
     model = Net()
     groups = parameter_groups(
-        model, settings(weight_decay=0.1, norm_weight_decay=0.0, bias_weight_decay=0.2, backbone_lr_scale=0.5)
+        model,
+        settings(
+            weight_decay=0.1, norm_weight_decay=0.0, bias_weight_decay=0.2, backbone_lr_scale=0.5
+        ),
     )
     assert names_by_group(model, groups) == {
         (0.1, 0.5): {"backbone.body.0.weight"},
@@ -54,15 +65,23 @@ def test_a_scale_for_a_backbone_reaches_it_or_is_refused() -> None:
     scaled = settings(backbone_lr_scale=0.1)
     model = build_classifier("vit_b_16", 3)
     body = names_by_group(model, parameter_groups(model, scaled))[0.0, 0.1]
-    assert {n for n, _ in model.named_parameters()} - body == {"model.heads.head.weight", "model.heads.head.bias"}
-    with pytest.raises(ConfigError, match=r"optimizer\.backbone_lr_scale=0\.1 needs a method Linear\.backbone_"):
+    assert {n for n, _ in model.named_parameters()} - body == {
+        "model.heads.head.weight",
+        "model.heads.head.bias",
+    }
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.backbone_lr_scale=0\.1 needs a method Linear\.backbone_"
+    ):
         parameter_groups(nn.Linear(2, 2), scaled)
 
 
 def test_clipping_by_hand() -> None:
     def clipped(kind: str, limit: float | None) -> tuple[float, list[list[float]]]:
         parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
-        parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])  # norms 5 and 12
+        parameters[0].grad, parameters[1].grad = (
+            torch.tensor([3.0, 4.0]),
+            torch.tensor([0.0, 12.0]),
+        )  # norms 5 and 12
         norm = clip_gradients(parameters, limit, kind)  # type: ignore[arg-type]
         return float(norm), [p.grad.tolist() for p in parameters]
 
@@ -70,7 +89,9 @@ def test_clipping_by_hand() -> None:
     norm, gradients = clipped("global_norm", 1.3)
     assert norm == pytest.approx(13.0)
     assert sum(gradients, []) == pytest.approx([0.3, 0.4, 0.0, 1.2], rel=1e-5)
-    assert sum(clipped("tensor_norm", 10.0)[1], []) == pytest.approx([3.0, 4.0, 0.0, 10.0], rel=1e-5)
+    assert sum(clipped("tensor_norm", 10.0)[1], []) == pytest.approx(
+        [3.0, 4.0, 0.0, 10.0], rel=1e-5
+    )
     assert clipped("value", 3.5)[1] == [[3.0, 3.5], [0.0, 3.5]]
 
 
@@ -122,7 +143,10 @@ def test_a_gradient_of_another_layout_is_refused() -> None:
 def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str) -> None:
     torch.manual_seed(0)
     weights = torch.randn(8, 16, 3, 3)
-    contiguous, last = nn.Parameter(weights.clone()), nn.Parameter(weights.to(memory_format=torch.channels_last))
+    contiguous, last = (
+        nn.Parameter(weights.clone()),
+        nn.Parameter(weights.to(memory_format=torch.channels_last)),
+    )
     kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name]
     options = {"momentum": 0.9} if name == "sgd" else {}
     before = kind([contiguous], lr=0.1, weight_decay=0.01, fused=False, foreach=False, **options)
@@ -130,7 +154,9 @@ def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str
     before.step()
     after = build_optimizer([{"params": [last], "weight_decay": 0.01}], settings(name))
     last.data.copy_(contiguous.data)
-    load_optimizer(after, before.state_dict(), [{"names": ["weight"], "fused": True}], [{"names": ["weight"]}])
+    load_optimizer(
+        after, before.state_dict(), [{"names": ["weight"], "fused": True}], [{"names": ["weight"]}]
+    )
     assert after.param_groups[0]["fused"] is True
     gradient = torch.randn_like(weights)
     contiguous.grad, last.grad = gradient.clone(), torch.empty_like(last).copy_(gradient)
@@ -142,9 +168,17 @@ def test_state_of_another_layout_or_an_unfused_optimizer_is_taken_over(name: str
 @pytest.mark.parametrize(
     ("name", "before", "now"),
     [
-        ("sgd", {"weight_decay": 0.1}, {"weight_decay": 0.5, "norm_weight_decay": 0.0, "bias_weight_decay": 0.2}),
+        (
+            "sgd",
+            {"weight_decay": 0.1},
+            {"weight_decay": 0.5, "norm_weight_decay": 0.0, "bias_weight_decay": 0.2},
+        ),
         ("sgd", {"momentum": 0.0}, {"momentum": 0.9, "nesterov": True}),
-        ("adamw", {"bias_weight_decay": 0.2}, {"betas": [0.5, 0.6], "eps": 1e-3, "weight_decay": 0.5}),
+        (
+            "adamw",
+            {"bias_weight_decay": 0.2},
+            {"betas": [0.5, 0.6], "eps": 1e-3, "weight_decay": 0.5},
+        ),
     ],
 )
 def test_a_resume_takes_the_settings_of_this_run_and_the_state_of_the_file(
@@ -170,12 +204,18 @@ def test_a_resume_takes_the_settings_of_this_run_and_the_state_of_the_file(
     content = first.state_dict()
     second.load_state_dict(content)
     expected.model.load_state_dict(content["model"])
-    for parameter, theirs in zip(expected.model.parameters(), first.model.parameters(), strict=True):
+    for parameter, theirs in zip(
+        expected.model.parameters(), first.model.parameters(), strict=True
+    ):
         kept = first.optimizer.state.get(theirs, {})
-        expected.optimizer.state[parameter] = {k: v.clone() if torch.is_tensor(v) else v for k, v in kept.items()}
+        expected.optimizer.state[parameter] = {
+            k: v.clone() if torch.is_tensor(v) else v for k, v in kept.items()
+        }
     for state in (first, second, expected):
         step(state)
-    found, wanted, unchanged = ([p.detach() for p in s.model.parameters()] for s in (second, expected, first))
+    found, wanted, unchanged = (
+        [p.detach() for p in s.model.parameters()] for s in (second, expected, first)
+    )
     assert all(map(torch.equal, found, wanted))
     assert not all(map(torch.equal, found, unchanged))
 
@@ -192,7 +232,9 @@ def test_what_an_optimizer_keeps_in_its_groups_is_loaded_unless_its_setting_chan
     def made(**options: Any) -> TrainState:
         model = nn.Linear(2, 2)
         groups = [{"params": list(model.parameters()), "estimate": 1.0, **options}]
-        return TrainState(model, Prodigious(groups, lr=0.1), torch.amp.GradScaler("cpu", enabled=False))
+        return TrainState(
+            model, Prodigious(groups, lr=0.1), torch.amp.GradScaler("cpu", enabled=False)
+        )
 
     first = made()
     first.optimizer.step()
@@ -207,9 +249,13 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     def made(frozen: int, **options: Any) -> TrainState:
         model = Net()
         model.head[frozen].requires_grad_(False)
-        optimizer = build_optimizer(parameter_groups(model, settings(**options)), settings(**options))
+        optimizer = build_optimizer(
+            parameter_groups(model, settings(**options)), settings(**options)
+        )
         return TrainState(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
 
     content = made(0).state_dict()
-    with pytest.raises(CheckpointError, match="optimizer has 6 parameters in other groups than the 6 of this run"):
+    with pytest.raises(
+        CheckpointError, match="optimizer has 6 parameters in other groups than the 6 of this run"
+    ):
         made(1).load_state_dict(content)

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from retina_dist.base.errors import DataError
-from retina_dist.reporting.intervals import Ranking, Resampled, average_precision, digest_of, resampled_weights
+from retina_dist.reporting.intervals import (
+    Ranking,
+    Resampled,
+    average_precision,
+    digest_of,
+    resampled_weights,
+)
 
 
 def accuracy_of(right: np.ndarray, weights: np.ndarray) -> Resampled:
@@ -45,13 +51,17 @@ def test_a_paired_difference_is_surer_than_the_two_intervals(tmp_path: Path) -> 
     loaded = Resampled.load(tmp_path)
     assert loaded is not None
     assert loaded.values == two.values
-    assert loaded.difference(one, "top1").low == pytest.approx(two.difference(one, "top1").low, abs=1e-6)
+    assert loaded.difference(one, "top1").low == pytest.approx(
+        two.difference(one, "top1").low, abs=1e-6
+    )
     with pytest.raises(DataError, match="of different images"):
         accuracy_of(first[:500], resampled_weights(500)).difference(one, "top1")
     assert Resampled.load(tmp_path / "other") is None
 
 
-@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: b"text", lambda content: content[:-40]])
+@pytest.mark.parametrize(
+    "damage", [lambda content: b"", lambda content: b"text", lambda content: content[:-40]]
+)
 def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     accuracy_of(np.ones(5), resampled_weights(5)).save(tmp_path)
     file = tmp_path / "resamples.npz"
@@ -86,9 +96,19 @@ def test_many_objects_and_one_hit_take_little_memory(monkeypatch: pytest.MonkeyP
 
 def test_what_is_undefined_has_no_interval() -> None:
     nothing = Ranking(
-        np.zeros(0), np.zeros(0, np.int64), np.zeros((1, 0), bool), np.zeros((1, 0), bool), np.zeros(0, np.int64)
+        np.zeros(0),
+        np.zeros(0, np.int64),
+        np.zeros((1, 0), bool),
+        np.zeros((1, 0), bool),
+        np.zeros(0, np.int64),
     )
-    missed = Ranking(np.array([0.5]), np.array([0]), np.zeros((1, 1), bool), np.zeros((1, 1), bool), np.array([0, 0]))
+    missed = Ranking(
+        np.array([0.5]),
+        np.array([0]),
+        np.zeros((1, 1), bool),
+        np.zeros((1, 1), bool),
+        np.array([0, 0]),
+    )
     weights = resampled_weights(2, 4)
     assert np.isnan(average_precision(nothing, weights)).all()
     assert (average_precision(missed, np.ones((2, 1))) == 0).all()
@@ -101,11 +121,15 @@ def drawn(rng: np.random.Generator, settings: dict[str, Any], images: int) -> li
     """What a simulated detector says of so many images: some are harder than others, for hits and false alarms alike."""
     rankings = []
     hardness = rng.gamma(1 / settings["spread"], settings["spread"], images)  # its mean is 1
-    for frequency, recall, alarms in zip(*(settings[key] for key in ("frequency", "recall", "alarms")), strict=True):
+    for frequency, recall, alarms in zip(
+        *(settings[key] for key in ("frequency", "recall", "alarms")), strict=True
+    ):
         objects = np.repeat(np.arange(images), rng.poisson(frequency, images))
         hit = objects[rng.random(len(objects)) < recall ** hardness[objects]]
         false = np.repeat(np.arange(images), rng.poisson(alarms * hardness))
-        overlap = np.append(rng.beta(12 * settings["quality"], 12 * (1 - settings["quality"]), len(hit)), 0 * false)
+        overlap = np.append(
+            rng.beta(12 * settings["quality"], 12 * (1 - settings["quality"]), len(hit)), 0 * false
+        )
         scores = rng.beta(settings["sharpness"], 2, len(hit)) * (0.5 + overlap[: len(hit)] / 2)
         scores = np.append(scores, rng.beta(1.2, settings["sharpness"], len(false)))
         order = np.argsort(-scores)
@@ -137,7 +161,9 @@ def test_intervals_of_simulated_detectors_hold_their_true_ap() -> None:
         truth = mean_and_at_50(drawn(rng, settings, 20_000), np.ones((20_000, 1)))
         sample = drawn(rng, settings, 200)
         values, samples = mean_and_at_50(sample, np.ones((200, 1))), mean_and_at_50(sample, weights)
-        resampled = Resampled("", {name: float(value[0]) for name, value in values.items()}, samples)
+        resampled = Resampled(
+            "", {name: float(value[0]) for name, value in values.items()}, samples
+        )
         for name in held:
             bars = resampled.interval(name)
             held[name] += int(bars.low <= truth[name][0] <= bars.high)

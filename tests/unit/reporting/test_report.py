@@ -19,7 +19,14 @@ from retina_dist import __main__
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.reporting import page
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.reporting.report import RunFiles, curves, differences, results, running_median, write_report
+from retina_dist.reporting.report import (
+    RunFiles,
+    curves,
+    differences,
+    results,
+    running_median,
+    write_report,
+)
 from retina_dist.tracking.loggers import CsvLogger
 from tests import browser
 
@@ -38,7 +45,10 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
         logger.log({"train/loss": wild, "train/loss_boxes": 0.5, "train/loss_classes": 0.5}, step)
         logger.log({"train/lr": lr, "train/grad_norm": 1.0, "time/images_per_s": 50.0}, step)
     for step in (150, 300):
-        logger.log({"val/loss": 1.0, "coco/AP": 0.4, "coco/AP50": 0.6, "coco/AP75": 0.4, "coco/APs": 0.1}, step)
+        logger.log(
+            {"val/loss": 1.0, "coco/AP": 0.4, "coco/AP50": 0.6, "coco/AP75": 0.4, "coco/APs": 0.1},
+            step,
+        )
     start = {
         "time": "2026-11-23T04:11:15+00:00",
         "command": f"python -m retina_dist.train experiment=bccd seed=7 data.name={NASTY}",
@@ -57,20 +67,37 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
     analysis["classes"][NASTY] = next(iter(analysis["classes"].values()))
     marks = [{"kind": "object", "place": [20, 20, 60, 40], "text": NASTY}]
     marks += [{"kind": "prediction", "place": [25, 22, 55, 40], "text": "RBC 0.91"}]
-    known = {"file": "images/x.jpg", "width": 320, "height": 240, "marks": marks if task == "detection" else []}
-    ids = {str(entry["image_id"]): known for kind in ("worst", "best", "confident") for entry in analysis[kind]}
+    known = {
+        "file": "images/x.jpg",
+        "width": 320,
+        "height": 240,
+        "marks": marks if task == "detection" else [],
+    }
+    ids = {
+        str(entry["image_id"]): known
+        for kind in ("worst", "best", "confident")
+        for entry in analysis[kind]
+    }
     curve = [1 - i / 100 for i in range(101)]
     lines = {"IoU .50": {"all classes": curve, "RBC": curve}} if task == "detection" else {}
     files: dict[str, Any] = {
         "command.json": [start],
-        "result.json": {"status": "ok", "step": 300, "train/loss": 1.0, "seconds": 99.0, "images_per_s": 50.0},
+        "result.json": {
+            "status": "ok",
+            "step": 300,
+            "train/loss": 1.0,
+            "seconds": 99.0,
+            "images_per_s": 50.0,
+        },
         "timings.json": {"slowest": 1, "ranks": [rank, rank]},
         "analysis.json": analysis,
         "details.json": {"precision_recall": lines, "images": ids},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
-    (folder / "config.yaml").write_text(yaml.safe_dump({"optimizer": {"lr": lr}, "seed": 7, "data": {"name": NASTY}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"optimizer": {"lr": lr}, "seed": 7, "data": {"name": NASTY}})
+    )
     (folder / "images").mkdir()
     Image.new("RGB", (320, 240), "teal").save(folder / "images" / "x.jpg")
     return folder
@@ -81,14 +108,26 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
 
 def test_curves_show_what_is_usual_and_every_metric(tmp_path: Path) -> None:
     charts = {chart.title: chart for chart in curves([RunFiles(write_run(tmp_path / "run"))])}
-    assert ", ".join(charts) == "Loss, Parts of the training loss, Validation, Learning rate, Gradient norm, Speed"
+    assert (
+        ", ".join(charts)
+        == "Loss, Parts of the training loss, Validation, Learning rate, Gradient norm, Speed"
+    )
     raw, smooth, validation = charts["Loss"].data
-    assert (len(raw["x"]), raw["y"][:4], smooth["y"][2:4]) == (300, [1.0, 1.0, 1000.0, None], [1.0, 1.0])
+    assert (len(raw["x"]), raw["y"][:4], smooth["y"][2:4]) == (
+        300,
+        [1.0, 1.0, 1000.0, None],
+        [1.0, 1.0],
+    )
     assert (validation["x"], validation["name"]) == ([150, 300], "validation")
     assert charts["Loss"].layout["yaxis"]["range"] == [0, pytest.approx(1.08)], (
         "one wild value does not flatten the rest"
     )
-    assert [trace["visible"] for trace in charts["Validation"].data] == [True, True, True, "legendonly"]
+    assert [trace["visible"] for trace in charts["Validation"].data] == [
+        True,
+        True,
+        True,
+        "legendonly",
+    ]
     long = [float(i) for i in range(10_000)]
     assert running_median(long, 3)[1:-1].tolist() == long[1:-1]
 
@@ -102,12 +141,16 @@ def test_long_curves_are_thinned_to_their_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["detection", "classification"])
-def test_every_chart_is_one_of_plotly(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_chart_is_one_of_plotly(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """plotly's own classes refuse what they do not know."""
     import plotly.graph_objects as figures
 
     drawn: dict[str, list[page.Chart]] = {}
-    monkeypatch.setattr("retina_dist.reporting.report.write_page", lambda *args, **_: drawn.update(args[2]))
+    monkeypatch.setattr(
+        "retina_dist.reporting.report.write_page", lambda *args, **_: drawn.update(args[2])
+    )
     write_report(write_run(tmp_path / "a", task), write_run(tmp_path / "b", task))
     titles = {section for section, charts in drawn.items() if charts}
     only = {"Precision and recall", "Types of errors"} if task == "detection" else set()
@@ -117,7 +160,9 @@ def test_every_chart_is_one_of_plotly(task: str, tmp_path: Path, monkeypatch: py
     ap = next(results([RunFiles(tmp_path / "a")])).data[0]
     if task == "detection":
         assert (ap["x"][0], ap["y"][0]) == ("AP", 0.531)
-        assert (ap["error_y"]["array"][0], ap["error_y"]["arrayminus"][0]) == pytest.approx((0.022, 0.023))
+        assert (ap["error_y"]["array"][0], ap["error_y"]["arrayminus"][0]) == pytest.approx(
+            (0.022, 0.023)
+        )
 
 
 def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
@@ -145,7 +190,9 @@ def test_a_page_of_odd_names_and_without_a_matrix(tmp_path: Path) -> None:
     html = write_report(folder).read_text()
     assert "odd\\udcff.jpg" in html
     assert "most confident error 0.91" in html
-    assert "most confident error 0.37" not in html, "it is below the threshold, and no error is counted"
+    assert "most confident error 0.37" not in html, (
+        "it is below the threshold, and no error is counted"
+    )
     assert "a matrix of more than 2,000 labels is not written" in html
     path.write_text(json.dumps(analysis | {"confusion": None, "errors": None}))
     assert write_report(folder).read_text().count("nothing was detected") == 2
@@ -169,7 +216,9 @@ def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> N
     assert html.count("<td>seed</td>") == 2, "in the lists of all settings, not in that of changes"
 
 
-def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_same(tmp_path: Path) -> None:
+def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_same(
+    tmp_path: Path,
+) -> None:
     """It is of pairs: two runs that differ alike in every resample are told apart, however wide each one's interval is."""
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
     noise = np.random.default_rng(0).normal(0, 0.1, 1000)
@@ -200,7 +249,9 @@ def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
         write_report(tmp_path / "nothing")
 
 
-def test_without_the_extra_a_run_says_how_to_get_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_a_run_says_how_to_get_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page, "find_spec", lambda name: None)
     folder = write_run(tmp_path / "run")
     line = page.page_if_possible(lambda: write_report(folder), folder)
@@ -247,12 +298,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("task", ["detection", "classification"])
-def test_the_page_draws_everything_and_asks_for_nothing(tab: browser.Page, task: str, tmp_path: Path) -> None:
+def test_the_page_draws_everything_and_asks_for_nothing(
+    tab: browser.Page, task: str, tmp_path: Path
+) -> None:
     file = write_report(write_run(tmp_path / "run", task), write_run(tmp_path / "other", task))
     opened(tab, file)
     assert tab.errors == []
-    assert [url for url in tab.requests if not url.startswith(("data:", "blob:"))] == [f"file://{file}"]
-    assert tab.run("[...document.querySelectorAll('[data-chart]')].every(div => div.querySelector('.main-svg'))")
+    assert [url for url in tab.requests if not url.startswith(("data:", "blob:"))] == [
+        f"file://{file}"
+    ]
+    assert tab.run(
+        "[...document.querySelectorAll('[data-chart]')].every(div => div.querySelector('.main-svg'))"
+    )
     assert tab.run("document.querySelectorAll('[data-chart]').length") > 10
     shown = tab.run(
         "[...document.querySelectorAll('nav a')].map(a => document.querySelector(a.hash)?.offsetHeight > 50)"
@@ -277,7 +334,9 @@ def test_both_themes_and_a_phone(tab: browser.Page, report: Path) -> None:
     opened(tab, report, width=390, height=844, touch=True)
     assert tab.run("document.documentElement.scrollWidth") == 390, "nothing is cut off"
     assert (
-        tab.run("Math.max(...[...document.querySelectorAll('figure')].map(f => f.getBoundingClientRect().right))")
+        tab.run(
+            "Math.max(...[...document.querySelectorAll('figure')].map(f => f.getBoundingClientRect().right))"
+        )
         <= 390
     )
 
@@ -288,10 +347,14 @@ def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -
     assert tab.run("document.activeElement.className") == "skip"
     tab.run("document.querySelector('.picture').focus()")
     tab.press("Enter", 13, "\r")
-    assert tab.run("document.querySelector('dialog').open && document.querySelector('dialog img').complete")
+    assert tab.run(
+        "document.querySelector('dialog').open && document.querySelector('dialog img').complete"
+    )
     assert tab.run("document.querySelector('dialog .image').offsetWidth") >= 320
     first = tab.run("document.querySelector('dialog .caption').innerText")
-    assert re.search(r"BloodImage_00340.jpg\s+9 right, 6 wrong, 7 missed, most confident error 0.91", first)
+    assert re.search(
+        r"BloodImage_00340.jpg\s+9 right, 6 wrong, 7 missed, most confident error 0.91", first
+    )
     tab.press("ArrowRight", 39)
     assert tab.run("document.querySelector('dialog .caption').innerText") != first
     tab.press("Escape", 27)

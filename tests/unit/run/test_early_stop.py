@@ -24,20 +24,41 @@ from tests.unit.engine.test_trainer import Recorder, trainer
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 EPOCHS, PATIENCE = 20, 1
-IMAGES, BATCH_SIZE = 7, 4  # two steps an epoch; two and four ranks cannot share the three images of the second equally
+IMAGES, BATCH_SIZE = (
+    7,
+    4,
+)  # two steps an epoch; two and four ranks cannot share the three images of the second equally
 SETTINGS = [
-    *("task=classification", f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}"),
+    *(
+        "task=classification",
+        f"data.drawn={{num_train: {IMAGES}, num_val: 7, image_size: 16, seed: 0}}",
+    ),
     *("data.image_size=16", "data.val_resize=16", "data.mixup=0.2", "data.num_workers=0"),
-    *(f"data.batch_size={BATCH_SIZE}", "data.val_batch_size=2", f"trainer.max_duration={EPOCHS}epochs"),
-    *("model.architecture=shufflenet_v2_x0_5", "model.norm=frozen_bn", "optimizer.lr=0.02", "schedule=constant"),
-    *("trainer.monitor=val/loss", f"trainer.patience={PATIENCE}", "trainer.check_replicas_every=0steps"),
+    *(
+        f"data.batch_size={BATCH_SIZE}",
+        "data.val_batch_size=2",
+        f"trainer.max_duration={EPOCHS}epochs",
+    ),
+    *(
+        "model.architecture=shufflenet_v2_x0_5",
+        "model.norm=frozen_bn",
+        "optimizer.lr=0.02",
+        "schedule=constant",
+    ),
+    *(
+        "trainer.monitor=val/loss",
+        f"trainer.patience={PATIENCE}",
+        "trainer.check_replicas_every=0steps",
+    ),
 ]
 
 
 class Seen:
     """The data of a rank, which notes the ids of the images that each epoch had."""
 
-    reading = threading.Lock()  # augmentation draws from torch's global generator, which ranks in threads share
+    reading = (
+        threading.Lock()
+    )  # augmentation draws from torch's global generator, which ranks in threads share
 
     def __init__(self, data: Any) -> None:
         self.data, self.position = data, data.position
@@ -63,7 +84,12 @@ def fit(config: RunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     seen = Seen(data)
     Trainer(TrainStep(state, plan, strategy), seen, log, validate=task.build_evaluator(data)).fit()
     validations = {step: row["val/loss"] for step, row in log.rows if "val/loss" in row}
-    return {"step": state.step, "epochs": seen.epochs, "validations": validations, "best": state.best.value}
+    return {
+        "step": state.step,
+        "epochs": seen.epochs,
+        "validations": validations,
+        "best": state.best.value,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +100,9 @@ def shared_generator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    config: RunConfig = load_config("train", [*SETTINGS, f"data.root={tmp_path_factory.mktemp('early') / 'drawn'}"])
+    config: RunConfig = load_config(
+        "train", [*SETTINGS, f"data.root={tmp_path_factory.mktemp('early') / 'drawn'}"]
+    )
     task_class(config).prepare(config)
     return config
 
@@ -107,10 +135,14 @@ def test_ranks_stop_at_the_same_step_with_the_same_metric(
     for rank in ranks:
         assert isinstance(rank, dict), rank
         assert rank["step"] == alone["step"]
-        assert rank["best"] == pytest.approx(alone["best"], rel=1e-6)  # the evaluator adds up in float32
+        assert rank["best"] == pytest.approx(
+            alone["best"], rel=1e-6
+        )  # the evaluator adds up in float32
     assert ranks[0]["validations"] == pytest.approx(alone["validations"], rel=1e-6)
     for epoch, images in alone["epochs"].items():
-        assert sorted(i for rank in ranks for i in rank["epochs"][epoch]) == sorted(images), "one pass over the data"
+        assert sorted(i for rank in ranks for i in rank["epochs"][epoch]) == sorted(images), (
+            "one pass over the data"
+        )
         assert len(images) == IMAGES
 
 
@@ -119,7 +151,14 @@ def test_ranks_whose_metrics_differ_stop_together() -> None:
 
     def train(strategy: ThreadRank) -> Any:
         scores = iter(([0.5, 0.4, 0.3], [0.5, 0.6, 0.3])[strategy.rank])
-        one = trainer(validate=lambda model: {"score": next(scores)}, monitor="score", patience=2, strategy=strategy)
+        one = trainer(
+            validate=lambda model: {"score": next(scores)},
+            monitor="score",
+            patience=2,
+            strategy=strategy,
+        )
         return one.fit(), one.state.step, one.state.best.value
 
-    assert on_ranks(2, train) == [({"score": 0.3}, 9, 0.5)] * 2, "the main rank's, after 9 of 12 steps"
+    assert on_ranks(2, train) == [({"score": 0.3}, 9, 0.5)] * 2, (
+        "the main rank's, after 9 of 12 steps"
+    )

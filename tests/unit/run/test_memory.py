@@ -46,10 +46,25 @@ MODELS = {
     "classifier_tiny": CLASSIFIER,
 }
 REAL = {  # the sizes of trainings
-    "`retinanet_tiny`, 192 x 192": [*PLAIN, "model=retinanet_tiny", "data.synthetic.canvas=[192,192]"],
-    "`retinanet_r50`, 608 x 800": [*PLAIN, "model=retinanet_r50", "optimizer=sgd", "data.synthetic.canvas=[608,800]"],
+    "`retinanet_tiny`, 192 x 192": [
+        *PLAIN,
+        "model=retinanet_tiny",
+        "data.synthetic.canvas=[192,192]",
+    ],
+    "`retinanet_r50`, 608 x 800": [
+        *PLAIN,
+        "model=retinanet_r50",
+        "optimizer=sgd",
+        "data.synthetic.canvas=[608,800]",
+    ],
     "`classifier` (ResNet-50), 224 x 224": [
-        *("task=classification", *PLAIN, "model=classifier", "data.image_size=224", "optimizer=sgd"),
+        *(
+            "task=classification",
+            *PLAIN,
+            "model=classifier",
+            "data.image_size=224",
+            "optimizer=sgd",
+        ),
     ],
 }
 
@@ -69,7 +84,9 @@ def step_memory(*settings: str, device: torch.device = CPU) -> Callable[[int], M
 def measured_peak(config: RunConfig, task: Task, images: int) -> int:
     """Bytes at the peak of two steps since the model was made, without what a kernel frees at once: its workspace."""
     plan = build_plan(config, 1000, 1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False
+    ) as profiler:
         state = build_state(config, task.build_model(), task.strategy)
         step = build_train_step(config, state, plan, task.strategy)
         for _ in range(2):
@@ -77,17 +94,27 @@ def measured_peak(config: RunConfig, task: Task, images: int) -> int:
     seen = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(seen, key=lambda event: event.start_ns())]
     live = torch.tensor(changes).cumsum(0).tolist()
-    return max(now for now, change, after in zip(live, changes, [*changes[1:], 0], strict=True) if change != -after)
+    return max(
+        now
+        for now, change, after in zip(live, changes, [*changes[1:], 0], strict=True)
+        if change != -after
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "images"), [("retinanet_tiny", 4), ("retinanet_r50", 2), ("classifier_tiny", 2), ("classifier_tiny", 8)]
+    ("model", "images"),
+    [("retinanet_tiny", 4), ("retinanet_r50", 2), ("classifier_tiny", 2), ("classifier_tiny", 8)],
 )
 def test_the_peak_is_what_the_allocator_measures(model: str, images: int) -> None:
-    predicted, measured = step_memory(*MODELS[model])(images), measured_peak(*made(MODELS[model]), images)
+    predicted, measured = (
+        step_memory(*MODELS[model])(images),
+        measured_peak(*made(MODELS[model]), images),
+    )
     assert predicted.peak == pytest.approx(measured, rel=ALIKE)
     state = sum(predicted.parts[part] for part in ("parameters", "buffers", "optimizer", "ema"))
-    assert predicted.peak - state == pytest.approx(measured - state, rel=0.15)  # what grows with the images
+    assert predicted.peak - state == pytest.approx(
+        measured - state, rel=0.15
+    )  # what grows with the images
 
 
 @pytest.mark.long
@@ -95,7 +122,10 @@ def test_the_peak_at_the_sizes_of_trainings() -> None:
     """`pytest -m long -s` prints the table of docs/planning.md."""
     for model, settings in REAL.items():
         for images in (1, 2, 4):
-            predicted, measured = step_memory(*settings)(images).peak, measured_peak(*made(settings), images)
+            predicted, measured = (
+                step_memory(*settings)(images).peak,
+                measured_peak(*made(settings), images),
+            )
             print(
                 f"| {model} | {images} | {predicted / 2**20:.0f} | {measured / 2**20:.0f} | {predicted / measured - 1:+.1%} |"
             )
@@ -125,14 +155,23 @@ def test_on_a_gpu_autocast_keeps_group_norms_in_float32() -> None:
     image = torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16)
     for device, kept in ((nullcontext(), torch.bfloat16), (memory._CudaAutocast(), torch.float32)):
         with torch.autocast("cpu", torch.bfloat16), device:
-            assert torch.nn.functional.group_norm(image, 2).dtype == torch.nn.GroupNorm(2, 4)(image).dtype == kept
+            assert (
+                torch.nn.functional.group_norm(image, 2).dtype
+                == torch.nn.GroupNorm(2, 4)(image).dtype
+                == kept
+            )
 
 
 SMALL = [
     *("task=classification", "data=synthetic", "data.synthetic={num_classes: 4, num_images: 16}"),
     *("data.image_size=64", "data.batch_size=8", "model.norm=frozen_bn"),
     "model.architecture=shufflenet_v2_x0_5",  # few weights, so that the images decide
-    *("trainer.max_duration=3steps", "trainer.log_every=1", "schedule=constant", "schedule.warmup=0steps"),
+    *(
+        "trainer.max_duration=3steps",
+        "trainer.log_every=1",
+        "schedule=constant",
+        "schedule.warmup=0steps",
+    ),
     "logging=quiet",
 ]
 X = "that X has beside the CUDA context"
@@ -165,7 +204,9 @@ def straight(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
             parts = dict.fromkeys(memory.PARTS, 0)
-            return MemoryEstimate(images, parts | {"parameters": 2 * 2**30, "activations": images * 2**30})
+            return MemoryEstimate(
+                images, parts | {"parameters": 2 * 2**30, "activations": images * 2**30}
+            )
 
     monkeypatch.setattr(memory, "StepMemory", Straight)
 
@@ -182,8 +223,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
 
 
 @pytest.mark.usefixtures("straight")
-@pytest.mark.parametrize(("gib", "accumulate"), [(10.1, 1), (9.9, 2), (6.1, 2), (5.9, 3), (4.1, 4), (3.1, 8)])
-def test_auto_takes_the_fewest_micro_batches_that_fit(gpu: Callable[[float], str], gib: float, accumulate: int) -> None:
+@pytest.mark.parametrize(
+    ("gib", "accumulate"), [(10.1, 1), (9.9, 2), (6.1, 2), (5.9, 3), (4.1, 4), (3.1, 8)]
+)
+def test_auto_takes_the_fewest_micro_batches_that_fit(
+    gpu: Callable[[float], str], gib: float, accumulate: int
+) -> None:
     plan = alone(gpu(gib), "trainer.accumulate=auto")
     assert (plan.accumulate, plan.problem) == (accumulate, "")
     assert f"micro-batches of {-(-8 // accumulate)}:" in plan.lines[0]
@@ -203,7 +248,11 @@ def test_ranks_agree_and_need_fewer(gpu: Callable[[float], str]) -> None:
     [
         (4.1, [], f"needs 10.0 GiB of the 4.6 GiB {X}; use trainer.accumulate=4, with 4.0 GiB."),
         (2.8, [], "; use trainer.accumulate=8, with 3.0 GiB, which may still run out."),
-        (2.5, [], "; a single image is too much: use trainer.precision=bf16, smaller images or more memory."),
+        (
+            2.5,
+            [],
+            "; a single image is too much: use trainer.precision=bf16, smaller images or more memory.",
+        ),
         (2.5, ["trainer.accumulate=auto"], "at trainer.accumulate=8 needs 3.0 GiB"),
         (2.5, ["trainer.precision=bf16"], "is too much: use smaller images or more memory."),
     ],
@@ -220,16 +269,22 @@ def test_an_estimate_for_the_gpu_in_use_warns_and_does_not_refuse(
 ) -> None:
     monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory_of("X", 5.0))
     assert not alone().problem
-    assert "may run out of memory: data.batch_size=8 at trainer.accumulate=1 needs 10.0" in caplog.text
+    assert (
+        "may run out of memory: data.batch_size=8 at trainer.accumulate=1 needs 10.0" in caplog.text
+    )
     for setting in ("dry_run=true", "gpu=5GiB"):
         assert "use trainer.accumulate=8, with 3.0 GiB" in alone(setting).problem
     monkeypatch.setattr(memory, "_smallest_gpu", lambda strategy: memory_of("X", 3.0))
     assert "a single image is too much" in alone("trainer.accumulate=auto").problem
 
 
-@pytest.mark.parametrize(("wrong", "near"), [("H100", "H100-80GB, H100-NVL-94GB"), ("quantum", "V100-16GB, .*GB200")])
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("H100", "H100-80GB, H100-NVL-94GB"), ("quantum", "V100-16GB, .*GB200")]
+)
 def test_an_unknown_gpu_names_those_that_are_known(wrong: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f"gpu={wrong} is not known; use {near}, or its memory, such as gpu=24GiB"):
+    with pytest.raises(
+        ConfigError, match=f"gpu={wrong} is not known; use {near}, or its memory, such as gpu=24GiB"
+    ):
         find_gpu(wrong)
 
 
@@ -238,18 +293,29 @@ def losses_of(folder: Path) -> list[float]:
 
 
 @pytest.mark.usefixtures("straight")
-def test_a_run_with_auto_is_the_run_with_its_number(gpu: Callable[[float], str], tmp_path: Path) -> None:
+def test_a_run_with_auto_is_the_run_with_its_number(
+    gpu: Callable[[float], str], tmp_path: Path
+) -> None:
     """The number is in config.yaml; a resume on another GPU takes another one and goes on."""
     auto = config_of(
-        gpu(6.1), "trainer.accumulate=auto", f"output_dir={tmp_path / 'auto'}", "trainer.stop_after=2steps"
+        gpu(6.1),
+        "trainer.accumulate=auto",
+        f"output_dir={tmp_path / 'auto'}",
+        "trainer.stop_after=2steps",
     )
     assemble.fit(auto)
-    assert yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())["trainer"]["accumulate"] == 2
+    assert (
+        yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())["trainer"]["accumulate"]
+        == 2
+    )
     assemble.fit(config_of("trainer.accumulate=2", f"output_dir={tmp_path / 'two'}"))
     assert losses_of(tmp_path / "auto") == losses_of(tmp_path / "two")[:2]
     gpu(4.1)
     assemble.fit(replace(auto, resume="auto", trainer=replace(auto.trainer, stop_after=None)))
-    assert yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())["trainer"]["accumulate"] == 4
+    assert (
+        yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text())["trainer"]["accumulate"]
+        == 4
+    )
     assert losses_of(tmp_path / "auto") == pytest.approx(losses_of(tmp_path / "two"), rel=1e-5)
 
 
@@ -257,6 +323,9 @@ def test_a_dry_run_shows_the_real_estimate_and_refuses(
     gpu: Callable[[float], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assemble.fit(config_of("dry_run=true", gpu(50)))
-    assert re.search(r"  memory   peak .*: parameters .*\n  memory   0 % of the 55.6 GiB", capsys.readouterr().out)
+    assert re.search(
+        r"  memory   peak .*: parameters .*\n  memory   0 % of the 55.6 GiB",
+        capsys.readouterr().out,
+    )
     with pytest.raises(ConfigError, match="a single image is too much"):
         assemble.fit(config_of("dry_run=true", gpu(0.001)))

@@ -23,7 +23,12 @@ URI = "http://me:secret@127.0.0.1:9"
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "retina_dist")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+    for name in (
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_RUN_ID",
+        "MLFLOW_EXPERIMENT_NAME",
+        "MLFLOW_EXPERIMENT_ID",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -31,7 +36,9 @@ def server(**settings: Any) -> str | None:
     return tracking_server(LoggingConfig(**settings))
 
 
-def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)
     assert server() is None
@@ -40,11 +47,14 @@ def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert 'pip install "retina-dist[mlflow]"' in sentence
     assert "secret" not in sentence
     with pytest.raises(
-        ConfigError, match=r'logging.mlflow=true, but mlflow cannot be .* pip install "retina-dist\[mlflow\]"'
+        ConfigError,
+        match=r'logging.mlflow=true, but mlflow cannot be .* pip install "retina-dist\[mlflow\]"',
     ):
         server(mlflow="true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    with pytest.raises(ConfigError, match="logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI"):
+    with pytest.raises(
+        ConfigError, match="logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI"
+    ):
         server(mlflow="true")
 
 
@@ -73,9 +83,9 @@ class Server:
         def ask(*arguments: Any, **named: Any) -> Any:
             if self.away:
                 raise ConnectionRefusedError(111, "refused")
-            return getattr(self, f"_{request}", lambda *_, **__: SimpleNamespace(experiment_id="1"))(
-                *arguments, **named
-            )
+            return getattr(
+                self, f"_{request}", lambda *_, **__: SimpleNamespace(experiment_id="1")
+            )(*arguments, **named)
 
         if request.startswith("_"):
             raise AttributeError(request)
@@ -83,7 +93,10 @@ class Server:
 
     def _create_run(self, experiment: str, run_name: str, tags: Any) -> Any:
         info = SimpleNamespace(
-            run_id=str(len(self.runs)), run_name=run_name, status="RUNNING", lifecycle_stage="active"
+            run_id=str(len(self.runs)),
+            run_name=run_name,
+            status="RUNNING",
+            lifecycle_stage="active",
         )
         self.runs[info.run_id] = SimpleNamespace(info=info, data=SimpleNamespace(params={}))
         return self.runs[info.run_id]
@@ -106,7 +119,9 @@ class Server:
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> Server:
     server = Server()
     monkeypatch.setitem(sys.modules, "mlflow", server)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "mlflow.tracking.context.registry", SimpleNamespace(resolve_tags=dict))  # type: ignore[arg-type]
+    monkeypatch.setitem(
+        sys.modules, "mlflow.tracking.context.registry", SimpleNamespace(resolve_tags=dict)
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(mlflow_run, "LINGER_S", 0.01)
     monkeypatch.setattr(mlflow_run, "AGAIN_S", 0.01)
     return server
@@ -117,9 +132,12 @@ def make(folder: Path, resumes: bool = False, digest: str = "") -> MlflowRun:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(Preempted(), "KILLED"), (KeyboardInterrupt(), "KILLED"), (RuntimeError(), "FAILED")]
+    ("error", "status"),
+    [(Preempted(), "KILLED"), (KeyboardInterrupt(), "KILLED"), (RuntimeError(), "FAILED")],
 )
-def test_a_run_ends_as_the_training_does(mlflow: Server, tmp_path: Path, error: BaseException, status: str) -> None:
+def test_a_run_ends_as_the_training_does(
+    mlflow: Server, tmp_path: Path, error: BaseException, status: str
+) -> None:
     with pytest.raises(type(error)), make(tmp_path):
         raise error
     assert mlflow.runs["0"].info.status == status
@@ -128,7 +146,9 @@ def test_a_run_ends_as_the_training_does(mlflow: Server, tmp_path: Path, error: 
     assert [run.info.status for run in mlflow.runs.values()] == ["FINISHED"]
 
 
-def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_continued(
+    mlflow: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with make(tmp_path):
         pass
     mlflow.runs["0"].info.lifecycle_stage = "deleted"
@@ -146,7 +166,10 @@ def test_a_run_that_cannot_be_continued(mlflow: Server, tmp_path: Path, monkeypa
 
 
 def test_a_run_to_join_that_is_not_there(
-    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mlflow: Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No other one is made."""
     monkeypatch.setenv("MLFLOW_RUN_ID", "7")
@@ -160,7 +183,11 @@ def test_a_run_to_join_that_is_not_there(
 
 @pytest.mark.parametrize("status", [400, 404, 501])
 def test_a_server_that_refuses_the_data_gets_the_rest(
-    mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
+    mlflow: Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
 ) -> None:
     def log_inputs(*_: Any) -> None:
         raise mlflow.MlflowException("no data")
@@ -190,6 +217,7 @@ def test_a_server_that_dies_and_comes_back_gets_all(
     assert mlflow.values == [("a", 1.0, 1), ("a", 2.0, 2), ("a", 3.0, 3), ("b", 4.0, 3)]
     assert mlflow.runs["0"].info.status == "FINISHED"
     assert (
-        "MLflow at http://127.0.0.1:9: ConnectionRefusedError: [Errno 111] refused; the training" in caplog.messages[1]
+        "MLflow at http://127.0.0.1:9: ConnectionRefusedError: [Errno 111] refused; the training"
+        in caplog.messages[1]
     )
     assert len(caplog.messages) == 2

@@ -46,9 +46,12 @@ WRONG: dict[str, tuple[Callable[[Path, str], str], str]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(
-    ("config", "key", "name"), [(DetectionRunConfig, "output_dir", "out"), (ExportConfig, "output", "out.onnx")]
+    ("config", "key", "name"),
+    [(DetectionRunConfig, "output_dir", "out"), (ExportConfig, "output", "out.onnx")],
 )
-def test_outputs_that_cannot_be_written(config: Any, key: str, name: str, wrong: str, tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_written(
+    config: Any, key: str, name: str, wrong: str, tmp_path: Path
+) -> None:
     make, words = WRONG[wrong]
     value = make(tmp_path, name)
     before = sorted(tmp_path.rglob("*"))
@@ -73,16 +76,27 @@ def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (PermissionError(13, "Permission denied", "runs/x/curves.png"), "runs/x/curves.png: Permission denied"),
+        (
+            PermissionError(13, "Permission denied", "runs/x/curves.png"),
+            "runs/x/curves.png: Permission denied",
+        ),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
-def test_what_fails_later_is_a_sentence_too(error: OSError, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_later_is_a_sentence_too(
+    error: OSError, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended, reported_errors():
         raise error
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: {words}; correct that, or give another place (debug=true shows where).\n"
-    for other, debug in ((error, True), (ConnectionError("refused"), False)):  # the second is of no file
+    assert (
+        capsys.readouterr().err
+        == f"error: {words}; correct that, or give another place (debug=true shows where).\n"
+    )
+    for other, debug in (
+        (error, True),
+        (ConnectionError("refused"), False),
+    ):  # the second is of no file
         with pytest.raises(SystemExit) as ended, reported_errors(debug=debug):
             raise other
         assert ended.value.code == 1

@@ -48,12 +48,19 @@ def test_fresh_runs_are_numbered() -> None:
     Path("runs/shapes-9").touch()  # a file is not a run
     assert open_run(settings()).folder == Path("runs/shapes-8")
     assert open_run(settings("data.name=other")).folder == Path("runs/other")
-    assert sorted(p.name for p in Path("runs").iterdir()) == ["shapes", "shapes-7", "shapes-9", "shapes-old"]
+    assert sorted(p.name for p in Path("runs").iterdir()) == [
+        "shapes",
+        "shapes-7",
+        "shapes-9",
+        "shapes-old",
+    ]
 
 
 def test_runs_that_cannot_be_made() -> None:
     Path("runs").symlink_to("absent")
-    with pytest.raises(ConfigError, match="runs/shapes cannot be made .*; give an output_dir=FOLDER"):
+    with pytest.raises(
+        ConfigError, match="runs/shapes cannot be made .*; give an output_dir=FOLDER"
+    ):
         next_folder("shapes", make=True)
 
 
@@ -106,16 +113,33 @@ def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:
 
 def test_what_decides_the_order_of_images_cannot_change() -> None:
     save("mine", 1)
-    with pytest.raises(ConfigError, match=r"data\.batch_size=4 differs from the 8 .* give data\.batch_size=8"):
+    with pytest.raises(
+        ConfigError, match=r"data\.batch_size=4 differs from the 8 .* give data\.batch_size=8"
+    ):
         open_run(settings("resume=mine", "data.batch_size=4"))
     with pytest.raises(ConfigError, match="seed=1"):
         open_run(settings("resume=mine", "seed=1"))
     with pytest.raises(ConfigError, match=r"data\.repeat_threshold=0\.1 differs from the null"):
-        open_run(settings("resume=mine", "data.repeat_threshold=0.1"), locked=DetectionTask.locked_settings)
-    with pytest.raises(ConfigError, match="task=classification differs from the detection that .* give task=detection"):
-        open_run(load_config("train", ["task=classification", "data=folders", "data.root=x", "resume=mine"]))
-    with pytest.raises(ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"):  # as many, elsewhere
-        open_run(settings("resume=mine", "model.aspect_ratios=[1,2,3]"), locked=DetectionTask.locked_settings)
+        open_run(
+            settings("resume=mine", "data.repeat_threshold=0.1"),
+            locked=DetectionTask.locked_settings,
+        )
+    with pytest.raises(
+        ConfigError,
+        match="task=classification differs from the detection that .* give task=detection",
+    ):
+        open_run(
+            load_config(
+                "train", ["task=classification", "data=folders", "data.root=x", "resume=mine"]
+            )
+        )
+    with pytest.raises(
+        ConfigError, match=r"model\.aspect_ratios=\[1\.0, 2\.0, 3\.0\] differs"
+    ):  # as many, elsewhere
+        open_run(
+            settings("resume=mine", "model.aspect_ratios=[1,2,3]"),
+            locked=DetectionTask.locked_settings,
+        )
     same = settings("resume=mine", "trainer.max_duration=99epochs", "data.num_workers=0")
     same.model.aspect_ratios = [0.5, 1, 2]  # whole numbers, as Python may give them
     assert open_run(same, locked=DetectionTask.locked_settings).resume_step == 1
@@ -124,7 +148,10 @@ def test_what_decides_the_order_of_images_cannot_change() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: {root: 'https://host/a?sig=***'}", "data.root without its secret; give data.root=… again"),
+        (
+            "data: {root: 'https://host/a?sig=***'}",
+            "data.root without its secret; give data.root=… again",
+        ),
         (
             "optimizer: {_target_: os.system}",
             "optimizer from outside the package, which no file imports; give optimizer=NAME",
@@ -142,17 +169,23 @@ def test_settings_of_a_run_that_cannot_be_taken(text: str, message: str) -> None
 
 @pytest.mark.parametrize("task", ["detection", "classification"])
 def test_the_run_s_settings_are_the_base_of_a_resume(task: str) -> None:
-    before = settings(f"task={task}", "data.batch_size=4", "optimizer=sgd", "trainer.stop_after=2steps", "seed=3")
+    before = settings(
+        f"task={task}", "data.batch_size=4", "optimizer=sgd", "trainer.stop_after=2steps", "seed=3"
+    )
     write_start(before, SingleDeviceStrategy("cpu"), Path("run"), "")
     text = Path("run/config.yaml").read_text()
     old = "\nsection: {a: 1, b: {}}\nempty: []\nhollow: {}\n"
-    Path("run/config.yaml").write_text(text.replace("trainer:\n", "trainer:\n  of_another_version: []\n") + old)
+    Path("run/config.yaml").write_text(
+        text.replace("trainer:\n", "trainer:\n  of_another_version: []\n") + old
+    )
     for resume in ("run", "run/checkpoints", "run/checkpoints/last.pt"):
         config = settings(f"resume={resume}", "schedule=constant", "seed=4")
         trainer = replace(before.trainer, stop_after=None)
         schedule = replace(before.schedule, name="constant", warmup="0steps")
         assert config == replace(before, trainer=trainer, schedule=schedule, seed=4, resume=resume)
-    assert settings("resume=run", "optimizer=adamw").optimizer == settings("optimizer=adamw").optimizer
+    assert (
+        settings("resume=run", "optimizer=adamw").optimizer == settings("optimizer=adamw").optimizer
+    )
     if task == "detection":
         assert settings("resume=run", "experiment=shapes").seed == 0
 
@@ -160,7 +193,10 @@ def test_the_run_s_settings_are_the_base_of_a_resume(task: str) -> None:
 def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
     there = "trainer.checkpoint_dir='memory://bucket/else #1'"  # which YAML quotes
     assert open_run(settings(there, "output_dir=mine")).resume_step is None
-    for used, folder in ((there, "runs/shapes"), ("seed=1", "runs/shapes-2")):  # a later run keeps its own
+    for used, folder in (
+        (there, "runs/shapes"),
+        ("seed=1", "runs/shapes-2"),
+    ):  # a later run keeps its own
         write_start(settings(used), SingleDeviceStrategy("cpu"), Path(folder), "")
     assert open_run(settings(there, "output_dir=mine", "resume=auto")).resume_step is None
     assert said == ["resume=auto: no checkpoint in memory://bucket/else #1; a fresh start"]
@@ -184,4 +220,7 @@ def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
     with pytest.raises(ConfigError, match="already holds checkpoints"):  # of another run
         open_run(settings("resume=mine", there))
     save("", 5, place=f"file://{tmp_path}/local")
-    assert open_run(settings(f"trainer.checkpoint_dir={tmp_path}/local", "resume=auto")).resume_step == 5
+    assert (
+        open_run(settings(f"trainer.checkpoint_dir={tmp_path}/local", "resume=auto")).resume_step
+        == 5
+    )

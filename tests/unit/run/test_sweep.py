@@ -60,21 +60,37 @@ def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFi
     rows = table("runs/shapes-sweep")
     assert [row["folder"] for row in rows] == [f"runs/shapes-sweep/{i}" for i in range(4)]
     last = rows[-1]
-    assert (last["optimizer.lr"], last["data.batch_size"], last["status"], last["error"]) == ("0.01", "8", "ok", "")
-    assert (float(last["coco/AP"]), float(last[LOSS]), float(last["images_per_s"])) == (0.1, 1.0, 40.123456789)
+    assert (last["optimizer.lr"], last["data.batch_size"], last["status"], last["error"]) == (
+        "0.01",
+        "8",
+        "ok",
+        "",
+    )
+    assert (float(last["coco/AP"]), float(last[LOSS]), float(last["images_per_s"])) == (
+        0.1,
+        1.0,
+        40.123456789,
+    )
     assert "seed" not in last, "the same in all jobs"
     assert Path("runs/shapes-sweep/report.html").is_file()
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1] == "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2"
+    assert (
+        printed[-1]
+        == "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2"
+    )
     assert "40.12  " in printed[4]
-    assert any(line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed)
+    assert any(
+        line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed
+    )
     sweep("optimizer.lr=1e-3,1e-2", "trainer.monitor_mode=min", "output_dir=lowest")
     assert capsys.readouterr().out.splitlines()[-1].endswith("lowest/0")
 
 
 def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    noise, own = rng.normal(0, 0.02, (2, 1000))  # of images that are hard for all, and of one job alone
+    noise, own = rng.normal(
+        0, 0.02, (2, 1000)
+    )  # of images that are hard for all, and of one job alone
 
     def job(name: str, best: float, samples: np.ndarray, seen: float) -> dict[str, Any]:
         (tmp_path / name).mkdir()
@@ -98,11 +114,21 @@ def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[
     assert sweep("seed=range(1,3)", "hydra.sweep.dir=there", "hydra.sweep.subdir=in/s${seed}") == 0
     assert [row["folder"] for row in table("there")] == ["there/in/s1", "there/in/s2"]
     each = ("logging.run_name=a${hydra:job.num}", "trainer.checkpoint_dir=ck/${hydra:job.num}")
-    assert sweep("seed=1,2", *each, "output_dir=named") == sweep("trainer.checkpoint_dir=a,b", "output_dir=b") == 0
+    assert (
+        sweep("seed=1,2", *each, "output_dir=named")
+        == sweep("trainer.checkpoint_dir=a,b", "output_dir=b")
+        == 0
+    )
     assert [row["status"] for row in table("named")] == ["ok", "ok"]
     assert sweep("model=glob(retinanet_r*)", "output_dir=models") == 0
-    assert [row["model"] for row in table("models")] == ["retinanet_r18", "retinanet_r50", "retinanet_r50_v2"]
-    assert sweep("experiment=sweep_lr_batch", "data.batch_size=4", "output_dir=file") == 0  # the command line wins
+    assert [row["model"] for row in table("models")] == [
+        "retinanet_r18",
+        "retinanet_r50",
+        "retinanet_r50_v2",
+    ]
+    assert (
+        sweep("experiment=sweep_lr_batch", "data.batch_size=4", "output_dir=file") == 0
+    )  # the command line wins
     assert [row["optimizer.lr"] for row in table("file")] == ["0.0003", "0.001", "0.003"]
     assert sweep("optimizer.lr=interval(0,1)") == 2
     assert "does not support sweep type" in capsys.readouterr().err
@@ -118,12 +144,21 @@ def test_in_one_process_any_failure_is_a_row(sweep: Sweep) -> None:
 
     assert sweep("seed=1,0,2", "output_dir=s", train=train) == 0
     assert [row["status"] for row in table("s")] == ["failed", "ok", "failed"]
-    assert [row["error"] for row in table("s")] == ["a.json is wrong.", "", "RuntimeError: out of memory"]
+    assert [row["error"] for row in table("s")] == [
+        "a.json is wrong.",
+        "",
+        "RuntimeError: out of memory",
+    ]
 
 
-def test_a_combination_that_cannot_be_is_a_failed_job(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_combination_that_cannot_be_is_a_failed_job(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert sweep("data.batch_size=0,4", "output_dir=s") == 0
-    assert [row["error"] for row in table("s")] == ["data.batch_size=0 is too small; it must be at least 1.", ""]
+    assert [row["error"] for row in table("s")] == [
+        "data.batch_size=0 is too small; it must be at least 1.",
+        "",
+    ]
     assert sweep("data.batch_size=0,-1", "output_dir=t") == 2, "no job was trained"
     assert sweep("optimizer.lr=1,2", "output_dir=t") == 0, "a folder without a trained job is free"
 
@@ -132,8 +167,14 @@ def test_a_combination_that_cannot_be_is_a_failed_job(sweep: Sweep, capsys: pyte
     ("arguments", "sentence"),
     [
         (["optimizer.lrr=1,2"], "optimizer.lrr is not a setting; did you mean optimizer.lr?"),
-        (["optimizer.lr=1", "seedd=1", "data.batch_size=4,8"], "seedd is not a setting; did you mean seed?"),
-        (["seed=0,1", "trainer.checkpoint_dir=x"], "trainer.checkpoint_dir=x is that of all jobs; append '"),
+        (
+            ["optimizer.lr=1", "seedd=1", "data.batch_size=4,8"],
+            "seedd is not a setting; did you mean seed?",
+        ),
+        (
+            ["seed=0,1", "trainer.checkpoint_dir=x"],
+            "trainer.checkpoint_dir=x is that of all jobs; append '",
+        ),
         (["seed=0,1", "optimizer.lr=1e-3,fast"], "optimizer.lr=fast is not a number; write one"),
     ],
 )
@@ -156,7 +197,10 @@ def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixtur
         trained(config)
 
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 75
-    assert [(row["status"], row["error"]) for row in table("s")] == [("ok", ""), ("preempted", "asked to.")]
+    assert [(row["status"], row["error"]) for row in table("s")] == [
+        ("ok", ""),
+        ("preempted", "asked to."),
+    ]
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
     assert "error: s holds a sweep; give resume=auto to continue it" in capsys.readouterr().err
     assert sweep("seed=0,1,2", "output_dir=s", "resume=auto", train=train) == 0
@@ -186,9 +230,14 @@ def test_among_processes_only_a_common_error_lets_the_sweep_go_on(
     assert capsys.readouterr() == ("", "the job failed: found by rank 1.\n")
 
 
-def test_without_validation_the_lowest_loss_is_named(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_validation_the_lowest_loss_is_named(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
     def train(config: Any) -> None:
-        write_json(Path(config.output_dir) / RESULT, {"status": "ok", LOSS: 3.0 - config.seed, "best": None})
+        write_json(
+            Path(config.output_dir) / RESULT,
+            {"status": "ok", LOSS: 3.0 - config.seed, "best": None},
+        )
 
     sweep("seed=0,1", "output_dir=s", train=train)
     assert capsys.readouterr().out.splitlines()[-1] == "lowest train/loss 2.000: seed=1, s/1"

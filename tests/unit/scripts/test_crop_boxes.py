@@ -24,7 +24,9 @@ def data(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(("margin", "first"), [(0.0, (4, 15, 6)), (0.1, (3, 16, 8))])
-def test_crops_are_the_pixels_of_the_boxes(tmp_path: Path, margin: float, first: tuple[int, int, int]) -> None:
+def test_crops_are_the_pixels_of_the_boxes(
+    tmp_path: Path, margin: float, first: tuple[int, int, int]
+) -> None:
     counts = crop_boxes(*data(tmp_path / "data"), tmp_path / "crops", margin)
     assert counts == {"cell": 1, "disc": 1}
     with Image.open(tmp_path / "crops" / "cell" / "a-1-0.png") as crop:

@@ -12,12 +12,23 @@ from scripts.image import cuda_compat
 
 @pytest.mark.parametrize(
     ("driver", "loaded"),
-    [("535.104.05", True), ("570.86.15", True), ("580.82.07", False), ("595.10", False), (None, False)],
+    [
+        ("535.104.05", True),
+        ("570.86.15", True),
+        ("580.82.07", False),
+        ("595.10", False),
+        (None, False),
+    ],
 )
 @pytest.mark.parametrize("module", ["x86_64 Kernel Module", "Open Kernel Module for x86_64"])
 @pytest.mark.parametrize("there", [True, False])
 def test_only_for_drivers_that_are_too_old(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str | None, loaded: bool, there: bool, module: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    driver: str | None,
+    loaded: bool,
+    there: bool,
+    module: str,
 ) -> None:
     found: list[str] = []
     monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: found.append(Path(name).name))

@@ -26,12 +26,15 @@ def script() -> ModuleType:
 def test_only_the_expected_source_is_patched(script: ModuleType, tmp_path: Path) -> None:
     lists = tmp_path / "CMakeLists.txt"
     lists.write_text("project(horovod)\n\nset(CMAKE_CXX_STANDARD 14)\n")
-    patch = "Why.\n--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1,3 +1,3 @@\n project(horovod)\n \n"
+    patch = (
+        "Why.\n--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1,3 +1,3 @@\n project(horovod)\n \n"
+    )
     patch += "-set(CMAKE_CXX_STANDARD 14)\n+set(CMAKE_CXX_STANDARD 20)\n\nWhy.\n"
     script.apply(patch, tmp_path)
     assert lists.read_text() == "project(horovod)\n\nset(CMAKE_CXX_STANDARD 20)\n"
     with pytest.raises(
-        script.InstallError, match=r"CMakeLists.txt of Horovod 0.28.1 has no line 'set\(CMAKE_CXX_STANDARD 14\)'"
+        script.InstallError,
+        match=r"CMakeLists.txt of Horovod 0.28.1 has no line 'set\(CMAKE_CXX_STANDARD 14\)'",
     ):
         script.apply(patch, tmp_path)
 

@@ -53,13 +53,20 @@ def lines_of(node: Any) -> Iterator[str]:
             yield shlex.join([*words, *(node.get("args") or [])])
     if isinstance(node, str):
         yield from node.splitlines()
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+    for value in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
         yield from lines_of(value)
 
 
 def cases() -> list[Any]:
     folders = ("azure", "kubernetes", "skypilot", "ray")
-    files = sorted(p for f in folders for p in (SCRIPTS / f).iterdir() if p.suffix in (".yaml", ".yml", ".py", ".md"))
+    files = sorted(
+        p
+        for f in folders
+        for p in (SCRIPTS / f).iterdir()
+        if p.suffix in (".yaml", ".yml", ".py", ".md")
+    )
     return [
         pytest.param(path, name, words, id=f"{path.relative_to(SCRIPTS)}-{i}")
         for path in files
@@ -68,12 +75,18 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "name", "words"), cases())
-def test_a_command_composes_and_its_batch_fits_its_gpus(path: Path, name: str, words: list[str]) -> None:
+def test_a_command_composes_and_its_batch_fits_its_gpus(
+    path: Path, name: str, words: list[str]
+) -> None:
     config = load_config(name, [word for word in words if "$" not in word])
     if path.suffix != ".md" and path.parent.name != "ray":
-        assert config.strategy.device == "cuda", "on paid machines, a run must not fall back on the CPU"
+        assert config.strategy.device == "cuda", (
+            "on paid machines, a run must not fall back on the CPU"
+        )
         if name == "train":
-            assert len(build_plan(config, COCO_IMAGES, GPUS).micro_batches) == 1, "some GPUs would wait for others"
+            assert len(build_plan(config, COCO_IMAGES, GPUS).micro_batches) == 1, (
+                "some GPUs would wait for others"
+            )
 
 
 LOADERS = {
@@ -90,19 +103,25 @@ LOADERS = {
 
 
 def load_by_sdk(path: Path, content: dict[str, Any]) -> None:
-    ml = pytest.importorskip("azure.ai.ml", reason="azure-ai-ml, of the extra dev, is not installed")
+    ml = pytest.importorskip(
+        "azure.ai.ml", reason="azure-ai-ml, of the extra dev, is not installed"
+    )
     logging.getLogger("azure.ai.ml").setLevel(logging.ERROR)
     kind = re.search(r"/(\w+)\.schema\.json$", content["$schema"])
     assert kind
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        entity = getattr(ml, LOADERS[kind[1]])(io.StringIO(yaml.safe_dump(content)), relative_origin=str(path))
+        entity = getattr(ml, LOADERS[kind[1]])(
+            io.StringIO(yaml.safe_dump(content)), relative_origin=str(path)
+        )
         entity = entity._to_job() if hasattr(entity, "_to_job") else entity
         if kind[1] == "commandJob":
             entity._to_rest_object()  # private: the only place where some errors show
 
 
-@pytest.mark.parametrize("path", sorted((SCRIPTS / "azure").glob("*.yml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((SCRIPTS / "azure").glob("*.yml")), ids=lambda path: path.name
+)
 def test_azures_sdk_takes_the_file_and_refuses_an_unknown_key(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     load_by_sdk(path, content)
@@ -113,18 +132,26 @@ def test_azures_sdk_takes_the_file_and_refuses_an_unknown_key(path: Path) -> Non
 def pods(node: Any) -> Iterator[dict[str, Any]]:
     if isinstance(node, dict) and "containers" in node:
         yield node
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+    for value in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
         yield from pods(value)
 
 
 def documents() -> dict[str, dict[str, Any]]:
     files = (SCRIPTS / "kubernetes").glob("*.yaml")
-    return {f"{d['kind']} {d['metadata']['name']}": d for file in files for d in yaml.safe_load_all(file.read_text())}
+    return {
+        f"{d['kind']} {d['metadata']['name']}": d
+        for file in files
+        for d in yaml.safe_load_all(file.read_text())
+    }
 
 
 def test_kubernetes_knows_every_field() -> None:
     """Operators of MPI publish no schema, so only the pods of an MPIJob are held against one."""
-    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, of the extra dev, is missing")
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate, of the extra dev, is missing"
+    )
     models = pytest.importorskip(
         "kubeflow_trainer_api.models", reason="kubeflow-trainer-api, of the extra dev, is missing"
     )
@@ -137,7 +164,10 @@ def test_kubernetes_knows_every_field() -> None:
                 "the model drops what it does not know"
             )
         for pod in pods(document):
-            filled = {**pod, "containers": [{"image": "x", **container} for container in pod["containers"]]}
+            filled = {
+                **pod,
+                "containers": [{"image": "x", **container} for container in pod["containers"]],
+            }
             wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": filled}
             validate.validate(wrapped, "1.34", strict=True)
 
@@ -151,7 +181,11 @@ def test_kubernetes_files_agree_with_each_other() -> None:
     trainer = found["TrainJob retina-ddp"]["spec"]["trainer"]
     assert trainer["numProcPerNode"] * trainer["numNodes"] == GPUS
     for pod in (pod for document in found.values() for pod in pods(document) if "volumes" in pod):
-        mounts = {m["mountPath"]: m["name"] for container in pod["containers"] for m in container["volumeMounts"]}
+        mounts = {
+            m["mountPath"]: m["name"]
+            for container in pod["containers"]
+            for m in container["volumeMounts"]
+        }
         assert set(mounts.values()) == {v["name"] for v in pod["volumes"]}
         assert "/dev/shm" in mounts, "a container's own 64 MB are too few for data workers"
 
@@ -169,7 +203,16 @@ def test_skypilot_reads_the_task(tmp_path: Path) -> None:
     sky = shutil.which("sky")
     if sky is None:
         pytest.skip("there is no sky on PATH (make engines installs SkyPilot)")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    line = [Path(sky).resolve().with_name("python"), "-c", READ_BY_SKYPILOT, SCRIPTS / "skypilot" / "task.yaml"]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+    }
+    line = [
+        Path(sky).resolve().with_name("python"),
+        "-c",
+        READ_BY_SKYPILOT,
+        SCRIPTS / "skypilot" / "task.yaml",
+    ]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
     assert "2 {'A100-80GB': 4} True ['/mnt/coco', '/mnt/runs']" in done.stdout, done.stderr

@@ -30,12 +30,17 @@ def pack(path: Path, files: dict[str, bytes]) -> None:
 def site(tmp_path: Path) -> Path:
     folder = tmp_path / "site"
     listed = {
-        f"annotations/instances_{split}2017.json": json.dumps({"images": [{"file_name": n} for n in names]}).encode()
+        f"annotations/instances_{split}2017.json": json.dumps(
+            {"images": [{"file_name": n} for n in names]}
+        ).encode()
         for split, names in IMAGES.items()
     }
     pack(folder / "annotations/annotations_trainval2017.zip", listed)
     for split, names in IMAGES.items():
-        files = {f"{split}2017/": b"", **{f"{split}2017/{name}": content for name, content in names.items()}}
+        files = {
+            f"{split}2017/": b"",
+            **{f"{split}2017/{name}": content for name, content in names.items()},
+        }
         pack(folder / f"zips/{split}2017.zip", files)
     return folder
 
@@ -46,7 +51,11 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 def is_whole(root: Path) -> bool:
-    files = {f"{split}2017/{name}": content for split, names in IMAGES.items() for name, content in names.items()}
+    files = {
+        f"{split}2017/{name}": content
+        for split, names in IMAGES.items()
+        for name, content in names.items()
+    }
     return all((root / name).read_bytes() == content for name, content in files.items())
 
 
@@ -75,7 +84,9 @@ def test_zips_at_hand_damaged_and_incomplete(
     good = (zips / "val2017.zip").read_bytes()
     at = good.index(bytes([8]) * 100)
     wrong = {
-        "is damaged (Bad CRC-32 for file 'val2017/000000000008.jpg')": good[:at] + b"\xff" + good[at + 1 :],
+        "is damaged (Bad CRC-32 for file 'val2017/000000000008.jpg')": good[:at]
+        + b"\xff"
+        + good[at + 1 :],
         "is damaged (File is not a zip file)": good[: len(good) // 2],
     }
     for message, content in wrong.items():
@@ -95,7 +106,10 @@ def test_zips_at_hand_damaged_and_incomplete(
 
 
 def test_nothing_is_unpacked_outside_of_the_folder(tmp_path: Path) -> None:
-    pack(tmp_path / "bad.zip", {"val2017/a.jpg": b"a", "val2017/../../out.jpg": b"b", "/out.jpg": b"c"})
+    pack(
+        tmp_path / "bad.zip",
+        {"val2017/a.jpg": b"a", "val2017/../../out.jpg": b"b", "/out.jpg": b"c"},
+    )
     (tmp_path / "root").mkdir()
     prepare_coco.unpack(tmp_path / "bad.zip", tmp_path / "root", "val2017")
     assert not list(tmp_path.glob("out*"))

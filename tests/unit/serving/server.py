@@ -42,7 +42,9 @@ def small_detector(**changes: object) -> Detector:
     return Detector.from_content(content(**changes), "a checkpoint")
 
 
-def make_image(seed: int = 0, size: tuple[int, int] = (90, 60), form: str = "PNG", orientation: int = 1) -> bytes:
+def make_image(
+    seed: int = 0, size: tuple[int, int] = (90, 60), form: str = "PNG", orientation: int = 1
+) -> bytes:
     """Noise of (width, height) pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file, image = io.BytesIO(), Image.fromarray(pixels)
@@ -76,8 +78,14 @@ def score(scorer: Scorer, content_type: str, body: bytes) -> list[dict[str, Any]
 def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], float]]:
     """(category id, corners, score) of what `predict` finds, those without a category left out."""
     (found,) = detector.predict([decode_image(data)])
-    rows = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
-    return [(detector.categories.ids[k], box, score) for k, box, score in rows if detector.categories.ids[k] >= 0]
+    rows = zip(
+        found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True
+    )
+    return [
+        (detector.categories.ids[k], box, score)
+        for k, box, score in rows
+        if detector.categories.ids[k] >= 0
+    ]
 
 
 def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
@@ -94,20 +102,50 @@ NONE_OF = "image 0: it is not a readable image (not JPEG, PNG, WEBP)"
 REFUSALS = [
     ("image/png", b"", 400, "the request has no image"),
     ("image/png", make_image(form="GIF"), 400, NONE_OF),
-    ("image/png", b"P6\n#" + b"a" * 100_000 + b"\n9 9\n255\n" + bytes(243), 400, NONE_OF),  # read byte by byte
+    (
+        "image/png",
+        b"P6\n#" + b"a" * 100_000 + b"\n9 9\n255\n" + bytes(243),
+        400,
+        NONE_OF,
+    ),  # read byte by byte
     ("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, NONE_OF),
     ("image/jpeg", make_image(form="JPEG")[:-300], 400, "image 0: it cannot be decoded"),
-    ("image/png", make_image(size=(200, 101)), 400, "image 0: it has 200 x 101 pixels, more than max_pixels=20000"),
+    (
+        "image/png",
+        make_image(size=(200, 101)),
+        400,
+        "image 0: it has 200 x 101 pixels, more than max_pixels=20000",
+    ),
     ("application/json", b"[" * 1000, 400, "the body is not such JSON"),
-    ("application/json", b"[" + b"[]," * 40_000 + b"[]]", 413, "the JSON has more than 1016 values"),
-    ("application/json", as_json(*[b"no"] * 17), 413, "the request has 17 images, more than max_images=16"),
+    (
+        "application/json",
+        b"[" + b"[]," * 40_000 + b"[]]",
+        413,
+        "the JSON has more than 1016 values",
+    ),
+    (
+        "application/json",
+        as_json(*[b"no"] * 17),
+        413,
+        "the request has 17 images, more than max_images=16",
+    ),
     ("application/json", b'{"images": "abc"}', 400, "images is not a list"),
     ("application/json", b'{"images": ["?"]}', 400, "the body is not such JSON"),
     ("application/json", as_json(make_image(), b"no"), 400, "image 1: it is not a readable image"),
     (as_multipart()[0], as_multipart(*[b""] * 1100)[1], 413, "the form has more than 1016 fields"),
     ("multipart/form-data", b"--XX", 400, "not multipart/form-data"),
-    (as_multipart()[0], as_multipart(make_image(), make_image())[1][:-500], 400, "before its last boundary"),
-    ("text/plain", make_image(), 415, "the content type text/plain is not understood; send an image as image/*"),
+    (
+        as_multipart()[0],
+        as_multipart(make_image(), make_image())[1][:-500],
+        400,
+        "before its last boundary",
+    ),
+    (
+        "text/plain",
+        make_image(),
+        415,
+        "the content type text/plain is not understood; send an image as image/*",
+    ),
     ("", make_image(), 415, "the content type is missing"),
 ]
 MAX_PIXELS = 20_000

@@ -61,10 +61,15 @@ def test_the_page_shows_what_the_server_answers(key: str | None) -> None:
                 assert (page.run(SLIDE % 0), page.run(SLIDE % 1)) == (len(answer["detections"]), 0)
                 assert json.loads(page.run('$("json").textContent')) == answer
                 assert page.run('[$("picture").width, $("picture").height]') == [90, 60]
-                assert page.run("document.title") == f"detector {'best.pt' if key else 'runs/<script>/best.pt'}"
+                assert (
+                    page.run("document.title")
+                    == f"detector {'best.pt' if key else 'runs/<script>/best.pt'}"
+                )
                 assert "2: cat, dog" in page.run('$("card").textContent')
                 assert page.run("document.documentElement.scrollWidth") <= 390
-                assert [url for url in page.requests if not url.startswith((address, "data:"))] == []
+                assert [
+                    url for url in page.requests if not url.startswith((address, "data:"))
+                ] == []
                 assert [error for error in page.errors if "401" not in error] == []
         finally:
             server.should_exit = True

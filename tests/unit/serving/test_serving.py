@@ -93,11 +93,17 @@ def test_answers_are_those_of_predict(client: TestClient, detector: Detector) ->
     wide, turned = make_image(1, (120, 50)), make_image(2, (80, 60), "JPEG", orientation=6)
     answer = client.post("/score", content=as_json(wide, turned), headers=JSON).json()
     first, second = answer["images"]
-    assert [(p["width"], p["height"]) for p in (first, second)] == [(120, 50), (60, 80)]  # as it is displayed
+    assert [(p["width"], p["height"]) for p in (first, second)] == [
+        (120, 50),
+        (60, 80),
+    ]  # as it is displayed
     assert len(found_in(first)) > 5
     assert found_in(first) == expected(detector, wide)
     assert found_in(second) == expected(detector, turned)
-    assert {(d["category_id"], d["category_name"]) for d in first["detections"]} <= {(3, "cat"), (8, "dog")}
+    assert {(d["category_id"], d["category_name"]) for d in first["detections"]} <= {
+        (3, "cat"),
+        (8, "dog"),
+    }
     assert client.post("/score", content=wide, headers=PNG).json() == {"images": [first]}
     kind, body = as_multipart(wide, turned)
     assert client.post("/score", content=body, headers={"Content-Type": kind}).json() == answer
@@ -110,7 +116,9 @@ def test_refusals_have_a_status_and_a_reason(
     client: TestClient, content_type: str, body: bytes, status: int, words: str
 ) -> None:
     response = client.post("/score", content=body, headers={"Content-Type": content_type})
-    assert (response.status_code, words in response.json()["detail"]) == (status, True), response.json()
+    assert (response.status_code, words in response.json()["detail"]) == (status, True), (
+        response.json()
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_batch": 8, "wait_ms": 20.0}])
@@ -126,14 +134,19 @@ def test_each_answer_is_of_its_own_image_beside_bad_requests(settings: dict[str,
             if i % 5 == 0:
                 assert (status, answer["detail"]) == (400, "image 2: it is bad")
             else:
-                assert (status, answer) == (200, {"images": [{"width": i + 1}, {"width": 1000 + i}]})
+                assert (status, answer) == (
+                    200,
+                    {"images": [{"width": i + 1}, {"width": 1000 + i}]},
+                )
         assert metric(client, "retina_dist_queue_images") == 0
 
 
 def test_a_bomb_is_not_decoded(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import PngImagePlugin
 
-    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("it was decoded"))
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "load", lambda self: pytest.fail("it was decoded")
+    )
     with pytest.raises(RequestError, match="more than max_pixels"):
         Scorer(detector, max_pixels=MAX_PIXELS).prepare(make_image(size=(150, 134)), 0)
 
@@ -159,12 +172,22 @@ def test_the_body_has_a_limit() -> None:
             assert client.post("/score", content=bytes(size), headers=PNG).status_code == status
         response = client.post("/score", content=chunks(), headers=PNG)  # no Content-Length
         assert "content-length" not in response.request.headers
-        assert (response.status_code, "larger than 3000 bytes" in response.json()["detail"]) == (413, True)
+        assert (response.status_code, "larger than 3000 bytes" in response.json()["detail"]) == (
+            413,
+            True,
+        )
 
 
 def test_the_key() -> None:
     with TestClient(app_of(Fake(), api_key="schlüssel")) as client:
-        for given in (None, "Bearer", "Bearer wrong", "Basic schlüssel", "Bearer schlüsse", "Bearer \xff"):
+        for given in (
+            None,
+            "Bearer",
+            "Bearer wrong",
+            "Basic schlüssel",
+            "Bearer schlüsse",
+            "Bearer \xff",
+        ):
             headers = {"Authorization": given.encode()} if given else {}
             response = client.post("/score", content=b"", headers=headers)
             assert response.status_code == 401, given
@@ -177,16 +200,26 @@ def test_the_key() -> None:
 
 def test_a_full_queue_refuses_and_what_waits_becomes_one_batch() -> None:
     fake = Fake(goes=False)
-    with TestClient(app_of(fake, max_queue=4, max_images=4, max_batch=8)) as client, ThreadPoolExecutor(4) as pool:
+    with (
+        TestClient(app_of(fake, max_queue=4, max_images=4, max_batch=8)) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
         first = pool.submit(client.post, "/score", content=b"1", headers=PNG)
         assert fake.begun.wait(30)
-        others = [pool.submit(client.post, "/score", content=b"x" * i, headers=PNG) for i in (2, 3, 4)]
+        others = [
+            pool.submit(client.post, "/score", content=b"x" * i, headers=PNG) for i in (2, 3, 4)
+        ]
         wait_for(lambda: metric(client, "retina_dist_queue_images") == 4)
         refused = client.post("/score", content=b"x", headers=PNG)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert client.get("/readyz").text == "ready"
         fake.go.set()
-        assert [answer.result(30).json()["images"][0]["width"] for answer in (first, *others)] == [1, 2, 3, 4]
+        assert [answer.result(30).json()["images"][0]["width"] for answer in (first, *others)] == [
+            1,
+            2,
+            3,
+            4,
+        ]
         assert metric(client, 'retina_dist_requests_total{code="200"}') == 4
         assert metric(client, 'retina_dist_requests_total{code="429"}') == 1
         assert metric(client, "retina_dist_batch_images_sum") == 4
@@ -212,7 +245,10 @@ def test_the_docs_load_nothing_from_elsewhere_and_nothing_redirects(client: Test
     assert {link: client.get(link).status_code for link in links} == dict.fromkeys(links, 200)
     assert '"validatorUrl": null' in page  # else it sends our address to a host of Swagger's
     assert "http" not in page
-    assert client.post("/score/", headers={"Host": "evil.example"}, follow_redirects=False).status_code == 404
+    assert (
+        client.post("/score/", headers={"Host": "evil.example"}, follow_redirects=False).status_code
+        == 404
+    )
 
 
 # Settings
@@ -231,7 +267,9 @@ def test_an_address_that_cannot_be_listened_on(host: str) -> None:
 
 def test_a_request_that_takes_longer_than_the_shutdown_gets_503() -> None:
     fake = Fake(goes=False)
-    config = uvicorn.Config(app_of(fake), http="httptools", ws="none", log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app_of(fake), http="httptools", ws="none", log_level="error", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as pool:
         serving = pool.submit(server.run, [listener])

@@ -13,7 +13,9 @@ from retina_dist.strategies.base import DistributedStrategy, all_finite, from_wi
 from retina_dist.strategies.settings import StrategyConfig
 
 
-def mean_of(gradients: list[Tensor], compression: str, scale: float = DistributedStrategy.fp16_scale) -> Tensor:
+def mean_of(
+    gradients: list[Tensor], compression: str, scale: float = DistributedStrategy.fp16_scale
+) -> Tensor:
     """What ranks with these gradients end with; the wire adds up in its own 16 bits."""
     summed = to_wire(gradients[0], compression, scale, len(gradients))
     for gradient in gradients[1:]:
@@ -29,18 +31,27 @@ def test_small_gradients_survive_fp16_by_the_scale() -> None:
 
 
 def test_a_sum_over_ranks_stays_in_range_where_each_summand_does() -> None:
-    assert mean_of([torch.tensor([60.0])] * 4, "fp16").item() == 60.0  # 60 * 1024 is below 65504, four of them are not
+    assert (
+        mean_of([torch.tensor([60.0])] * 4, "fp16").item() == 60.0
+    )  # 60 * 1024 is below 65504, four of them are not
 
 
 def test_a_gradient_out_of_fp16s_range_is_seen_on_every_rank() -> None:
-    mean = mean_of([torch.tensor([1.0, 2.0]), torch.tensor([1.0, 200.0])], "fp16")  # 200 * 1024 / 2 = 102400 > 65504
+    mean = mean_of(
+        [torch.tensor([1.0, 2.0]), torch.tensor([1.0, 200.0])], "fp16"
+    )  # 200 * 1024 / 2 = 102400 > 65504
     assert mean.tolist() == [1.0, float("inf")]
     assert not all_finite([torch.ones(3), mean])
 
 
 @pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
 def test_a_value_that_is_not_finite_is_seen_wherever_it_is(bad: float) -> None:
-    gradients = [torch.zeros(2, 3), torch.zeros(()), torch.full((5,), 65504.0, dtype=torch.float16), torch.zeros(0)]
+    gradients = [
+        torch.zeros(2, 3),
+        torch.zeros(()),
+        torch.full((5,), 65504.0, dtype=torch.float16),
+        torch.zeros(0),
+    ]
     assert all_finite(gradients)
     assert all_finite([])
     for gradient in gradients[:3]:

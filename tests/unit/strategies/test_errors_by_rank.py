@@ -38,7 +38,14 @@ def end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("rank", "reporter", "text"),
-    [(0, 0, "error: x\n"), (1, 0, ""), (1, 1, "[rank 1] error: x\n"), (0, 1, ""), (0, None, ""), (1, None, "")],
+    [
+        (0, 0, "error: x\n"),
+        (1, 0, ""),
+        (1, 1, "[rank 1] error: x\n"),
+        (0, 1, ""),
+        (0, None, ""),
+        (1, None, ""),
+    ],
 )
 def test_an_error_of_all_ranks_is_said_by_its_reporter_only(
     end: End, rank: int, reporter: int | None, text: str
@@ -53,8 +60,13 @@ def test_an_error_of_the_command_line_is_said_by_rank_0(end: End, rank: int, tex
 
 def test_who_lost_another_process_exits_with_1(end: End) -> None:
     """So that a script can tell it from the process that has something to mend."""
-    assert end(PeerLost("rank 1 lost another process."), 1, 2) == (1, "[rank 1] error: rank 1 lost another process.\n")
-    assert end(PeerLost("rank 0 stopped; its message says why.", collective=True, reporter=None), 1, 2) == (1, "")
+    assert end(PeerLost("rank 1 lost another process."), 1, 2) == (
+        1,
+        "[rank 1] error: rank 1 lost another process.\n",
+    )
+    assert end(
+        PeerLost("rank 0 stopped; its message says why.", collective=True, reporter=None), 1, 2
+    ) == (1, "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -68,7 +80,9 @@ def test_an_unexpected_error_shows_its_traceback_with_the_rank(end: End, rank: i
 
 def test_a_lost_connection_is_one_line_for_any_strategy(end: End) -> None:
     """Another strategy than DDP lets torch's error pass."""
-    error = RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]:4711\nmore")
+    error = RuntimeError(
+        "[gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]:4711\nmore"
+    )
     code, text = end(error, 1, 2)
     lost = "lost another process ([gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]:4711)"
     assert (code, text) == (1, f"[rank 1] error: rank 1 {lost}; see the last output of that one.\n")
@@ -82,7 +96,9 @@ def test_an_unexpected_error_of_one_process_shows_its_traceback_without_secrets(
         assert text.splitlines()[-1] == "RuntimeError: no https://host/x"
 
 
-def test_information_is_printed_by_rank_0_and_warnings_by_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
+def test_information_is_printed_by_rank_0_and_warnings_by_every_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     logger = logging.getLogger("retina_dist.somewhere")
     for rank in range(3):
         with configure_logging(rank):
@@ -90,5 +106,10 @@ def test_information_is_printed_by_rank_0_and_warnings_by_every_rank(capsys: pyt
             logger.info("hello")
             logger.warning("bad image")
             logger.warning("NaN", extra={"rank_zero_only": True})
-    shown = ["hello", "warning: bad image", "warning: NaN", *(f"[rank {rank}] warning: bad image" for rank in (1, 2))]
+    shown = [
+        "hello",
+        "warning: bad image",
+        "warning: NaN",
+        *(f"[rank {rank}] warning: bad image" for rank in (1, 2)),
+    ]
     assert capsys.readouterr() == ("\n".join(shown) + "\n", "")

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from retina_dist.strategies import ddp
-from retina_dist.strategies.ddp import FLIGHT_FILE, FLIGHT_RECORDER, DDPStrategy, write_flight_records
+from retina_dist.strategies.ddp import (
+    FLIGHT_FILE,
+    FLIGHT_RECORDER,
+    DDPStrategy,
+    write_flight_records,
+)
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategyConfig
 

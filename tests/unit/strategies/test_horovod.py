@@ -43,13 +43,18 @@ class Horovod(SimpleNamespace):
         return handle
 
 
-def test_a_sum_is_polled_for_under_the_name_that_horovods_cache_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_is_polled_for_under_the_name_that_horovods_cache_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without a name each sum is new to Horovod, and rank 0 asks all ranks about it again."""
     hvd = Horovod()
     monkeypatch.setattr(horovod, "_import_horovod", lambda: hvd)
     strategy = HorovodStrategy(StrategyConfig(device="cpu"), Launch("horovodrun", 0, 2, 0, 2))
     for shape in ((3,), (3,), (4, 2)):
-        assert strategy.all_reduce(torch.ones(shape), "sum").tolist() == torch.full(shape, 2.0).tolist()
+        assert (
+            strategy.all_reduce(torch.ones(shape), "sum").tolist()
+            == torch.full(shape, 2.0).tolist()
+        )
     strategy.all_reduce(torch.ones(3), "max")
     strategy.all_reduce(torch.ones(3).double(), "sum")
     assert hvd.names[0] == hvd.names[1]
@@ -80,11 +85,17 @@ class Wire:
             return Tensor([max(levels[question] for levels in self.levels)])
 
         return SimpleNamespace(
-            size=lambda: 2, Max="max", allreduce_async_=ask, poll=lambda question: True, synchronize=wait
+            size=lambda: 2,
+            Max="max",
+            allreduce_async_=ask,
+            poll=lambda question: True,
+            synchronize=wait,
         )
 
 
-def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "horovod.common", SimpleNamespace())
@@ -95,7 +106,9 @@ def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(monkey
     for rank in range(2):
         monkeypatch.setattr(horovod, "_import_horovod", lambda rank=rank: wire.rank(rank))
         ranks.append(
-            HorovodStrategy(StrategyConfig(device="cpu", commit_every=3), Launch("horovodrun", rank, 2, rank, 2))
+            HorovodStrategy(
+                StrategyConfig(device="cpu", commit_every=3), Launch("horovodrun", rank, 2, rank, 2)
+            )
         )
     stopped = []
     for step in range(7):  # finished before the commit
@@ -108,7 +121,9 @@ def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(monkey
                 stopped.append((rank, step))
         if stopped:
             break
-        assert [strategy._membership.kept for strategy in ranks] == [{"step": 3} if step >= 3 else None] * 2
+        assert [strategy._membership.kept for strategy in ranks] == [
+            {"step": 3} if step >= 3 else None
+        ] * 2
     assert stopped == [(0, 6), (1, 6)]
     assert [strategy._membership.kept for strategy in ranks] == [{"step": 6}] * 2
     for strategy in ranks:

@@ -7,7 +7,13 @@ import os
 import pytest
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.strategies.launch_environment import Launch, detect_launch, first_host, slurm_port, tasks_of_node
+from retina_dist.strategies.launch_environment import (
+    Launch,
+    detect_launch,
+    first_host,
+    slurm_port,
+    tasks_of_node,
+)
 
 
 def variables(text: str) -> dict[str, str]:
@@ -31,8 +37,21 @@ SRUN = variables(
 SLURM_MEETING = ("gpu-07", slurm_port(42685, 2))
 
 ONE_OF_TWO = {"rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2}
-ON_NODE_1 = {"rank": 1, "world_size": 2, "local_world_size": 1, "node_rank": 1, "master_address": "127.0.0.1"}
-AZURE = {"rank": 5, "world_size": 8, "local_rank": 1, "local_world_size": 4, "node_rank": 1, "service": "Azure ML"}
+ON_NODE_1 = {
+    "rank": 1,
+    "world_size": 2,
+    "local_world_size": 1,
+    "node_rank": 1,
+    "master_address": "127.0.0.1",
+}
+AZURE = {
+    "rank": 5,
+    "world_size": 8,
+    "local_rank": 1,
+    "local_world_size": 4,
+    "node_rank": 1,
+    "service": "Azure ML",
+}
 SLURM_JOB = (
     "SLURM_JOB_ID=42685 SLURM_JOB_NODELIST=127.0.0.[1-2] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=2 SLURM_NTASKS=2 "
     "SLURM_TASKS_PER_NODE=1(x2) "
@@ -69,14 +88,22 @@ EXAMPLES: dict[str, tuple[str, Launch, str]] = {
         Launch("mpirun", **ONE_OF_TWO),
         "mpirun with 2 processes",
     ),
-    "srun": (f"{SLURM_STEP} SLURM_STEP_ID=0", Launch("srun", **ON_NODE_1, master_port=12685), "srun with 2 processes"),
+    "srun": (
+        f"{SLURM_STEP} SLURM_STEP_ID=0",
+        Launch("srun", **ON_NODE_1, master_port=12685),
+        "srun with 2 processes",
+    ),
     "srun --mpi=pmi2": (
         f"{SLURM_STEP} SLURM_STEP_ID=1 PMI_RANK=1 PMI_SIZE=2 PMI_JOBID=42685.1",
         Launch("srun", **ON_NODE_1, master_port=13694),
         "srun with 2 processes",
     ),
     # A script of sbatch, without srun: one process, whatever SLURM_PROCID and SLURM_NTASKS say.
-    "sbatch": (f"{SLURM_JOB} SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0", Launch(), "python with 1 process"),
+    "sbatch": (
+        f"{SLURM_JOB} SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0",
+        Launch(),
+        "python with 1 process",
+    ),
     # The shell of salloc, which sets no rank ...
     "salloc": (SLURM_JOB, Launch(), "python with 1 process"),
     # ... and with LaunchParameters=use_interactive_step, where it is a step of one task.
@@ -103,7 +130,13 @@ EXAMPLES: dict[str, tuple[str, Launch, str]] = {
     "Ray Train": (
         "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 NODE_RANK=0 MASTER_ADDR=192.0.2.2 MASTER_PORT=44785 "
         "RAY_JOB_ID=01000000",
-        Launch("variables", **ONE_OF_TWO, master_address="192.0.2.2", master_port=44785, service="Ray Train"),
+        Launch(
+            "variables",
+            **ONE_OF_TWO,
+            master_address="192.0.2.2",
+            master_port=44785,
+            service="Ray Train",
+        ),
         "Ray Train with 2 processes",
     ),
 }
@@ -114,7 +147,9 @@ def test_what_each_launcher_sets_is_understood(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "environ", os.environ.copy())
     os.environ.clear()
     given, expected, words = EXAMPLES[name]
-    os.environ.update(variables(given))  # the real os.environ refuses values other than text, which a dict would take
+    os.environ.update(
+        variables(given)
+    )  # the real os.environ refuses values other than text, which a dict would take
     launch = detect_launch(os.environ)
     assert (launch, str(launch)) == (expected, words)
 
@@ -137,13 +172,18 @@ def test_a_second_host(environment: dict[str, str], launcher: str) -> None:
         ({**PLAIN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
         ({**OPEN_MPI, "HOROVOD_RANK": "2", "HOROVOD_SIZE": "3"}, "horovodrun"),
         ({**SRUN, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun"),
-        ({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"}, "mpirun"),  # MPICH's, whose proxies srun started
+        (
+            {**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3"},
+            "mpirun",
+        ),  # MPICH's, whose proxies srun started
         ({**SRUN, "RANK": "2", "WORLD_SIZE": "3"}, "variables"),
         ({**OPEN_MPI, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "3"}, "torchrun"),
         ({**SRUN, "TORCHELASTIC_RUN_ID": "none", "RANK": "2", "WORLD_SIZE": "3"}, "torchrun"),
     ],
 )
-def test_of_several_launchers_variables_the_innermost_count_alone(environment: dict[str, str], launcher: str) -> None:
+def test_of_several_launchers_variables_the_innermost_count_alone(
+    environment: dict[str, str], launcher: str
+) -> None:
     found = detect_launch(environment)
     assert (found.launcher, found.rank, found.world_size) == (launcher, 2, 3)
 
@@ -182,7 +222,10 @@ OUTSIDE = "^HOROVOD_RANK={} is outside HOROVOD_SIZE=2; unset them, or start by"
             ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": n}, "srun set .*SLURM_STEP_TASKS_PER_NODE=")
             for n in ("4(x1)", "four")
         ),
-        *(({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"}, OUTSIDE.format(rank)) for rank in ("2", "-1")),
+        *(
+            ({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"}, OUTSIDE.format(rank))
+            for rank in ("2", "-1")
+        ),
         *(
             ({**SRUN, "MASTER_PORT": port}, f"MASTER_PORT={port} is not a port; give")
             for port in ("0", "65536", "http")

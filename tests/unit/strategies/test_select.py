@@ -15,14 +15,24 @@ from retina_dist.strategies.select import make_strategy
 from tests.commands import free_port
 
 PYTHON = Launch()
-TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun", "horovodrun", "mpirun"))  # type: ignore[arg-type]
+TORCHRUN, HOROVODRUN, MPIRUN = (
+    Launch(name, 1, 2, 1, 2) for name in ("torchrun", "horovodrun", "mpirun")
+)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "launch", "message"),
     [
-        ("single", Launch("torchrun", 1, 8), "under torchrun with 8 processes would train the same model in each; use"),
-        ("horovod", TORCHRUN, "cannot run under torchrun with 2 processes; use horovodrun, mpirun or strategy=ddp"),
+        (
+            "single",
+            Launch("torchrun", 1, 8),
+            "under torchrun with 8 processes would train the same model in each; use",
+        ),
+        (
+            "horovod",
+            TORCHRUN,
+            "cannot run under torchrun with 2 processes; use horovodrun, mpirun or strategy=ddp",
+        ),
         (
             "ddp",
             HOROVODRUN,
@@ -30,7 +40,9 @@ TORCHRUN, HOROVODRUN, MPIRUN = (Launch(name, 1, 2, 1, 2) for name in ("torchrun"
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_the_remedy(name: str, launch: Launch, message: str) -> None:
+def test_what_does_not_go_together_is_refused_with_the_remedy(
+    name: str, launch: Launch, message: str
+) -> None:
     with pytest.raises(ConfigError, match=f"^strategy={name} {message}"):
         make_strategy(name, launch=launch, device="cpu")
 
@@ -52,7 +64,9 @@ def test_ddp_meets_where_the_launcher_says(launch: Launch, place: tuple[str, int
 
 def test_ddp_over_hosts_that_nobody_names_is_refused() -> None:
     strategy = make_strategy("ddp", launch=Launch("mpirun", 5, 8, 1, 4, 1), device="cpu")
-    with pytest.raises(ConfigError, match=r"strategy=ddp under mpirun on several hosts needs MASTER_ADDR"):
+    with pytest.raises(
+        ConfigError, match=r"strategy=ddp under mpirun on several hosts needs MASTER_ADDR"
+    ):
         strategy.__enter__()
 
 
@@ -60,7 +74,9 @@ def test_ranks_that_never_come_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ddp, "_shared_store", None)
     launch = Launch("variables", 0, 3, 0, 3, master_address="127.0.0.1", master_port=free_port())
     strategy = make_strategy("ddp", launch=launch, device="cpu", timeout_s=1.0)
-    with pytest.raises(ConfigError, match=r"rank 0 of 3 could not join .* \(Timed out waiting 1 s for ranks 1, 2\)"):
+    with pytest.raises(
+        ConfigError, match=r"rank 0 of 3 could not join .* \(Timed out waiting 1 s for ranks 1, 2\)"
+    ):
         strategy.__enter__()
 
 
@@ -77,5 +93,8 @@ def test_deterministic_fixes_the_order_of_sums(monkeypatch: pytest.MonkeyPatch) 
 def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    with pytest.raises(ConfigError, match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun",
+    ):
         make_strategy("horovod", launch=PYTHON, device="cpu")

@@ -27,7 +27,9 @@ def on_ranks(world_size: int, function: Callable[[ThreadRank], Any]) -> list[Any
 
 
 @pytest.mark.parametrize("ranks", [{1}, {0, 2}])
-def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it_stopped(ranks: set[int]) -> None:
+def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it_stopped(
+    ranks: set[int],
+) -> None:
     def call(strategy: ThreadRank) -> Any:
         def work() -> None:
             if strategy.rank in ranks:
@@ -44,7 +46,10 @@ def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it
             assert (str(error), error.reporter) == (f"rank {rank} cannot read", rank)
         else:
             assert type(error) is PeerLost
-            assert (str(error), error.reporter) == (f"rank {first} stopped; its message says why.", None)
+            assert (str(error), error.reporter) == (
+                f"rank {first} stopped; its message says why.",
+                None,
+            )
 
 
 def test_a_tensor_of_another_ranks_gpu_arrives_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +66,9 @@ def test_only_tensors_and_plain_values_are_unpickled() -> None:
 
 
 def test_the_contract_stays_small() -> None:
-    members = [name for name, value in vars(DistributedStrategy).items() if callable(value) or hasattr(value, "fget")]
+    members = [
+        name
+        for name, value in vars(DistributedStrategy).items()
+        if callable(value) or hasattr(value, "fget")
+    ]
     assert len(members) <= 22, sorted(members)

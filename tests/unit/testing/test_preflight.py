@@ -12,7 +12,13 @@ from retina_dist.reporting.findings import Finding
 from retina_dist.testing import preflight
 from retina_dist.testing.preflight import Facts, Link
 
-VERSIONS = {"retina_dist": "0.2", "torch": "2.11", "torchvision": "0.26", "NCCL": "2.27.5", "driver": "580.65.06"}
+VERSIONS = {
+    "retina_dist": "0.2",
+    "torch": "2.11",
+    "torchvision": "0.26",
+    "NCCL": "2.27.5",
+    "driver": "580.65.06",
+}
 LINKS = (Link(1, 0.3), Link(64, 2.0))
 CONFIG: Any = SimpleNamespace(data=SimpleNamespace(num_workers=8), expect_gb_s=None)
 
@@ -94,6 +100,11 @@ def test_faults_of_the_main_rank_and_of_several_hosts() -> None:
     ranks[3].disk_free = 0
     assert findings(ranks) == [], "rank 0 writes"
     ranks[0].disk_free = 300 * 2**20
-    assert [f.what for f in findings(ranks)] == ["a has 300.0 MiB free for runs, where checkpoints go"]
+    assert [f.what for f in findings(ranks)] == [
+        "a has 300.0 MiB free for runs, where checkpoints go"
+    ]
     (below,) = findings(cluster(), expect_gb_s=100.0)
-    assert (below.level, below.what) == ("error", "an all-reduce of 64 MB reaches 48.00 GB/s, below expect_gb_s=100")
+    assert (below.level, below.what) == (
+        "error",
+        "an all-reduce of 64 MB reaches 48.00 GB/s, below expect_gb_s=100",
+    )

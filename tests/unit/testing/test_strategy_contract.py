@@ -45,7 +45,9 @@ class Reversed(ThreadRank):
 class Padded(ThreadRank):
     def all_gather(self, rows: Tensor) -> Tensor:
         longest = int(self.all_reduce(torch.tensor(len(rows)), "max"))
-        return super().all_gather(torch.cat((rows, rows.new_zeros(longest - len(rows), *rows.shape[1:]))))
+        return super().all_gather(
+            torch.cat((rows, rows.new_zeros(longest - len(rows), *rows.shape[1:])))
+        )
 
 
 class Sums(ThreadRank):
@@ -172,7 +174,10 @@ MUTANTS = {
 
 
 def check(kind: type[ThreadRank], world_size: int, tolerance: float) -> None:
-    on_ranks(world_size, lambda strategy: strategy_contract(lambda: kind(strategy.rank, strategy.job), tolerance))
+    on_ranks(
+        world_size,
+        lambda strategy: strategy_contract(lambda: kind(strategy.rank, strategy.job), tolerance),
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

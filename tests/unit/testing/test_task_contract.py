@@ -19,12 +19,16 @@ from tests.plugins.test_plugins import FOUND
 SETTINGS = [FOUND, "task=discs", "data.num_train=64", "data.batch_size=6", "model.width=2"]
 
 
-def of_data(change: Callable[[DiscBatches, int, list[DiscBatch]], list[DiscBatch]]) -> type[DiscTask]:
+def of_data(
+    change: Callable[[DiscBatches, int, list[DiscBatch]], list[DiscBatch]],
+) -> type[DiscTask]:
     """The task of the disc, whose micro-batches of a step `change(data, step, micro_batches)` replaces."""
 
     class Data(DiscBatches):
         def train_steps(self, start: int, stop: int) -> Iterator[list[DiscBatch]]:
-            for step, micro_batches in zip(range(start, stop), super().train_steps(start, stop), strict=True):
+            for step, micro_batches in zip(
+                range(start, stop), super().train_steps(start, stop), strict=True
+            ):
                 yield change(self, step, micro_batches)
 
     class Changed(DiscTask):
@@ -46,8 +50,15 @@ def of_specs(change: Callable[[BatchSpec, Any], tuple[Sequence[int], float]]) ->
 def whole(data: DiscBatches, step: int, _: list[DiscBatch]) -> list[DiscBatch]:
     """The images of all ranks, on each rank."""
     sampler = data.sampler
-    options = {"batch_size": sampler.batch_size, "accumulate": sampler.accumulate, "seed": sampler.seed}
-    return [draw(spec.indices, spec.weight) for spec in type(sampler)(buckets=sampler.buckets, **options).step(step)]
+    options = {
+        "batch_size": sampler.batch_size,
+        "accumulate": sampler.accumulate,
+        "seed": sampler.seed,
+    }
+    return [
+        draw(spec.indices, spec.weight)
+        for spec in type(sampler)(buckets=sampler.buckets, **options).step(step)
+    ]
 
 
 def of_evaluator(change: Callable[[DiscTask, nn.Module, DiscBatch], float]) -> type[DiscTask]:
@@ -149,15 +160,26 @@ RIGHT = {
     "a bias before a group norm, and dropout": changed_task(build_model=biased),
 }
 MUTANTS = {
-    "a rank drops its batch": (of_specs(lambda s, d: (s.indices or (0,), s.weight * (d.rank == 0))), "is not 1"),
+    "a rank drops its batch": (
+        of_specs(lambda s, d: (s.indices or (0,), s.weight * (d.rank == 0))),
+        "is not 1",
+    ),
     "the whole batch on every rank": (of_data(whole), "as much as one rank alone"),
     "a short step weighs as a full one": (
         of_specs(lambda s, d: (s.indices or (0,), len(s.indices) * d.world_size / d.batch_size)),
         "step 12.*is not 1",
     ),
-    "no filler": (of_data(lambda data, step, b: [x for x in b if x.weight]), "a rank without examples has a filler"),
+    "no filler": (
+        of_data(lambda data, step, b: [x for x in b if x.weight]),
+        "a rank without examples has a filler",
+    ),
     "an example twice": (
-        of_specs(lambda s, d: ((*s.indices, s.indices[0]) if s.indices and d.rank else s.indices or (0,), s.weight)),
+        of_specs(
+            lambda s, d: (
+                (*s.indices, s.indices[0]) if s.indices and d.rank else s.indices or (0,),
+                s.weight,
+            )
+        ),
         "differs from one rank's",
     ),
     "other images on each rank": (
@@ -165,7 +187,9 @@ MUTANTS = {
         "differs from one rank's",
     ),
     "batches drawn as they come": (
-        of_data(lambda data, step, batches: [b._replace(images=b.images + next(count)) for b in batches]),
+        of_data(
+            lambda data, step, batches: [b._replace(images=b.images + next(count)) for b in batches]
+        ),
         "depend on where train_steps starts",
     ),
     "position counts batches": (
@@ -173,32 +197,60 @@ MUTANTS = {
         "position(1) is",
     ),
     "position counts full steps": (
-        of_position(lambda sampler, step: divmod(step * sampler.batch_size, sampler.buckets.num_images)),
+        of_position(
+            lambda sampler, step: divmod(step * sampler.batch_size, sampler.buckets.num_images)
+        ),
         "position(11) is",
     ),
-    "to alters the batch": (of_data(lambda data, step, batches: [InPlace(*b) for b in batches]), "alters the batch"),
-    "a parameter that one rank does not use": (changed_model(unused_bias), "lacks the gradient of 0.bias"),
-    "to without non_blocking": (of_data(lambda data, step, batches: [Blocking(*b) for b in batches]), "non_blocking"),
+    "to alters the batch": (
+        of_data(lambda data, step, batches: [InPlace(*b) for b in batches]),
+        "alters the batch",
+    ),
+    "a parameter that one rank does not use": (
+        changed_model(unused_bias),
+        "lacks the gradient of 0.bias",
+    ),
+    "to without non_blocking": (
+        of_data(lambda data, step, batches: [Blocking(*b) for b in batches]),
+        "non_blocking",
+    ),
     "summed metrics": (
         of_evaluator(
-            lambda task, model, batch: float(task.strategy.all_reduce(torch.tensor(error(model, batch)), "sum"))
+            lambda task, model, batch: float(
+                task.strategy.all_reduce(torch.tensor(error(model, batch)), "sum")
+            )
         ),
         "of two (does the evaluator reduce",
     ),
-    "metrics depend on the training mode": (of_evaluator(as_it_comes), "a model in evaluation mode"),
-    "a metric by another name": (changed_task(metric_names=("val/mse",), default_monitor="val/mse"), "lack some of"),
+    "metrics depend on the training mode": (
+        of_evaluator(as_it_comes),
+        "a model in evaluation mode",
+    ),
+    "a metric by another name": (
+        changed_task(metric_names=("val/mse",), default_monitor="val/mse"),
+        "lack some of",
+    ),
     "an unknown monitor": (changed_task(default_monitor="val/mse"), "is not in metric_names"),
     "a loss of each example": (
         changed_model(lambda net, batch, losses: {"centre": losses["centre"].expand(3)}),
         "not a finite scalar",
     ),
-    "one loss, no dict": (changed_model(lambda net, batch, losses: losses["centre"]), "not a dict of losses"),
-    "a fingerprint that changes": (changed_task(fingerprint=lambda task: str(next(count))), "changes by itself"),
+    "one loss, no dict": (
+        changed_model(lambda net, batch, losses: losses["centre"]),
+        "not a dict of losses",
+    ),
+    "a fingerprint that changes": (
+        changed_task(fingerprint=lambda task: str(next(count))),
+        "changes by itself",
+    ),
     "a checkpoint with objects": (
         changed_task(metadata=lambda task, model: {"model": model}),
         "Weights only load failed",
     ),
-    "an unknown lock": (changed_task(locked_settings=frozenset(("data.classes",))), "which is not a setting"),
+    "an unknown lock": (
+        changed_task(locked_settings=frozenset(("data.classes",))),
+        "which is not a setting",
+    ),
 }
 
 

@@ -21,7 +21,9 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
         "except SystemExit as end:\n    assert not end.code\n"
         "print([m for m in ('torch', 'hydra', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     *lines, imported = done.stdout.splitlines()
     assert imported == "[]"
     for name, summary in console.COMMANDS.items():

@@ -4,7 +4,12 @@ import pytest
 from PIL import Image
 
 from retina_dist.base.errors import DataError
-from retina_dist.tracking.loggers import CsvLogger, LoggerCollection, TensorBoardLogger, read_metrics
+from retina_dist.tracking.loggers import (
+    CsvLogger,
+    LoggerCollection,
+    TensorBoardLogger,
+    read_metrics,
+)
 
 
 class Recorder:
@@ -29,7 +34,9 @@ def lines(path):
 
 def test_undefined_metrics_reach_the_console_only(path):
     events = []
-    logger = LoggerCollection(Recorder(events, "console"), CsvLogger(path), Recorder(events, "other"))
+    logger = LoggerCollection(
+        Recorder(events, "console"), CsvLogger(path), Recorder(events, "other")
+    )
     logger.log({"coco/AP": 0.5, "coco/APl": math.nan, "val/loss": math.inf}, 3)
     assert lines(path) == ["step,coco/AP,val/loss", "3,0.5,inf"]
     assert [(name, sorted(metrics)) for name, metrics, _ in events] == [
@@ -44,8 +51,15 @@ def test_csv_has_a_row_per_log_at_once_and_empty_cells_where_nothing_was_logged(
     logger.log({"train/lr": 0.02}, 20)
     assert lines(path) == ["step,train/loss,train/lr", "10,1.5,0.01", "20,,0.02"]  # before close
     logger.log({"coco/AP": 0.25}, 20)
-    assert lines(path) == ["step,train/loss,train/lr,coco/AP", "10,1.5,0.01,", "20,,0.02,", "20,,,0.25"]
-    assert [file.name for file in path.parent.iterdir()] == ["metrics.csv"]  # nothing temporary left
+    assert lines(path) == [
+        "step,train/loss,train/lr,coco/AP",
+        "10,1.5,0.01,",
+        "20,,0.02,",
+        "20,,,0.25",
+    ]
+    assert [file.name for file in path.parent.iterdir()] == [
+        "metrics.csv"
+    ]  # nothing temporary left
     CsvLogger(path).log({"new": 2.0}, 10)
     assert lines(path) == ["step,new", "10,2.0"]
 
@@ -58,7 +72,13 @@ def test_csv_resume_drops_later_rows_and_keeps_columns(path):
     first.log({"train/loss": 1.0, "val/loss": 7.0}, 30)
     resumed = CsvLogger(path, resume_step=20)
     resumed.log({"coco/AP": 0.2, "train/loss": 1.1}, 30)
-    assert lines(path) == ["step,train/loss,coco/AP,val/loss", "10,3.0,,", "20,2.0,,", "20,,0.1,", "30,1.1,0.2,"]
+    assert lines(path) == [
+        "step,train/loss,coco/AP,val/loss",
+        "10,3.0,,",
+        "20,2.0,,",
+        "20,,0.1,",
+        "30,1.1,0.2,",
+    ]
 
 
 @pytest.mark.parametrize("tail", ["20", "20,1.5,0.0"])
@@ -82,7 +102,9 @@ def test_metrics_that_cannot_be_written(path):
     logger = LoggerCollection(CsvLogger(path))
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataError, match="metrics cannot be written .*; correct the cause and give resume=auto"):
+    with pytest.raises(
+        DataError, match="metrics cannot be written .*; correct the cause and give resume=auto"
+    ):
         logger.log({}, 3)
 
 
@@ -111,14 +133,20 @@ def test_tensorboard_gets_images_and_hyperparameters(tmp_path):
     Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "first_batch.png")
     logger = TensorBoardLogger(tmp_path / "tensorboard")
     logger.log_results(
-        {"optimizer.lr": "1e-3", "data.name": "cells"}, {"coco/AP": 0.5}, [tmp_path / "first_batch.png"], 7
+        {"optimizer.lr": "1e-3", "data.name": "cells"},
+        {"coco/AP": 0.5},
+        [tmp_path / "first_batch.png"],
+        7,
     )
     logger.close()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     (image,) = events.Images("first_batch.png")
     assert (image.step, image.width, image.height) == (7, 40, 30)
     assert [(point.step, point.value) for point in events.Scalars("coco/AP")] == [(7, 0.5)]
-    assert events.PluginTagToContent("hparams").keys() >= {"_hparams_/experiment", "_hparams_/session_start_info"}
+    assert events.PluginTagToContent("hparams").keys() >= {
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
+    }
     started = b"".join(events.PluginTagToContent("hparams").values())
     assert b"optimizer.lr" in started
     assert b"cells" in started

@@ -36,7 +36,15 @@ def file():
 def test_plain_line_per_log_with_time_left(file, clock):
     progress = Progress(1000, steps_per_epoch=40, file=file, clock=clock)
     clock.now += 25
-    progress.log({"train/loss": 0.51234, "train/lr": 0.0025, "time/images_per_s": 32.04, "comm/fp16_overflows": 1}, 50)
+    progress.log(
+        {
+            "train/loss": 0.51234,
+            "train/lr": 0.0025,
+            "time/images_per_s": 32.04,
+            "comm/fp16_overflows": 1,
+        },
+        50,
+    )
     # 2 steps/s, and 950 steps are left
     expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
     assert file.getvalue() == expected
@@ -77,14 +85,28 @@ def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, waits)
 
     monkeypatch.setattr("retina_dist.tracking.console.SILENCE_S", 0.1)
-    monkeypatch.setattr("retina_dist.tracking.console.redacted", lambda text: lines.append(text) or text)
+    monkeypatch.setattr(
+        "retina_dist.tracking.console.redacted", lambda text: lines.append(text) or text
+    )
     slow(ClassificationTask, "prepare", "reading the data: 0:0")
     slow(TrainStep, "__call__", "step 1: 0:0")
     slow(metrics, "rows_of", "validation, 6 images: 0:0")
-    settings = ["task=classification", f"data.root={tmp_path}/data", f"output_dir={tmp_path}/run", "data.num_workers=0"]
-    settings += ["data.drawn={num_train: 8, num_val: 6, image_size: 32, seed: 0}", "data.image_size=32"]
+    settings = [
+        "task=classification",
+        f"data.root={tmp_path}/data",
+        f"output_dir={tmp_path}/run",
+        "data.num_workers=0",
+    ]
+    settings += [
+        "data.drawn={num_train: 8, num_val: 6, image_size: 32, seed: 0}",
+        "data.image_size=32",
+    ]
     settings += ["data.val_resize=32", "data.batch_size=4", "trainer.max_duration=4steps"]
-    settings += ["model.architecture=shufflenet_v2_x0_5", "logging.plots=false", "logging.tensorboard=false"]
+    settings += [
+        "model.architecture=shufflenet_v2_x0_5",
+        "logging.plots=false",
+        "logging.tensorboard=false",
+    ]
     train(load_config("train", settings))
 
 

@@ -59,20 +59,31 @@ def test_model_arguments(content: dict[str, Any], key: str, value: object, words
     assert len(str(caught.value)) < 2000
 
 
-@pytest.mark.parametrize("size", [(10**9, 10**9), (64, 10**6), (0, 64), (96, 64), ("64", 96), (64.0, 96), (True, 96)])
+@pytest.mark.parametrize(
+    "size", [(10**9, 10**9), (64, 10**6), (0, 64), (96, 64), ("64", 96), (64.0, 96), (True, 96)]
+)
 def test_input_sizes(content: dict[str, Any], size: tuple[object, object]) -> None:
     with pytest.raises(CheckpointError, match="min_size="):
-        Detector.from_content({**content, "input": {"min_size": size[0], "max_size": size[1]}}, "a.pt")
+        Detector.from_content(
+            {**content, "input": {"min_size": size[0], "max_size": size[1]}}, "a.pt"
+        )
 
 
-def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zip_bomb_is_refused_before_torch_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved, path = io.BytesIO(), tmp_path / "bomb.pt"
     torch.save({"w": torch.zeros(2_000_000)}, saved)
-    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+    with (
+        zipfile.ZipFile(saved) as archive,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
         for name in archive.namelist():
             packed.writestr(name, archive.read(name))
     monkeypatch.setattr(torch, "load", lambda *arguments, **named: pytest.fail("it was unpacked"))
-    with pytest.raises(CheckpointError, match=r"bomb\.pt is compressed, 8\d{6} bytes in \d{4,5}, which torch"):
+    with pytest.raises(
+        CheckpointError, match=r"bomb\.pt is compressed, 8\d{6} bytes in \d{4,5}, which torch"
+    ):
         load_torch(path)
 
 
@@ -81,6 +92,8 @@ def test_a_zip_bomb_is_refused_before_torch_sees_it(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("data", [None, "text", {"num_workers": "many"}, {"min_sizes": [["a"]]}])
 def test_settings_of_other_types(data: object) -> None:
-    with pytest.raises(UserError, match=r"the checkpoint's|a\.pt does not say what it was trained on") as caught:
+    with pytest.raises(
+        UserError, match=r"the checkpoint's|a\.pt does not say what it was trained on"
+    ) as caught:
         data_settings_of({"config": {"data": data}}, DetectionData, "a.pt")
     assert "\n" not in str(caught.value)

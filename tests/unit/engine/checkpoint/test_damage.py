@@ -24,7 +24,11 @@ def content(step: int) -> dict:
     generator = torch.Generator().manual_seed(step)
     weights = {f"layer{i}.weight": torch.randn(20, 30, generator=generator) for i in range(6)}
     momentum = {i: {"momentum_buffer": torch.zeros(20, 30)} for i in range(6)}
-    return {"model": weights, "optimizer": {"state": momentum, "param_groups": [{"lr": 0.1}]}, "sampler": {"epoch": 1}}
+    return {
+        "model": weights,
+        "optimizer": {"state": momentum, "param_groups": [{"lr": 0.1}]},
+        "sampler": {"epoch": 1},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +43,14 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def is_as_written(found: dict) -> bool:
     expected = content(found["step"])
-    return all(torch.equal(value, found["model"][name]) for name, value in expected["model"].items())
+    return all(
+        torch.equal(value, found["model"][name]) for name, value in expected["model"].items()
+    )
 
 
-def test_no_damaged_checkpoint_is_loaded_silently(sound: Path, tmp_path: Path, said: list[str]) -> None:
+def test_no_damaged_checkpoint_is_loaded_silently(
+    sound: Path, tmp_path: Path, said: list[str]
+) -> None:
     """The newest, or a second one too, or the manifest too is damaged: back to a sound one with a word, or an error."""
     dice = random.Random(0)
     outcomes = {"went back": 0, "error": 0, "newest is sound": 0}

@@ -19,7 +19,12 @@ from retina_dist.base.files import PathOrUrl, names_in, parse_path
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.folder_owner import LOCK, Owner
-from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, read_manifest
+from retina_dist.engine.checkpoint.store import (
+    CheckpointStore,
+    load_checkpoint,
+    load_latest,
+    read_manifest,
+)
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.run.resume import RunOpener, open_run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -55,7 +60,9 @@ def other_process(function: Callable[[], Any]) -> Any:
 def settings(checkpoint_dir: str | None = None, **named: str) -> DetectionRunConfig:
     """Without Hydra, which takes longer than all the rest."""
     return DetectionRunConfig(
-        data=DetectionData(name="shapes"), trainer=TrainerConfig(checkpoint_dir=checkpoint_dir), **named
+        data=DetectionData(name="shapes"),
+        trainer=TrainerConfig(checkpoint_dir=checkpoint_dir),
+        **named,
     )  # type: ignore[arg-type]
 
 
@@ -161,7 +168,9 @@ def test_a_restart_is_not_refused_by_its_own_job() -> None:
 
 
 @pytest.mark.parametrize("claims", [True, False], ids=["claimed", "not claimed yet"])
-def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_named(claims: bool) -> None:
+def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_named(
+    claims: bool,
+) -> None:
     config = settings(output_dir="mine", resume="mine/checkpoints/step_00000001.pt")
     before = CheckpointStore("mine/checkpoints", keep_last=3)
     for step in (1, 2, 3):
@@ -173,7 +182,9 @@ def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_na
             run = opener.open(config, SingleDeviceStrategy("cpu"), frozenset(), None)
             assert run.resume_step == 1
             if claims:
-                CheckpointStore("mine/checkpoints", resumed_at=run.resume_step, owner=owner.name).claim()
+                CheckpointStore(
+                    "mine/checkpoints", resumed_at=run.resume_step, owner=owner.name
+                ).claim()
 
 
 @pytest.mark.parametrize("committed", [None, {"step": 3}], ids=["from a file", "from memory"])
@@ -198,7 +209,9 @@ def test_a_restart_does_not_take_the_folder_from_a_run_that_claimed_it_meanwhile
 
 @pytest.fixture(params=["local", "memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> PathOrUrl:
-    return parse_path(tmp_path / "run" if request.param == "local" else f"memory://{uuid.uuid4().hex}/run")
+    return parse_path(
+        tmp_path / "run" if request.param == "local" else f"memory://{uuid.uuid4().hex}/run"
+    )
 
 
 def store_of(folder: PathOrUrl, step: int | None = None) -> CheckpointStore:
@@ -212,7 +225,10 @@ def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: PathOrUrl) 
     now = store_of(folder, 1)
     now.claim()
     before = names_in(folder)
-    with pytest.raises(CheckpointError, match=r"step 2 was not saved: .* was taken over by process \d+ on \S+ since"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step 2 was not saved: .* was taken over by process \d+ on \S+ since",
+    ):
         save(former, WEIGHTS, 2)
     assert names_in(folder) == before
     save(now, WEIGHTS, 3)

@@ -19,7 +19,12 @@ from retina_dist.base import files
 from retina_dist.base.errors import CheckpointError, UserError
 from retina_dist.base.files import PathOrUrl, names_in, parse_path, write_atomically
 from retina_dist.engine.checkpoint import store as checkpoint
-from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint, load_latest, sealed
+from retina_dist.engine.checkpoint.store import (
+    CheckpointStore,
+    load_checkpoint,
+    load_latest,
+    sealed,
+)
 from retina_dist.engine.early_stopping import BestMetric
 
 
@@ -47,13 +52,17 @@ def value_of(path: Any) -> float:
 
 @pytest.fixture(params=["local", "memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> PathOrUrl:
-    return parse_path(tmp_path if request.param == "local" else f"memory://{uuid.uuid4().hex}/checkpoints")
+    return parse_path(
+        tmp_path if request.param == "local" else f"memory://{uuid.uuid4().hex}/checkpoints"
+    )
 
 
 def test_round_trip(folder: PathOrUrl) -> None:
     path = save(CheckpointStore(folder), content(2.0), 5, 0.25)
     names = ["last.pt", "best.pt"]
-    assert manifest(folder) == [{"file": "step_00000005.pt", "step": 5, "metric": 0.25, "names": names}]
+    assert manifest(folder) == [
+        {"file": "step_00000005.pt", "step": 5, "metric": 0.25, "names": names}
+    ]
     if isinstance(path, Path):
         assert torch.load(path, weights_only=True)["step"] == 5  # as any torch reads it
     assert load_checkpoint(path)["model"]["w"].tolist() == [2.0] * 3
@@ -83,15 +92,24 @@ def test_keeps_the_last_and_the_best(folder: PathOrUrl) -> None:
     assert value_of(folder / "best.pt") == 2
     assert value_of(folder / "last.pt") == 6
     assert [e["metric"] for e in manifest(folder)] == [0.9, 0.3, None]
-    assert ("best.pt" in names_in(folder)) == isinstance(folder, Path)  # elsewhere it is a name in the manifest
+    assert ("best.pt" in names_in(folder)) == isinstance(
+        folder, Path
+    )  # elsewhere it is a name in the manifest
 
 
-def test_a_folder_that_takes_no_file_is_known_before_the_first_step(folder: PathOrUrl, tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_file_is_known_before_the_first_step(
+    folder: PathOrUrl, tmp_path: Path
+) -> None:
     CheckpointStore(folder / "new").claim()
     assert names_in(folder / "new") == ["manifest.json", "owner.json"]
     assert load_latest(folder / "new") is None
     (tmp_path / "file").touch()
-    for refusing in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300), Path("/proc/checkpoints")):
+    for refusing in (
+        tmp_path / "file",
+        tmp_path / "file" / "below",
+        tmp_path / ("x" * 300),
+        Path("/proc/checkpoints"),
+    ):
         with pytest.raises(UserError, match=r"written"):
             CheckpointStore(refusing).claim()
     with pytest.raises(UserError):
@@ -127,10 +145,14 @@ def test_the_best_value_is_that_of_a_file_in_the_folder(folder: PathOrUrl, said:
     assert said == []
     assert resumed(folder, 0.7) == (0.5, 0)  # its checkpoint is gone
     assert resumed(folder / "other", 0.5) == (None, 0)
-    assert ["does not hold the checkpoint with the highest coco/AP so far" in words for words in said] == [True, True]
+    assert [
+        "does not hold the checkpoint with the highest coco/AP so far" in words for words in said
+    ] == [True, True]
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()])
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()]
+)
 def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(
     folder: PathOrUrl, damage: Any, said: list[str]
 ) -> None:
@@ -152,9 +174,18 @@ def test_a_run_that_goes_on_replaces_what_is_later_than_its_start(
 
 @pytest.mark.parametrize(
     "text",
-    [None, b"{", b"null", b'[{"file": "../x", "step": 1}]', b'[{"file": "step_00000002.pt", "step": 1}]', b"\xff"],
+    [
+        None,
+        b"{",
+        b"null",
+        b'[{"file": "../x", "step": 1}]',
+        b'[{"file": "step_00000002.pt", "step": 1}]',
+        b"\xff",
+    ],
 )
-def test_without_its_manifest_the_files_speak(folder: PathOrUrl, text: bytes | None, said: list[str]) -> None:
+def test_without_its_manifest_the_files_speak(
+    folder: PathOrUrl, text: bytes | None, said: list[str]
+) -> None:
     store = CheckpointStore(folder, keep_last=2)
     save(store, content(1), 1, 0.9)
     save(store, content(2), 2, 0.1)
@@ -195,11 +226,15 @@ def test_a_crash_between_file_and_manifest_loses_nothing(
     save(CheckpointStore(folder, resumed_at=5, keep_last=3), content(7), 7)
     assert steps_in(folder) == ["step_00000005.pt", "step_00000007.pt"]
     assert value_of(folder / "step_00000005.pt") == newest["model"]["w"][0]
-    with contextlib.nullcontext() if step == 5 else pytest.raises(CheckpointError):  # the metric is that of the file
+    with (
+        contextlib.nullcontext() if step == 5 else pytest.raises(CheckpointError)
+    ):  # the metric is that of the file
         assert load_checkpoint(folder / "best.pt")["step"] == 5
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save(CheckpointStore(tmp_path), content(1), 1)
     before = path.read_bytes()
 
@@ -225,9 +260,13 @@ def test_file_and_folder_are_flushed_before_anything_older_goes(
     store = CheckpointStore(tmp_path / "made" / "checkpoints", keep_last=1)
     save(store, content(1), 1)
     monkeypatch.setattr(
-        os, "fsync", lambda fd: (done.append(f"sync {named(os.readlink(f'/proc/self/fd/{fd}'))}"), fsync(fd))
+        os,
+        "fsync",
+        lambda fd: (done.append(f"sync {named(os.readlink(f'/proc/self/fd/{fd}'))}"), fsync(fd)),
     )
-    monkeypatch.setattr(os, "replace", lambda a, b: (done.append(f"name {named(b)}"), replace(a, b)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (done.append(f"name {named(b)}"), replace(a, b))
+    )
 
     def removed(path: Path, missing_ok: bool = False) -> None:
         unlink(path, missing_ok)
@@ -254,7 +293,9 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
 # off the training thread
 
 
-def test_training_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, threads = threading.Event(), set[str]()
 
     def waiting(content: dict[str, Any]) -> bytes:
@@ -279,7 +320,9 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path, monkeypatch: pytes
     assert found["model"]["weight"].tolist() == [1.0] * 3
     assert found["random"]["list"][0].tolist() == [1.0, 1.0]
     assert found["random"]["tuple"] == (1, [2])
-    assert found["model"]._metadata == shared._metadata  # versions, by which load_state_dict knows old layouts
+    assert (
+        found["model"]._metadata == shared._metadata
+    )  # versions, by which load_state_dict knows old layouts
     assert threading.current_thread().name not in threads
 
 
@@ -291,7 +334,9 @@ class Hostile:
         return os.system, ("touch executed",)
 
 
-def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_pickle_is_refused_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"format": 1, "bad": Hostile()}, "hostile.pt")
     Path("plain.pt").write_bytes(pickle.dumps(Hostile()))
@@ -310,7 +355,10 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, monkeypatch: py
     [
         (None, "there is no checkpoint"),
         (b"text", "cannot be read"),
-        ({"w": torch.zeros(1)}, "not a checkpoint of retina_dist; plain weights go into model.weights"),
+        (
+            {"w": torch.zeros(1)},
+            "not a checkpoint of retina_dist; plain weights go into model.weights",
+        ),
         ({"format": 1}, "its step is None"),
         ({"format": 1, "step": 5}, "does not end with its SHA-256"),
     ],
@@ -325,7 +373,9 @@ def test_wrong_files_are_named(tmp_path: Path, made: object, message: str) -> No
         load_checkpoint(path)
 
 
-def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_later_version_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(CheckpointStore(tmp_path, keep_last=2), content(1), 1)
     with monkeypatch.context() as later:
         later.setattr(checkpoint, "FORMAT", 2)
@@ -334,7 +384,9 @@ def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path: Path, monk
         load_latest(tmp_path)
 
 
-def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Or a run would go back by a checkpoint whenever the network is slow."""
     from fsspec.implementations.memory import MemoryFileSystem
 
@@ -351,5 +403,7 @@ def test_a_place_that_cannot_be_reached_is_not_taken_for_damage(monkeypatch: pyt
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", slow)
     monkeypatch.setattr("retina_dist.base.files.WAITS", ())
-    with pytest.raises(UserError, match=r"step_00000002\.pt could not be read \(TimeoutError: no answer"):
+    with pytest.raises(
+        UserError, match=r"step_00000002\.pt could not be read \(TimeoutError: no answer"
+    ):
         load_latest(folder)
