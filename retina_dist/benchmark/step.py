@@ -122,7 +122,7 @@ def torchvision_step(
         trained, lr=lr, momentum=momentum, weight_decay=config.optimizer.weight_decay
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    arithmetic = autocast(device, precision)
+    autocast_context = autocast(device, precision)
     images = [
         (image.contiguous() / 255).to(device) for image in batch.images
     ]  # the lists that its model takes
@@ -134,7 +134,7 @@ def torchvision_step(
     targets = [{"boxes": boxes, "labels": labels} for boxes, labels in rows]
 
     def step() -> Tensor:
-        with arithmetic():
+        with autocast_context():
             losses = sum(theirs(images, targets).values())
         value = losses.item()
         if not math.isfinite(value):

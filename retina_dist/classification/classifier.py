@@ -123,7 +123,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """[K] probabilities for each input. The network gets one image at a time, so that none depends on another."""
         return [self.probabilities(image)[0] for image in prepared]
 
-    def answer(self, output: Tensor, score_threshold: float) -> dict[str, Any]:
+    def to_dict(self, output: Tensor, score_threshold: float) -> dict[str, Any]:
         """The most probable classes, best first."""
         best = output.topk(min(MOST_CLASSES, len(self.classes)))
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -137,7 +137,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     def class_names(self) -> tuple[str, ...]:
         return self.classes
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
             "classes": list(self.classes),
             "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",

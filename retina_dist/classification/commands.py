@@ -198,7 +198,7 @@ def export(config: ExportConfig) -> float:
         output_names=["probabilities"],
         state=classifier.model.model.state_dict(),
         with_state=partial(_with_state, classifier),
-        about={**classifier.about(), "checkpoint": redacted(config.checkpoint)},
+        metadata={**classifier.metadata(), "checkpoint": redacted(config.checkpoint)},
     ).write(output, compare)
     size = output.stat().st_size / 1e6
     print(

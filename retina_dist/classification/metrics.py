@@ -108,13 +108,13 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 class ClassificationEvaluator(Evaluator[ClassificationResult]):
     """Metrics of a model over `val`, the `Samples` of the validation set; a warning counts images that cannot be read."""
 
-    def take(self, model: Any, batch: ImageBatch) -> Tensor:
+    def update(self, model: Any, batch: ImageBatch) -> Tensor:
         with self.autocast():
             logits = model.logits(batch.images, batch.real)
         rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.image_ids)
         return rows if batch.real is None else rows[batch.real]
 
-    def judge(self, parts: list[Tensor]) -> tuple[ClassificationResult, dict[str, float]]:
+    def compute(self, parts: list[Tensor]) -> tuple[ClassificationResult, dict[str, float]]:
         none = torch.zeros((0, COLUMNS), dtype=torch.float64, device=self.strategy.device)
         gathered = self.strategy.all_gather(torch.cat([none, *parts])).cpu().numpy()
         rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]

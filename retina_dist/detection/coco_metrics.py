@@ -231,7 +231,7 @@ class CocoEvaluator(Evaluator[CocoResult]):
         *(f"val/loss_{name}" for name in LOSSES),
     )
 
-    def take(self, model: Any, batch: Batch) -> Part:
+    def update(self, model: Any, batch: Batch) -> Part:
         with self.autocast():
             losses, detections = model.evaluate(batch)
         image_ids = batch.image_ids.tolist()
@@ -241,7 +241,7 @@ class CocoEvaluator(Evaluator[CocoResult]):
         rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
         return image_ids, rows, {name: x.float() * len(batch) for name, x in losses.items()}
 
-    def judge(self, parts: list[Part]) -> tuple[CocoResult, dict[str, float]]:
+    def compute(self, parts: list[Part]) -> tuple[CocoResult, dict[str, float]]:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts."""
         losses = self._mean_losses(parts)
         rows, image_ids = self._gathered(parts)

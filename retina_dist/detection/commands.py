@@ -58,7 +58,7 @@ def predict(config: PredictConfig) -> Path:
                 else "there is no candidate"
             )
             words = f"nothing at score_threshold={config.score_threshold}; {best}"
-        objects = detector.answer(output, config.score_threshold)["detections"]
+        objects = detector.to_dict(output, config.score_threshold)["detections"]
         predicted.append(Predicted("", pixels.shape[2], pixels.shape[1], objects))
         picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
         return to_pil_image(picture), words

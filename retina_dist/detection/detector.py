@@ -188,7 +188,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             )
         return [detections[i] for i in range(len(prepared))]
 
-    def answer(self, output: Detections, score_threshold: float) -> dict[str, Any]:
+    def to_dict(self, output: Detections, score_threshold: float) -> dict[str, Any]:
         """Objects of a category, best first, with boxes as x, y, width, height."""
         boxes = output["boxes"].to(torch.float64)
         boxes[:, 2:] -= boxes[:, :2]
@@ -217,9 +217,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             if i >= 0
         ]
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         labelled = enumerate(zip(self.categories.ids, self.categories.names, strict=True))
-        about = {
+        metadata = {
             "categories": {
                 str(label): {"id": i, "name": name} for label, (i, name) in labelled if i >= 0
             },
@@ -228,10 +228,10 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             "max_size": self.max_size,
         }
         if isinstance(self.model, RetinaNet):
-            about["score_threshold"] = self.model.score_thresh
-            about["nms_threshold"] = self.model.nms_thresh
-            about["detections_per_image"] = self.model.detections_per_img
-        return about
+            metadata["score_threshold"] = self.model.score_thresh
+            metadata["nms_threshold"] = self.model.nms_thresh
+            metadata["detections_per_image"] = self.model.detections_per_img
+        return metadata
 
     @torch.inference_mode()
     def _detect(self, batch: Batch) -> list[Detections]:

@@ -188,7 +188,7 @@ def export(config: ExportConfig) -> dict[str, float]:
 
 def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:
     """The exporter of a detector, for images of one size (height, width) or of any."""
-    metadata = {**detector.about(), "checkpoint": redacted(checkpoint)}
+    metadata = {**detector.metadata(), "checkpoint": redacted(checkpoint)}
     if size:
         metadata["input"] += f", {size}"
     graph, with_state = partial(export_graph, detector.model, size), partial(_with_state, detector)

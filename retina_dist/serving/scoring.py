@@ -29,7 +29,7 @@ class RequestError(UserError):
 
 
 class Scorer:
-    """Answers images with a model: its `answer` to each, without what scores below `threshold`, and the image's size."""
+    """Answers images with a model: its `to_dict` of each, without what scores below `threshold`, and the image's size."""
 
     def __init__(
         self, predictor: Predictor[Any, Any], threshold: float = 0.0, max_pixels: int = MAX_PIXELS
@@ -54,7 +54,7 @@ class Scorer:
         """An `Answer` for each prepared image, in one thread at a time."""
         inputs, widths, heights = zip(*images, strict=True)
         answers = [
-            self.predictor.answer(output, self.threshold) for output in self.predictor.run(inputs)
+            self.predictor.to_dict(output, self.threshold) for output in self.predictor.run(inputs)
         ]
         sizes = zip(answers, widths, heights, strict=True)
         return [{"width": width, "height": height, **answer} for answer, width, height in sizes]

@@ -47,14 +47,14 @@ def check_ending(output: Path) -> None:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A model to export: `graph` traces the model, `with_state` makes torchvision's class of `state`, `about` is in the file."""
+    """A model to export: `graph` traces the model, `with_state` makes torchvision's class of `state`, `metadata` is in the file."""
 
     graph: Callable[[], ExportedProgram]
     input_name: str
     output_names: Sequence[str]
     state: Mapping[str, Tensor]
     with_state: Callable[[Mapping[str, Tensor]], Runner]
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     def write(self, output: Path, compare: Callable[[Runner], None]) -> None:
         """Write `output` in the form of its ending and read it back; if `compare` raises an error, an old file stays."""
@@ -82,13 +82,13 @@ class Exporter:
         versions = {
             name: installed.get(name) for name in ("torch", "torchvision", "onnx", "onnxscript")
         }
-        about = {**self.about, "versions": {"retina_dist": __version__, **versions}}
-        about = {key: json.dumps(value) for key, value in about.items()}
+        metadata = {**self.metadata, "versions": {"retina_dist": __version__, **versions}}
+        metadata = {key: json.dumps(value) for key, value in metadata.items()}
         if form == ".pt":
             torch.save(self.state, path)
         elif form == ".pt2":
             file = io.BytesIO()
-            torch.export.save(self.graph(), file, extra_files=about)
+            torch.export.save(self.graph(), file, extra_files=metadata)
             path.write_bytes(file.getvalue())
         else:
             graph: Any = self.graph()
@@ -97,7 +97,7 @@ class Exporter:
                 graph, (), dynamo=True, verbose=False, external_data=False, **names
             )
             assert program is not None
-            program.model.metadata_props.update(about)
+            program.model.metadata_props.update(metadata)
             path.write_bytes(program.model_proto.SerializeToString())
 
     def _read(self, path: Path, form: str) -> Runner:

@@ -53,7 +53,7 @@ class Evaluator(ABC, Generic[Result]):
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """The metrics by name, NaN where undefined; the same on every rank."""
-        self.last_result, metrics = self.judge(self.collect(model))
+        self.last_result, metrics = self.compute(self.collect(model))
         if self.best:
             before = self.best.value
             self.best.update(metrics)
@@ -77,21 +77,21 @@ class Evaluator(ABC, Generic[Result]):
         return parts
 
     def parts(self, model: nn.Module) -> Iterator[Any]:
-        """`take` of each batch."""
+        """`update` of each batch."""
         images = 0
         doing("validation, 0 images")
         for batch in self.batches():
             images += len(batch)
             doing(f"validation, {images * self.strategy.world_size} images")
             if batch.weight > 0:  # else none of its images could be read
-                yield self.take(model, batch.to(self.strategy.device, non_blocking=True))
+                yield self.update(model, batch.to(self.strategy.device, non_blocking=True))
 
     @abstractmethod
-    def take(self, model: Any, batch: Any) -> Any:
-        """A batch's part, for `judge`."""
+    def update(self, model: Any, batch: Any) -> Any:
+        """A batch's part, for `compute`."""
 
     @abstractmethod
-    def judge(self, parts: list[Any]) -> tuple[Result, dict[str, float]]:
+    def compute(self, parts: list[Any]) -> tuple[Result, dict[str, float]]:
         """The result and the metrics by name, from the `parts` of all ranks. On every rank."""
 
 
@@ -179,9 +179,9 @@ class ImageTask(Task):
         if self.val is not None:
             trainer = self.config.trainer
             best = BestMetric(trainer.monitor or self.default_monitor, trainer.monitor_mode)
-            arithmetic = autocast(self.strategy.device, trainer.precision)
+            autocast_context = autocast(self.strategy.device, trainer.precision)
             self.evaluator = self.evaluator_class(
-                self.val, data.val_batches, self.strategy, arithmetic, best
+                self.val, data.val_batches, self.strategy, autocast_context, best
             )
         return self.evaluator
 

@@ -28,7 +28,7 @@ def model_card(
         "name": f"{predictor.kind} {redacted(checkpoint)}",
         "classes": f"{len(names)}: {', '.join(names[:MOST_CLASSES])}{more}",
         "parameters": f"{sum(p.numel() for p in predictor.model.parameters()):,}",
-        **_rows(predictor.about()),
+        **_rows(predictor.metadata()),
     }
     config = record.get("config") or {}
     card = {"Model": model, "Intended use": {"images and use": intended_use or USE}}

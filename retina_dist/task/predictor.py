@@ -72,7 +72,7 @@ Result = TypeVar("Result", default=Any)  # of `evaluate`
 class Predictor(ABC, Generic[Input, Output, Result]):
     """A network in evaluation mode on a device; images are prepared as in the training's validation.
 
-    `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of `answer`.
+    `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of `to_dict`.
     """
 
     kind: ClassVar[str]
@@ -176,7 +176,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         """The output for each of what `prepare` made, on the CPU."""
 
     @abstractmethod
-    def answer(self, output: Output, score_threshold: float) -> dict[str, Any]:
+    def to_dict(self, output: Output, score_threshold: float) -> dict[str, Any]:
         """The output as plain values, an `Answer`, without what scores below `score_threshold`."""
 
     @property
@@ -184,7 +184,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         """The names of the classes that an answer can have."""
         return ()
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The model's input and classes as JSON values, for an exported file and the model card."""
         return {}
 
