@@ -29,6 +29,7 @@ from retina_dist.base.errors import ConfigError, UserError, first_line
 from retina_dist.base.redaction import MASK, redacted
 from retina_dist.base.settings import MISSING, flattened, leaves, make, settings_by_key, validate
 from retina_dist.base.unknown_keys import no_value, unknown_key
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.plugins import load_plugins, schema_with, take_outside
 from retina_dist.config.run_config import (
     TASKS,
@@ -218,14 +219,13 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
     if not file.is_file():
         return composed
     try:
-        run: Any = OmegaConf.to_container(OmegaConf.load(file))
+        run: Any = OmegaConf.to_container(OmegaConf.create(load_yaml(file)))
         task = (run.get("task") or {}).get("name")
         for key in (*OF_ONE_START, *sorted(k for k in given if not k.startswith("hydra"))):
             _copy(key, composed, run)
     except (
         OSError,
         OmegaConfBaseException,
-        yaml.YAMLError,
         AttributeError,
         TypeError,
         ValueError,

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-import yaml
-
 from retina_dist.base.settings import MISSING, Limits, limits_of, section_of
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.run_config import RunConfig
 
 # Settings and entries that beginners do not need stand below a line.
@@ -26,7 +25,7 @@ def help_page(name: str, schema: type, document: str, conf: Path, values: Mappin
 
     A key has its value of `values`, else its default.
     """
-    defaults = yaml.safe_load((conf / f"{name}.yaml").read_text())["defaults"]
+    defaults = load_yaml(conf / f"{name}.yaml")["defaults"]
     named = [group for entry in defaults if isinstance(entry, dict) for group in entry]
     groups = ["task", "data", "model"] * issubclass(schema, RunConfig)
     groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", "task", *groups)]

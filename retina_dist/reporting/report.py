@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from retina_dist.base.errors import DataError, first_line
 from retina_dist.base.files import read_bytes
 from retina_dist.base.settings import flattened
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.reporting.analysis import MOST_IN_MATRIX, confusions_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.page import COLORS, REPORT, Chart, format_number, write_page
@@ -59,13 +59,10 @@ class RunFiles:
         try:
             if not file.is_file():
                 return default
-            text = read_bytes(file)
-            return (
-                yaml.safe_load(text)
-                if file.suffix == ".yaml"
-                else json.loads(text, parse_constant=lambda _: None)
-            )
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            if file.suffix == ".yaml":
+                return load_yaml(file)
+            return json.loads(read_bytes(file), parse_constant=lambda _: None)
+        except (OSError, ValueError) as error:
             raise DataError(
                 f"{file} cannot be read ({first_line(error)}); remove or repair it."
             ) from error

@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from retina_dist.base.errors import CheckpointError, ConfigError, UserError, describe_error
 from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.base.redaction import redacted
 from retina_dist.base.settings import flattened
 from retina_dist.base.torch_files import remedy_of
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.engine.checkpoint.folder_owner import Owner, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
@@ -177,8 +176,8 @@ def checkpoint_folder(config: Any, folder: Path) -> PathOrUrl:
 
 def _saved_to(folder: Path) -> str | None:
     """The `trainer.checkpoint_dir` of the run in `folder`, as its config.yaml has it; None without one."""
-    with contextlib.suppress(OSError, LookupError, TypeError, yaml.YAMLError):
-        return yaml.safe_load((folder / "config.yaml").read_bytes())["trainer"]["checkpoint_dir"]
+    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
+        return load_yaml(folder / "config.yaml")["trainer"]["checkpoint_dir"]
     return None
 
 

@@ -11,8 +11,6 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import ParseError
 
-import yaml
-
 from retina_dist.base.errors import DataError, ImageError, UserError, first_line
 from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.base.text import parse_number, pluralize
@@ -31,7 +29,6 @@ DAMAGED = (
     ValueError,
     csv.Error,
     ParseError,
-    yaml.YAMLError,
 )
 
 

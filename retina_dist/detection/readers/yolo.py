@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import read_bytes
 from retina_dist.base.text import is_text, pluralize
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.data.images import is_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.items import (
@@ -34,7 +32,7 @@ def yaml_of(root: Path) -> tuple[Path, dict[str, Any]] | None:
         [*root.glob("*.yaml"), *root.glob("*.yml")], key=lambda path: (path.stem != "data", path)
     ):
         with reading(path, "YAML", "correct the file"):
-            content = yaml.safe_load(read_bytes(path))
+            content = load_yaml(path)
         if isinstance(content, dict) and "names" in content and "train" in content:
             return path, content
     return None
