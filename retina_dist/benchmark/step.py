@@ -35,7 +35,7 @@ from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.precision import autocast
+from retina_dist.engine.precision import autocast, resolve_precision, warn_of_emulation
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tracking.console import print_redacted
@@ -49,6 +49,7 @@ PATHS = (
     "tf32",
     "bf16",
     "fp16",
+    "auto",
     "fp32-compile",
     "bf16-compile",
 )
@@ -58,7 +59,9 @@ PATHS = (
 class StepConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
 
-    paths: list[str] = setting([BASE, "fp32", "bf16"], "the first is the base", choices=PATHS)
+    paths: list[str] = setting(
+        [BASE, "fp32", "auto"], "the first is the base; auto: as trainer.precision", choices=PATHS
+    )
     batch_sizes: list[int] = setting([16], at_least=1)
     canvases: list[list[int]] = setting(
         [[128, 128]], "height and width, multiples of 32", at_least=32
@@ -169,7 +172,10 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     where = f"{_size(canvas)}, batch {batch_size}"
     steps: dict[str, Callable[[], Tensor]] = {}
     facts: dict[str, dict[str, Any]] = {}
-    for name in config.paths:
+    paths = dict.fromkeys(resolve_precision(device, path) for path in config.paths)
+    for name in paths:
+        if warning := warn_of_emulation(device, name.partition("-")[0]):
+            print_redacted(f"warning: {warning}", sys.stderr)
         before = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

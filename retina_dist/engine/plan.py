@@ -41,7 +41,9 @@ class TrainerConfig(KnownArguments):
         1, "micro-batches a step; auto: as few as fit the GPU", at_least=1, words=("auto",)
     )
     precision: str = setting(
-        "fp32", "tf32: a GPU rounds matrix inputs", choices=("fp32", "tf32", "bf16", "fp16")
+        "fp32",
+        "tf32: a GPU rounds matrix inputs; auto: bf16 or fp16 where the hardware has it",
+        choices=("fp32", "tf32", "bf16", "fp16", "auto"),
     )
     gradient_clip: float | None = setting(
         None, "largest norm or value", above=0, at_most=10**9, null_is_off=True

@@ -1,37 +1,67 @@
-"""The arithmetic of forward and backward passes, in training and in every other use of a model.
+"""Number formats of forward and backward passes, in training and in every other use of a model.
 
-`fp32` rounds nothing, on any device. `tf32` is fp32 in which a GPU rounds the inputs of matrix products and convolutions to TF32
-(10 bits of mantissa; Ampere and newer). `bf16` and `fp16` are autocast. PyTorch by itself would take TF32 in convolutions only:
+`fp32` rounds nothing, on any device. `tf32` is fp32 in which a GPU rounds the inputs of matrix
+products and convolutions to TF32 (10 bits of mantissa; Ampere and newer). `bf16` and `fp16` are
+autocast. `auto` is the 16-bit format that the device computes in, or fp32 where it has none.
+PyTorch by itself would take TF32 in convolutions only:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Autocast = Callable[[], AbstractContextManager[Any]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AMPERE = (8, 0)  # the first GPUs with TF32 and with bf16 at the speed of fp16
+# What `auto` may choose. A device that computes in one format also computes in those before it.
+CHOICES = ("fp32", "fp16", "bf16")
+# CPU time of a bf16 convolution against fp32's, on a CPU with AVX2 only.
+EMULATED_BF16_FACTOR = 25
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bf16; a CPU without them emulates it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= AMPERE
+    if platform.machine() in ("x86_64", "AMD64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # of Arm CPUs
+
+
+def resolve_precision(device: torch.device, precision: str) -> str:
+    """`precision`, with `auto` replaced by the device's own choice.
+
+    That is bf16 with instructions for it, fp16 on an older GPU, fp32 on any other device.
+    """
+    if precision != "auto":
+        return precision
+    if has_fast_bf16(device):
+        return "bf16"
+    return "fp16" if device.type == "cuda" else "fp32"
 
 
 def autocast(device: torch.device, precision: str) -> Autocast:
     """A factory of contexts in which matrix work runs in `precision`.
 
-    Entering one allows or forbids TF32 in the whole process, and leaving it changes nothing, since the backward pass comes after.
+    Entering one allows or forbids TF32 in the whole process, and leaving it changes nothing,
+    since the backward pass comes after.
     """
+    precision = resolve_precision(device, precision)
+    allows_tf32 = precision == "tf32"
 
     @contextmanager
     def context() -> Iterator[None]:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-            precision == "tf32"
-        )
-        with torch.autocast(
-            device.type, dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST
-        ):
+        torch.backends.cuda.matmul.allow_tf32 = allows_tf32
+        torch.backends.cudnn.allow_tf32 = allows_tf32
+        dtype = AUTOCAST.get(precision)
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             yield
 
     return context
@@ -42,11 +72,29 @@ def make_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
-def describe_precision(device: torch.device, precision: str) -> str:
-    """For the start-up lines: "precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is faster on this GPU"."""
-    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+def describe_precision(device: torch.device, precision: str, requested: str) -> str:
+    """The start-up line about the precision that `requested` (a setting's value) became.
+
+    For example "precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is faster on this GPU".
+    """
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
+    if requested == "auto":
+        kind = "GPU" if device.type == "cuda" else "CPU"
+        reason = f"this {kind} has {'' if has_fast_bf16(device) else 'no '}bf16 instructions"
+        return f"precision: {precision}, chosen by trainer.precision=auto: {reason}"
     if precision == "tf32" and not has_tf32:
         return "precision: fp32, because this device has no TF32"
     if precision == "fp32" and has_tf32:
         return "precision: fp32, TF32 off; trainer.precision=tf32 or bf16 is faster on this GPU"
     return f"precision: {precision}"
+
+
+def warn_of_emulation(device: torch.device, precision: str) -> str:
+    """A warning for bf16 on a CPU that emulates it; "" where there is nothing to warn of."""
+    if precision != "bf16" or device.type != "cpu" or has_fast_bf16(device):
+        return ""
+    return (
+        "precision=bf16: this CPU has no bf16 instructions (avx512_bf16 or AMX), and a "
+        f"convolution takes about {EMULATED_BF16_FACTOR} times the time of fp32; "
+        "use precision=auto or fp32."
+    )

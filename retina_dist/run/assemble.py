@@ -35,7 +35,7 @@ from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
 from retina_dist.engine.phase_timer import format_timings, summary
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.precision import describe_precision
+from retina_dist.engine.precision import describe_precision, warn_of_emulation
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.replicas import check_same
 from retina_dist.engine.state import TrainState
@@ -43,6 +43,7 @@ from retina_dist.engine.task import Task, TaskData
 from retina_dist.engine.train_step import TrainBatch
 from retina_dist.engine.trainer import Trainer
 from retina_dist.run.build import (
+    agreed_precision,
     best_metric,
     build_plan,
     build_state,
@@ -127,14 +128,17 @@ def assemble(
     logger.info(
         f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, {describe_job(strategy)}"
     )
-    logger.info(describe_precision(strategy.device, config.trainer.precision))
+    requested = config.trainer.precision
+    precision = agreed_precision(config, strategy)
+    if warning := warn_of_emulation(strategy.device, precision):
+        logger.warning(f"trainer.{warning}", extra={"rank_zero_only": True})
     if note := why_alone(config.strategy.name, detect_launch()):
         logger.info(note)
     doing("reading the data")
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
     task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
     doing("estimating the memory")
-    config, plan, memory = _settled(config, task, strategy)
+    config, plan, memory = _settled(config, task, strategy, precision)
     images = strategy.run_collectively(task.fingerprint)
     own = {
         f"the {name} of the plan": value for name, value in vars(plan).items() if name != "schedule"
@@ -143,7 +147,12 @@ def assemble(
     best = strategy.run_collectively(
         lambda: best_metric(config, task.validates and plan.validate_every > 0)
     )
-    described = _describe(config, task, plan, best if task.validates else None, memory)
+    described = "\n".join(
+        (
+            describe_precision(strategy.device, precision, requested),
+            _describe(config, task, plan, best if task.validates else None, memory),
+        )
+    )
     logger.info(described)
     if memory and memory.problem:
         raise ConfigError(memory.problem, collective=True)
@@ -181,7 +190,9 @@ def assemble(
         owner=job.opener.owner.name,
     )
     strategy.on_main(checkpoints.claim)
-    strategy.on_main(lambda: write_start(config, strategy, run.folder, described))
+    # a resume on other hardware chooses again
+    written = replace(config, trainer=replace(config.trainer, precision=requested))
+    strategy.on_main(lambda: write_start(written, strategy, run.folder, described))
     if config.logging.plots and not run.resume_step:
         strategy.on_main(lambda: task.draw_inputs(data, run.folder))
     logger.info(f"writing to {run.folder}")
@@ -209,12 +220,14 @@ def _prepare_data(config: RunConfig, world_size: int, fresh: bool) -> None:
 
 
 def _settled(
-    config: RunConfig, task: Task, strategy: DistributedStrategy
+    config: RunConfig, task: Task, strategy: DistributedStrategy, precision: str
 ) -> tuple[RunConfig, Plan, MemoryPlan | None]:
-    """The settings with `trainer.accumulate` as a number, for the task too, the plan that they give, and how it fits a GPU."""
+    """The settings with `trainer.accumulate` as a number and `precision`, for the task too, the
+    plan that they give, and how it fits a GPU."""
 
     def with_accumulate(number: int) -> RunConfig:
-        return replace(config, trainer=replace(config.trainer, accumulate=number))
+        trainer = replace(config.trainer, accumulate=number, precision=precision)
+        return replace(config, trainer=trainer)
 
     def plan_of(number: int) -> Plan:
         return build_plan(with_accumulate(number), task.num_images, strategy.world_size)

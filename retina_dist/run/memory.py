@@ -30,6 +30,7 @@ from retina_dist.base.text import format_bytes
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import resolve_precision
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import Task
 from retina_dist.engine.train_step import TrainStep
@@ -102,7 +103,11 @@ class StepMemory:
         self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
         self.backend, self.world_size = task.strategy.backend, task.strategy.world_size
         self.task.strategy = self.strategy
-        self.config = replace(config, trainer=replace(config.trainer, compile=False))
+        precision = config.trainer.precision
+        if precision == "auto":
+            precision = "bf16" if self.on_gpu else resolve_precision(device, precision)
+        trainer = replace(config.trainer, compile=False, precision=precision)
+        self.config = replace(config, trainer=trainer)
         # a task from outside may need what `build_data` leaves
         with (
             _attempt("the model cannot be built before its data"),
@@ -326,7 +331,9 @@ def _fitted(
             chosen,
             lines + [f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}"] * (peak > limit),
         )
-    half = "" if config.trainer.precision in ("bf16", "fp16") else "trainer.precision=bf16, "
+    half = (
+        "" if config.trainer.precision in ("auto", "bf16", "fp16") else "trainer.precision=bf16, "
+    )
     remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
     needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
     return MemoryPlan(

@@ -304,6 +304,13 @@ def restore(
         raise CheckpointError(
             f"{run.resumed_from} lacks what these settings need ({reason}); {remedy}."
         ) from error
+    before = flattened(content["config"]).get("trainer.precision")
+    if before not in (None, config.trainer.precision):
+        logger.warning(
+            f"the steps up to {state.step} were computed in {before} and the next ones in "
+            f"{config.trainer.precision}, so the numbers are not those of a run in one precision; "
+            f"trainer.precision={before} keeps it."
+        )
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")
     if plan.validates_at(state.step) and state.last_eval_step < state.step:
         return False
