@@ -172,8 +172,7 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     where = f"{_size(canvas)}, batch {batch_size}"
     steps: dict[str, Callable[[], Tensor]] = {}
     facts: dict[str, dict[str, Any]] = {}
-    paths = dict.fromkeys(resolve_precision(device, path) for path in config.paths)
-    for name in paths:
+    for name in config.paths:
         if warning := warn_of_emulation(device, name.partition("-")[0]):
             print_redacted(f"warning: {warning}", sys.stderr)
         before = 0
@@ -227,6 +226,9 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
 def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
     configure_torch(config.trainer)
+    device = SingleDeviceStrategy(config.strategy.device).device
+    paths = [resolve_precision(device, path) for path in config.paths]
+    config = replace(config, paths=list(dict.fromkeys(paths)))
     titles = f"{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
     print(f"{'path':<18}{'canvas':>11}{'batch':>6}{titles}")
     rows: list[dict[str, Any]] = []
