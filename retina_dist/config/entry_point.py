@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import sys
 import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,11 @@ def entry_point(
                         print_redacted(f"data.root is read by {entry[0]}")
                 prepare(name, values, options)
                 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
-                with compose.translate_hydra_errors(compose.command_of(name)):
+                shown = options.cfg is not None  # then Hydra prints the settings, and nothing runs
+                with (
+                    compose.translate_hydra_errors(compose.command_of(name)),
+                    redacted_stdout(shown),
+                ):
                     hydra.main(
                         version_base="1.3", config_path=compose.config_dir(), config_name=name
                     )(job)()
@@ -131,6 +136,20 @@ def entry_point(
         return main
 
     return decorate
+
+
+@contextmanager
+def redacted_stdout(applies: bool) -> Iterator[None]:
+    """Print what is written to stdout at the end of the context, without secrets, if it `applies`."""
+    if not applies:
+        yield
+        return
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:
+        print_redacted(text.getvalue().rstrip("\n"))
 
 
 def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argparse.Namespace]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from types import GenericAlias
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
@@ -41,6 +41,8 @@ HEADERS = {
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
 }
+
+Result = TypeVar("Result")
 
 
 class Endpoint:
@@ -94,6 +96,23 @@ class Endpoint:
             request.headers.get("content-type", ""),
             await read_body(request, int(config.max_body_mb * 1e6)),
         )
+        return await self._while_connected(request, self._score(kind, body))
+
+    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`, which is dropped where the client goes. Raises RequestError then."""
+        task = asyncio.create_task(work)
+        gone = asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise RequestError(499, "the connection was closed before the answer.")
+            return task.result()
+        finally:
+            task.cancel()
+            gone.cancel()
+
+    async def _score(self, kind: str, body: bytes) -> list[dict[str, Any]]:
+        config = self.config
         images = await self._in_thread(read_images, kind, body, config.max_images)
         if self.num_queued + len(images) > config.max_queue:
             raise RequestError(

@@ -9,21 +9,27 @@ from typing import Any
 
 
 class Batcher:
-    """Runs `predict` on the images of all requests, one batch at a time on another thread, in the order submitted.
+    """Runs `predict` on the images of all requests, one batch at a time on another thread.
 
-    An idle model waits `wait_s` seconds for more images before it takes fewer than `max_batch`. An error of `predict` is raised by
-    `submit` for every image of its batch.
+    Images are taken in the order in which they were submitted, without those whose request has
+    ended. An idle model waits `wait_s` seconds for more images before it takes fewer than
+    `max_batch`. An error of `predict` is raised by `submit` for every image of its batch.
     """
 
     def __init__(
-        self, predict: Callable[[Sequence[Any]], list[Any]], max_batch: int, wait_s: float
+        self,
+        predict: Callable[[Sequence[Any]], list[Any]],
+        max_batch: int,
+        wait_s: float,
     ) -> None:
-        self.predict, self.max_batch, self.wait_s = predict, max_batch, wait_s
+        self.predict = predict
+        self.max_batch = max_batch
+        self.wait_s = wait_s
         self._queue: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "predict")
 
     async def submit(self, image: Any) -> Any:
-        """The result for an image."""
+        """The result for an image; cancel it to take the image out of the queue."""
         future = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, future))
         return await future
@@ -31,25 +37,35 @@ class Batcher:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            batch = [await self._queue.get()]
-            if self._queue.qsize() + 1 < self.max_batch:
-                await asyncio.sleep(self.wait_s)
-            while len(batch) < self.max_batch and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            batch = [
-                (image, future) for image, future in batch if not future.done()
-            ]  # the request may have ended
+            batch = await self._next_batch()
             if not batch:
                 continue
-            images, futures = zip(*batch, strict=True)
+
+            images = [image for image, _ in batch]
+            loop = asyncio.get_running_loop()
             try:
-                results = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self.predict, images
-                )
+                results = await loop.run_in_executor(self._thread, self.predict, images)
             except Exception as error:
                 results = [error] * len(batch)
-            for future, result in zip(futures, results, strict=True):
-                if not future.done():
-                    future.set_exception(result) if isinstance(
-                        result, Exception
-                    ) else future.set_result(result)
+
+            for (_, future), result in zip(batch, results, strict=True):
+                if future.done():
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+
+    async def _next_batch(self) -> list[tuple[Any, asyncio.Future[Any]]]:
+        """Up to `max_batch` images that are still asked for, and where their results go."""
+        item = await self._queue.get()
+        if self._queue.qsize() + 1 < self.max_batch:
+            await asyncio.sleep(self.wait_s)
+
+        batch = []
+        while True:
+            if not item[1].done():
+                batch.append(item)
+            if len(batch) == self.max_batch or self._queue.empty():
+                return batch
+            item = self._queue.get_nowait()

@@ -112,20 +112,25 @@ def server_of(
         import uvicorn
 
         from retina_dist.serving.app import create_app
+        from retina_dist.serving.protocol import HalfOpenProtocol, without_query
         from retina_dist.serving.scoring import Scorer
     except ImportError as error:
         raise ConfigError(
             f'serving needs {error.name}; pip install "retina-dist[serve]".'
         ) from error
+
     predictor = model()
     predictor.run_each(torch.zeros(3, 480, 640, dtype=torch.uint8))  # the first pass is the slowest
-    app, wait_s = (
-        create_app(Scorer(predictor, config.score_threshold, config.max_pixels), config),
-        config.shutdown_s,
-    )
+    scorer = Scorer(predictor, config.score_threshold, config.max_pixels)
     settings = uvicorn.Config(
-        app, http="httptools", ws="none", timeout_graceful_shutdown=wait_s, log_level=log_level
+        create_app(scorer, config),
+        http=HalfOpenProtocol,
+        loop="asyncio",  # whose sockets HalfOpenProtocol can ask for errors
+        ws="none",
+        timeout_graceful_shutdown=config.shutdown_s,
+        log_level=log_level,
     )
+    logging.getLogger("uvicorn.access").addFilter(without_query)
     return uvicorn.Server(settings)
 
 

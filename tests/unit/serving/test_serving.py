@@ -64,7 +64,9 @@ class Fake:
     Answer = dict[str, Any]
 
     def __init__(self, goes: bool = True) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.seen: list[bytes] = []
         if goes:
             self.go.set()
 
@@ -74,6 +76,7 @@ class Fake:
         return data
 
     def predict(self, images: Sequence[bytes]) -> list[dict[str, Any]]:
+        self.seen += images
         self.begun.set()
         assert self.go.wait(30)
         if b"crash" in images:
