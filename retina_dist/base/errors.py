@@ -91,7 +91,7 @@ class Preempted(CollectiveError):
     label = ""
 
 
-def doing(text: str) -> None:
+def set_status(text: str) -> None:
     """Say what this process does from now on, such as "reading the data" or "validation, 40 images"."""
     global _text, _since
     if text.split(",")[0] != _text.split(",")[0]:  # what follows a comma is the progress
@@ -100,5 +100,5 @@ def doing(text: str) -> None:
 
 
 def activity() -> tuple[str, float]:
-    """The last `doing`, and its seconds so far."""
+    """The last `set_status`, and its seconds so far."""
     return _text, time.monotonic() - _since

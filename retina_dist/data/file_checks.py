@@ -13,7 +13,7 @@ from typing import Literal
 
 from PIL import UnidentifiedImageError
 
-from retina_dist.base.errors import ImageError, doing
+from retina_dist.base.errors import ImageError, set_status
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import image_sizes, read_image
 from retina_dist.data.sources import AT_ONCE, Source, is_remote, read, read_all
@@ -50,7 +50,7 @@ def check_images(
             contents = read_all([source for _, source, _ in part]) if remote else [None] * len(part)
             for check in pool.map(check_one, part, contents):
                 checks.append(check)
-                doing(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
+                set_status(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
     return checks
 
 

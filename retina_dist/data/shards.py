@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from retina_dist.base.errors import DataError, ImageError, UserError, doing
+from retina_dist.base.errors import DataError, ImageError, UserError, set_status
 from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes, write_bytes
 from retina_dist.base.text import escape, pluralize
 from retina_dist.data.sources import ArchiveMember, Source, read_in_turn
@@ -115,7 +115,7 @@ def write_splits(
         shards: list[dict[str, Any]] = []
         for content, rows in _tars(part.members, shard_mb * 2**20):
             name = f"{split}-{len(shards):05d}.tar"
-            doing(f"writing {name}")
+            set_status(f"writing {name}")
             write_bytes(folder / name, content)
             shards.append({"file": name, "bytes": len(content), "images": rows})
         index = {"format": FORMAT, "split": split, "shards": shards}

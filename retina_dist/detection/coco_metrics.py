@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retina_dist.base.errors import DataError, doing
+from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import read_bytes, write_json
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories
@@ -253,7 +253,7 @@ class CocoEvaluator(Evaluator[CocoResult]):
         if missing := images - len(image_ids):
             logger.warning(f"{missing} of {images} validation images are left out of the metrics.")
         # Each rank computes from the same rows: no rank waits in a collective for another's long work.
-        doing("computing the metrics")
+        set_status("computing the metrics")
         result = evaluate_rows(self.val.coco, rows, image_ids=image_ids if missing else None)
         stats = {
             f"coco/{name}": value if value >= 0 else math.nan

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from retina_dist.base.errors import ConfigError, doing
+from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.coco_metrics import CocoEvaluator, Part, detections_to_rows
@@ -164,7 +164,7 @@ class TiledEvaluator(CocoEvaluator):
 
     def parts(self, model: Any) -> Iterator[Part]:
         for index in range(self.strategy.rank, len(self.dataset), self.strategy.world_size):
-            doing(f"validation, {index} images")
+            set_status(f"validation, {index} images")
             with self.dataset.skipping_bad_images():
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
                 image_ids = [int(self.dataset.image_ids[index])]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,8 @@ from retina_dist.base.text import pluralize
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Autocast
 from retina_dist.engine.replicas import copy_each, live_norms
+from retina_dist.engine.state import TrainState
 from retina_dist.strategies.base import DistributedStrategy
-
-if TYPE_CHECKING:
-    from retina_dist.engine.state import TrainState
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from retina_dist.base.files import write_text
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.train_step import TrainBatch
+from retina_dist.engine.task import TrainBatch
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)

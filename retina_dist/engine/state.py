@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.meter import StepMeter
 from retina_dist.engine.replicas import copy_each, settings_of
-from retina_dist.engine.train_logger import StepMeter
 from retina_dist.optim.optimizer import describe_groups, load_optimizer
 
 

@@ -17,10 +17,17 @@ from retina_dist.base.redaction import redacted_tree
 if TYPE_CHECKING:
     import torch
 
-    from retina_dist.engine.train_step import TrainBatch
     from retina_dist.strategies.base import DistributedStrategy
 
 Validator = Callable[[nn.Module], dict[str, float]]
+
+
+class TrainBatch(Protocol):
+    """A micro-batch; `weight` is its share in the step's mean loss."""
+
+    @property
+    def weight(self) -> float: ...
+    def to(self, device: torch.device, non_blocking: bool = False) -> Any: ...
 
 
 class TaskData(Protocol):

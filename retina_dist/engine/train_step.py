@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,14 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.train_logger import WEIGHT
+from retina_dist.engine.task import TrainBatch
 from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 
+# This rank's share of a step's images among the values of the step; its mean over ranks is 1, or
+# less where images could not be read.
+WEIGHT = "train/weight"
 MAX_SHAPES = 2000  # graphs, far above what the batches of a data set need; past it torch warns and runs eagerly
-
-
-class TrainBatch(Protocol):
-    """A micro-batch; `weight` is its share in the step's mean loss."""
-
-    @property
-    def weight(self) -> float: ...
-    def to(self, device: torch.device, non_blocking: bool = False) -> Any: ...
 
 
 class TrainStep:

@@ -22,8 +22,8 @@ from retina_dist.base.errors import (
     Preempted,
     UserError,
     describe_error,
-    doing,
     is_collective,
+    set_status,
 )
 from retina_dist.base.files import parse_path, write_json
 from retina_dist.base.seeding import seed_everything
@@ -39,9 +39,8 @@ from retina_dist.engine.precision import describe_precision, warn_of_emulation
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.replicas import check_same
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.task import Task, TaskData
-from retina_dist.engine.train_step import TrainBatch
-from retina_dist.engine.trainer import Trainer
+from retina_dist.engine.task import Task, TaskData, TrainBatch
+from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.run.build import (
     agreed_precision,
     best_metric,
@@ -134,10 +133,10 @@ def assemble(
         logger.warning(f"trainer.{warning}", extra={"rank_zero_only": True})
     if note := why_alone(config.strategy.name, detect_launch()):
         logger.info(note)
-    doing("reading the data")
+    set_status("reading the data")
     strategy.on_main(lambda: _prepare_data(config, strategy.world_size, fresh=not is_restart))
     task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
-    doing("estimating the memory")
+    set_status("estimating the memory")
     config, plan, memory = _settled(config, task, strategy, precision)
     images = strategy.run_collectively(task.fingerprint)
     own = {
@@ -170,7 +169,7 @@ def assemble(
         task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
         strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))
 
-    doing("making the model")
+    set_status("making the model")
     seed_everything(config.seed)
     data = strategy.run_collectively(task.build_data)
     model = task.build_model(run.resume_step is not None, run.checkpoint)
@@ -299,7 +298,7 @@ class Training:
             loggers.append(outside(settings, folder, step))
         return LoggerCollection(*loggers)
 
-    def _trainer(self) -> Trainer:
+    def _trainer(self) -> TrainLoop:
         config, strategy, task, state = self.config.trainer, self.strategy, self.task, self.state
         facts = {
             "versions": versions(),
@@ -320,7 +319,7 @@ class Training:
             best.load_state_dict(
                 state.best.state_dict()
             )  # a worse validation after a resume is not the best one
-        return Trainer(
+        return TrainLoop(
             build_train_step(self.config, state, self.plan, strategy, guard),
             self.data,
             self.metric_logger,
@@ -361,7 +360,7 @@ class Training:
             raise
         finally:
             self.metric_logger.close()
-        doing("writing the results")
+        set_status("writing the results")
         times = summary(self.trainer.timer, self.strategy)
         if self.strategy.is_main:
             write_json(self.run.folder / "timings.json", times)

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
 BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
-PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.trainer.prefetched`
+PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.train_loop.prefetched`
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
 _NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from retina_dist.base.errors import CheckpointError, doing
+from retina_dist.base.errors import CheckpointError, set_status
 from retina_dist.base.files import write_json
 from retina_dist.data.module import TensorBatch
 from retina_dist.data.synthetic import SyntheticData
@@ -79,10 +79,10 @@ class Evaluator(ABC, Generic[Result]):
     def parts(self, model: nn.Module) -> Iterator[Any]:
         """`update` of each batch."""
         images = 0
-        doing("validation, 0 images")
+        set_status("validation, 0 images")
         for batch in self.batches():
             images += len(batch)
-            doing(f"validation, {images * self.strategy.world_size} images")
+            set_status(f"validation, {images * self.strategy.world_size} images")
             if batch.weight > 0:  # else none of its images could be read
                 yield self.update(model, batch.to(self.strategy.device, non_blocking=True))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torchvision.models import resnet18
 
-from retina_dist.base.errors import describe_error, doing
+from retina_dist.base.errors import describe_error, set_status
 from retina_dist.base.files import nearest_existing
 from retina_dist.base.text import format_bytes, format_ranks, pluralize
 from retina_dist.config.run_config import task_class
@@ -318,7 +318,7 @@ def _check(
 
     def on_each(phase: str, work: Callable[[], T]) -> T:
         """What `work`, which does not communicate, returns once every rank has done it; a UserError on one ends all."""
-        doing(phase)
+        set_status(phase)
         return strategy.run_collectively(work, CPU)
 
     place = (
@@ -336,7 +336,7 @@ def _check(
     facts.step_ms = on_each(
         "the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device))
     )
-    doing("gathering the facts")
+    set_status("gathering the facts")
     own = torch.frombuffer(
         bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8
     )  # over the CPUs' network
@@ -350,7 +350,7 @@ def _check(
     if strategy.device.type == "cuda" and strategy.world_size > 1:
         first = _report(config, ranks, (), job, folder)
         on_each("the first report", lambda: show(first) if strategy.is_main else None)
-    doing("measuring the network")
+    set_status("measuring the network")
     links = [measure_link(strategy, size) for size in SIZES_MB] if strategy.world_size > 1 else []
     report = _report(config, ranks, links, job, folder)
     if strategy.is_main:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from retina_dist.benchmark.step import random_batch
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
-from retina_dist.engine.trainer import prefetched
+from retina_dist.engine.train_loop import prefetched
 from retina_dist.model.sync_batch_norm import connect
 
 pytestmark = pytest.mark.skipif(

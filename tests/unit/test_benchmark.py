@@ -28,7 +28,9 @@ BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_im
 
 def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "step.json"
-    step.benchmark(load_config("benchmark_step", [*SMALL, f"output={path}"]))
+    step.benchmark(
+        load_config("benchmark_step", [*SMALL, "paths=[torchvision,fp32,bf16]", f"output={path}"])
+    )
     written = json.loads(path.read_text())
     rows = {row["path"]: row for row in written["rows"]}
     assert list(rows) == ["torchvision", "fp32", "bf16"]

@@ -16,9 +16,9 @@ from retina_dist.classification.model import build_classifier
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import retinanet
-from retina_dist.engine.train_logger import StepMeter
+from retina_dist.engine.meter import StepMeter
+from retina_dist.engine.train_loop import prefetched
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.engine.trainer import prefetched
 from retina_dist.run.build import build_plan, build_state
 from retina_dist.strategies.base import ReduceOp
 from retina_dist.strategies.launch_environment import Launch

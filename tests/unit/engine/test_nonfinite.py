@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard, poison_if_nonfinite
+from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.engine.trainer import Trainer
-from tests.unit.engine.test_trainer import Rows, trainer
+from tests.unit.engine.test_train_loop import Rows, trainer
 
 BAD_STEPS = {2, 3}
 
@@ -50,7 +50,7 @@ def make(
     steps: int = 6,
     limit: int = 5,
     **options: Any,
-) -> Trainer:
+) -> TrainLoop:
     torch.manual_seed(0)
     model = Net()
     model.factor = factor

@@ -14,7 +14,7 @@ from torch import Tensor
 from retina_dist.engine import phase_timer as module
 from retina_dist.engine.phase_timer import IN_A_STEP, PhaseTimer, format_timings, summary
 from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
-from tests.unit.engine.test_trainer import trainer
+from tests.unit.engine.test_train_loop import trainer
 
 
 @pytest.fixture

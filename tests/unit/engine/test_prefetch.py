@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from retina_dist.engine.trainer import prefetched
+from retina_dist.engine.train_loop import prefetched
 
 CUDA = torch.device("cuda", 0)
 

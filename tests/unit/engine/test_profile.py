@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from retina_dist.engine.profile import profiled
-from tests.unit.engine.test_trainer import trainer
+from tests.unit.engine.test_train_loop import trainer
 
 
 def events(path: Path) -> list[dict[str, Any]]:

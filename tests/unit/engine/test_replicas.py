@@ -20,12 +20,12 @@ from retina_dist.engine.replicas import (
     checksum,
 )
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.engine.trainer import Trainer
 from retina_dist.model.sync_batch_norm import SyncBatchNorm2d, connect
 from retina_dist.testing.thread_ranks import ThreadRank
 from tests.plans import plan_of
-from tests.unit.engine.test_trainer import Recorder, Rows
+from tests.unit.engine.test_train_loop import Recorder, Rows
 from tests.unit.strategies.test_strategy_base import on_ranks
 
 
@@ -217,7 +217,7 @@ def fitted(
         )
         step = TrainStep(state, plan, strategy)
         metrics = (lambda net: validate(strategy.rank)) if validate else None
-        Trainer(step, RowsOfSteps(*weights[strategy.rank]), recorder, validate=metrics).fit()
+        TrainLoop(step, RowsOfSteps(*weights[strategy.rank]), recorder, validate=metrics).fit()
         losses = [row["train/loss"] for _, row in recorder.rows if "train/loss" in row]
         return losses, model.layer.weight.tolist(), state.skipped_steps
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import RunConfig, task_class
+from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.engine.trainer import Trainer
 from retina_dist.run.build import best_metric, build_plan, build_state
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from tests.unit.engine.test_trainer import Recorder, trainer
+from tests.unit.engine.test_train_loop import Recorder, trainer
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 EPOCHS, PATIENCE = 20, 1
@@ -82,7 +82,9 @@ def fit(config: RunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
     state = build_state(config, copy.deepcopy(model), strategy, best_metric(config, task.validates))
     data, log = task.build_data(), Recorder()
     seen = Seen(data)
-    Trainer(TrainStep(state, plan, strategy), seen, log, validate=task.build_evaluator(data)).fit()
+    TrainLoop(
+        TrainStep(state, plan, strategy), seen, log, validate=task.build_evaluator(data)
+    ).fit()
     validations = {step: row["val/loss"] for step, row in log.rows if "val/loss" in row}
     return {
         "step": state.step,

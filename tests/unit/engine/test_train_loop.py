@@ -18,8 +18,8 @@ from retina_dist.engine.checkpoint import store as checkpoint
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
+from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.train_step import TrainStep
-from retina_dist.engine.trainer import Trainer
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.chaos import equal
@@ -84,7 +84,7 @@ class Recorder:
         self.rows.append((step, dict(metrics)))
 
 
-def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> Trainer:
+def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> TrainLoop:
     torch.manual_seed(0)
     names = [
         "max_duration",
@@ -124,10 +124,10 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes
     }
     train_step = TrainStep(state, plan, strategy, **stepping)
-    return Trainer(train_step, data, Recorder(), **{"store": store, **changes})
+    return TrainLoop(train_step, data, Recorder(), **{"store": store, **changes})
 
 
-def weights(one: Trainer) -> Tensor:
+def weights(one: TrainLoop) -> Tensor:
     return torch.cat([p.detach().flatten() for p in one.state.model.parameters()])
 
 
@@ -169,7 +169,7 @@ def test_one_step_by_hand() -> None:
 @pytest.mark.parametrize("stop", [1, 3, 5, 7])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_stop_and_resume_is_bit_exact(tmp_path: Path, stop: int, precision: str) -> None:
-    def made(folder: Path, **settings: Any) -> Trainer:
+    def made(folder: Path, **settings: Any) -> TrainLoop:
         torch.manual_seed(0)
         return trainer(
             folder, model=Classifier(dropout=0.5), ema=True, precision=precision, **settings

@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retina_dist.base.errors import Preempted, doing
+from retina_dist.base.errors import Preempted, set_status
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
-from retina_dist.engine.task import TaskData
+from retina_dist.engine.task import TaskData, TrainBatch
 from retina_dist.engine.train_logger import MetricLogger, TrainLogger
-from retina_dist.engine.train_step import TrainBatch, TrainStep
+from retina_dist.engine.train_step import TrainStep
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer:
+class TrainLoop:
     """Repeats `train_step` until the end of its plan, logging, validating and saving on the way.
 
-    Every rank makes a Trainer and calls `fit`. `validate` takes a model and returns metrics of all validation data; rank 0's are
+    Every rank makes a TrainLoop and calls `fit`. `validate` takes a model and returns metrics of all validation data; rank 0's are
     broadcast, so all ranks agree on `state.best` and on early stopping. The main rank writes checkpoints into `store`: by the plan,
     when all ranks stop, and `checkpoint_minutes` after the last one; each holds the state, the place in the data and `metadata`.
     `stop_reason` says why this process should end, or None; one step after any rank has a reason, all save and raise Preempted. Its
@@ -111,7 +111,7 @@ class Trainer:
             prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)
         ) as steps:
             for micro_batches in self.timer.iterate(steps):
-                doing(f"step {state.step + 1}")
+                set_status(f"step {state.step + 1}")
                 self.train_logger.update(self.train_step(micro_batches))
                 del micro_batches  # before the next ones are fetched
                 state.step += 1
@@ -148,7 +148,7 @@ class Trainer:
         state.last_eval_step = state.step
         if self.validate is None:
             return {}
-        doing("validation")
+        set_status("validation")
         with self.state.meter.paused(), self.timer.phase("evaluation"):
             metrics = {
                 name: float(value) for name, value in self.validate(state.evaluated_model).items()
