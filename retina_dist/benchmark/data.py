@@ -1,10 +1,11 @@
 """How long does an image take on its way to the network, part by part?
 
-    python -m retina_dist.benchmark data                               made images of 640 x 480
-    python -m retina_dist.benchmark data data.root=/data/coco          your own, with your own augmentation
+    python -m retina_dist.benchmark data                           made images of 640 x 480
+    python -m retina_dist.benchmark data data.root=/data/coco      your own, as they are augmented
 
-Times are CPU time, which other processes disturb little; files come from the system's cache. All parts take turns, `rounds` times.
-The base is Pillow's decoder and a resize in float32, as in torchvision's detectors, into the same batch. Neither normalises.
+Times are CPU time, which other processes disturb little; files come from the system's cache. All
+parts take turns, `rounds` times. The base is Pillow's decoder and a resize in float32, as in
+torchvision's detectors, into the same batch. Neither normalises.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,17 +31,18 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
 from retina_dist.data.module import ImageDataset
-from retina_dist.data.samplers import BatchSpec
+from retina_dist.data.samplers import BatchSpec, TrainSampler
 from retina_dist.data.sources import read
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.task import DetectionTask
 from retina_dist.run.build import build_strategy
 
-HEIGHT, WIDTH, QUALITY = 480, 640, 90
-CONTRAST = (
-    37.0  # grey levels, one standard deviation: files then have the mean size of COCO's, 163 kB
-)
+HEIGHT = 480
+WIDTH = 640
+JPEG_QUALITY = 90
+# Standard deviation in grey levels: files then have the mean size of COCO's, 163 kB.
+CONTRAST = 37.0
 
 
 @dataclass
@@ -57,41 +58,43 @@ class DataBenchmarkConfig(BenchmarkConfig):
 def make_images(folder: Path, count: int) -> None:
     """`count` JPEGs in folder/images, with seven boxes each in folder/images.json.
 
-    Coloured noise on grey noise whose amplitude falls as 1/f, as in photos (https://doi.org/10.1364/JOSAA.4.002379).
+    Coloured noise on grey noise whose amplitude falls as 1/f, as in photos
+    (https://doi.org/10.1364/JOSAA.4.002379).
     """
     (folder / "images").mkdir()
     rng = np.random.default_rng(0)
     frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH))
     frequency[0, 0] = 1.0
-    boxes = [
-        [left * WIDTH / 8, HEIGHT / 8, WIDTH / 4, HEIGHT / 2 ** (1 + left % 3)] for left in range(7)
-    ]
-    images = [
-        {"id": i, "file_name": f"{i:06d}.jpg", "width": WIDTH, "height": HEIGHT}
-        for i in range(1, count + 1)
-    ]
-    for image in images:
-        noise = np.fft.irfft2(
-            np.fft.rfft2(rng.normal(size=(3, HEIGHT, WIDTH))) / frequency, s=(HEIGHT, WIDTH)
+
+    images = []
+    annotations = []
+    for number in range(1, count + 1):
+        name = f"{number:06d}.jpg"
+        Image.fromarray(_photo_like(rng, frequency)).save(
+            folder / "images" / name, quality=JPEG_QUALITY
         )
-        mixed = 0.9 * noise[:1] + 0.45 * noise[[1, 2, 0]]
-        mixed = (mixed - mixed.mean(axis=(1, 2), keepdims=True)) / mixed.std(
-            axis=(1, 2), keepdims=True
-        )
-        pixels = (128 + CONTRAST * mixed).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
-        Image.fromarray(pixels).save(folder / "images" / str(image["file_name"]), quality=QUALITY)
-    pairs = [
-        {"image_id": image["id"], "category_id": 1, "bbox": box}
-        for image in images
-        for box in boxes
-    ]
-    annotations = [{"id": i, **pair} for i, pair in enumerate(pairs, start=1)]
+        images.append({"id": number, "file_name": name, "width": WIDTH, "height": HEIGHT})
+        for left in range(7):
+            box = [left * WIDTH / 8, HEIGHT / 8, WIDTH / 4, HEIGHT / 2 ** (1 + left % 3)]
+            entry = {"image_id": number, "category_id": 1, "bbox": box}
+            annotations.append(entry | {"id": len(annotations) + 1})
     coco = {
         "images": images,
         "annotations": annotations,
         "categories": [{"id": 1, "name": "thing"}],
     }
     (folder / "images.json").write_text(json.dumps(coco))
+
+
+def _photo_like(rng: np.random.Generator, frequency: np.ndarray) -> np.ndarray:
+    """Noise [HEIGHT, WIDTH, 3] in uint8 whose spectrum falls with `frequency`."""
+    spectrum = np.fft.rfft2(rng.normal(size=(3, HEIGHT, WIDTH))) / frequency
+    noise = np.fft.irfft2(spectrum, s=(HEIGHT, WIDTH))
+    mixed = 0.9 * noise[:1] + 0.45 * noise[[1, 2, 0]]
+    mixed -= mixed.mean(axis=(1, 2), keepdims=True)
+    mixed /= mixed.std(axis=(1, 2), keepdims=True)
+    levels = (128 + CONTRAST * mixed).clip(0, 255).astype(np.uint8)
+    return levels.transpose(1, 2, 0)
 
 
 DECODE = "read and decode"
@@ -104,85 +107,106 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
     """Time every part in turns; print and return the figures."""
     torch.set_num_threads(config.trainer.num_threads or 1)
     with tempfile.TemporaryDirectory() as name, build_strategy(config) as strategy:
-        folder = Path(name)
         if strategy.world_size > 1:
             raise ConfigError("benchmark data measures one process; start it without a launcher.")
-        made = config.data.root is None and config.data.train_annotations is None
-        if made:
-            make_images(folder, config.num_images)
-            data = replace(
-                config.data,
-                train_annotations=f"{folder}/images.json",
-                train_images=f"{folder}/images",
-            )
-            config = replace(config, data=data)
+        whose = f"images of {config.data.name}"
+        if config.data.root is None and config.data.train_annotations is None:
+            whose = f"made images of {WIDTH} x {HEIGHT}"
+            config = _with_made_images(config, Path(name))
         task = DetectionTask(config, strategy)
         module: Any = task.build_data()
-        specs: list[
-            BatchSpec
-        ] = []  # as many of the training's first batches as hold so many images
-        while sum(len(spec.indices) for spec in specs) < config.num_images:
-            specs += module.train_sampler.step(len(specs))[:1]
-        records = [
-            task.train.records[i % len(task.train.records)] for spec in specs for i in spec.indices
-        ]
+        specs = _first_batches(module.train_sampler, config.num_images)
+        records = []
+        for spec in specs:
+            for index in spec.indices:
+                records.append(task.train.records[index % len(task.train.records)])
+
         size_kb = statistics.mean(len(read(record.path)) for record in records) / 1000
-        whose = "made images of 640 x 480" if made else f"images of {config.data.name}"
-        what = f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, short side {config.data.min_sizes} px"
-        what += (
-            f"; {strategy.device.type}, {torch.get_num_threads()} threads, {config.rounds} rounds"
+        what = (
+            f"{len(records)} {whose}, {size_kb:.0f} kB a file, {len(specs)} batches, "
+            f"short side {config.data.min_sizes} px; {strategy.device.type}, "
+            f"{torch.get_num_threads()} threads, {config.rounds} rounds"
         )
         print(f"{what}\n", flush=True)
-        parts = _parts(module.train_dataset, specs, records)
-        times: dict[str, list[float]] = {name: [] for name in parts}
-        for turn in range(config.rounds + 1):  # the first one warms up
-            for name, part in parts.items():
-                started = time.process_time()
-                part()
-                times[name] += [(time.process_time() - started) / len(records) * 1e3] * bool(turn)
+        times = _time_in_turns(_parts(module.train_dataset, specs, records), config.rounds)
+
     print(f"{'ms an image':<44}{'median':>10}{'min':>10}{'max':>10}")
     rows = {}
-    for name, values in times.items():
+    for name, seconds in times.items():
+        values = [1000 * second / len(records) for second in seconds]
         row = {"median": statistics.median(values), "min": min(values), "max": max(values)}
         print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}")
         rows[name] = {key: round(value, 4) for key, value in row.items()}
     ratio = statistics.median(b / a for a, b in zip(times[WHOLE], times[PLAIN], strict=True))
     print(f"{WHOLE}: {ratio:.2f} times as fast as {PLAIN}")
-    ratios = {f"{WHOLE} / {PLAIN}": ratio}
     return finish(
-        config, "data", ratios, what=what, mean_file_kb=round(size_kb, 1), ms_an_image=rows
+        config,
+        "data",
+        {f"{WHOLE} / {PLAIN}": ratio},
+        what=what,
+        mean_file_kb=round(size_kb, 1),
+        ms_an_image=rows,
     )
+
+
+def _with_made_images(config: DataBenchmarkConfig, folder: Path) -> DataBenchmarkConfig:
+    """The settings with `make_images` of so many images as the data, in `folder`."""
+    make_images(folder, config.num_images)
+    data = replace(
+        config.data,
+        train_annotations=f"{folder}/images.json",
+        train_images=f"{folder}/images",
+    )
+    return replace(config, data=data)
+
+
+def _first_batches(sampler: TrainSampler, num_images: int) -> list[BatchSpec]:
+    """As many of the training's first batches as hold so many images."""
+    specs: list[BatchSpec] = []
+    while sum(len(spec.indices) for spec in specs) < num_images:
+        specs += sampler.step(len(specs))[:1]
+    return specs
+
+
+def _time_in_turns(parts: dict[str, Part], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each part in each round, after one round that warms up."""
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    for turn in range(rounds + 1):
+        for name, part in parts.items():
+            started = time.process_time()
+            part()
+            if turn > 0:
+                times[name].append(time.process_time() - started)
+    return times
 
 
 def _parts(
     dataset: ImageDataset[Batch], specs: list[BatchSpec], records: list[ImageRecord]
 ) -> dict[str, Part]:
-    """The timed functions by name; each does its part for the images of all `specs`, the `records` in their order."""
+    """The timed functions by name; each does its part for the `records` of all `specs`."""
     sizes = {spec: dataset[spec].image_sizes[: len(spec.indices)].tolist() for spec in specs}
+
+    def decode() -> None:
+        for each in records:
+            read_image(each.path, (each.width, each.height))
+
+    def whole() -> None:
+        for spec in specs:
+            _ = dataset[spec]
 
     def plain() -> None:
         sources = (record.path for record in records)
         for spec in specs:
             batch = torch.zeros(len(spec.indices), 3, *spec.canvas)
-            for canvas, (height, width) in zip(batch, sizes[spec], strict=True):
+            for canvas, size in zip(batch, sizes[spec], strict=True):
                 with Image.open(io.BytesIO(read(next(sources)))) as image:
-                    pixels = (
-                        torch.from_numpy(np.array(image.convert("RGB")))
-                        .permute(2, 0, 1)
-                        .float()
-                        .div_(255)
-                    )
-                canvas[:, :height, :width] = interpolate(
-                    pixels[None], size=(height, width), mode="bilinear"
-                )[0]
+                    pixels = torch.from_numpy(np.array(image.convert("RGB")))
+                scaled = pixels.permute(2, 0, 1).float().div_(255)
+                resized = interpolate(scaled[None], size=size, mode="bilinear")[0]
+                height, width = size
+                canvas[:, :height, :width] = resized
 
-    return {
-        DECODE: lambda: deque(
-            (read_image(each.path, (each.width, each.height)) for each in records), maxlen=0
-        ),
-        WHOLE: lambda: deque((dataset[spec] for spec in specs), maxlen=0),
-        PLAIN: plain,
-    }
+    return {DECODE: decode, WHOLE: whole, PLAIN: plain}
 
 
 main = entry_point("benchmark_data", DataBenchmarkConfig)(benchmark)

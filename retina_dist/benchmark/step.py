@@ -1,12 +1,14 @@
 """One optimizer step: ours against torchvision's plain loop.
 
-    python -m retina_dist.benchmark step                                                   the small model, 128 px
-    python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn model.trainable_layers=3 \\
-        canvases=[[320,320]] batch_sizes=[4] paths=[torchvision,fp32,bf16] trainer.num_threads=2
+    python -m retina_dist.benchmark step                            the small model, 128 px
+    python -m retina_dist.benchmark step model=retinanet_r50 model.norm=frozen_bn \\
+        model.trainable_layers=3 canvases=[[320,320]] batch_sizes=[4] \\
+        paths=[torchvision,fp32,bf16] trainer.num_threads=2
 
-The base is torchvision's references/detection in fp32: its model over lists of images and targets, the loss
-read each step, SGD. Ours is the trainer's step, channels last. Both have the same weights and images, already of the canvas' size,
-and take turns within one process; a ratio compares a turn with the base's turn beside it.
+The base is torchvision's references/detection in fp32: its model over lists of images and targets,
+the loss read each step, SGD. Ours is the trainer's step, channels last. Both have the same weights
+and images, already of the padded size, and take turns within one process; a ratio compares a turn
+with the base's turn beside it.
 """
 
 from __future__ import annotations
@@ -41,23 +43,15 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tracking.console import print_redacted
 
 BASE = "torchvision"
-PATHS = (
-    BASE,
-    f"{BASE}-tf32",
-    f"{BASE}-fp16",
-    "fp32",
-    "tf32",
-    "bf16",
-    "fp16",
-    "auto",
-    "fp32-compile",
-    "bf16-compile",
-)
+THEIRS = (BASE, f"{BASE}-tf32", f"{BASE}-fp16")
+OURS = ("fp32", "tf32", "bf16", "fp16", "auto", "fp32-compile", "bf16-compile")
+PATHS = (*THEIRS, *OURS)
+Step = Callable[[], Tensor]
 
 
 @dataclass
 class StepConfig(BenchmarkConfig):
-    """`python -m retina_dist.benchmark step`: model and optimizer as for a training; images are noise."""
+    """`python -m retina_dist.benchmark step`: settings of a training; images are noise."""
 
     paths: list[str] = setting(
         [BASE, "fp32", "auto"], "the first is the base; auto: as trainer.precision", choices=PATHS
@@ -76,23 +70,25 @@ class StepConfig(BenchmarkConfig):
 def random_batch(
     size: int, canvas: Sequence[int], num_classes: int, boxes: int, seed: int
 ) -> Batch:
-    """Noise images that fill the canvas, each with `boxes` boxes, as `data=synthetic` makes them."""
+    """Noise images of the padded size, each with `boxes` boxes, as `data=synthetic` makes them."""
     annotations = synthetic_annotations(
         SyntheticConfig(list(canvas), boxes, num_classes, size), seed
     )
     return synthetic_batch(annotations, range(size), 1.0, seed=seed, device=torch.device("cpu"))
 
 
-def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Callable[[], Tensor]:
-    """A training's `TrainStep` on one batch, of the precision that `path` names, with -compile compiled."""
-    strategy, (precision, _, compiled) = (
-        SingleDeviceStrategy(config.strategy.device),
-        path.partition("-"),
-    )
+def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Step:
+    """A training's `TrainStep` on one batch, in the precision of `path`; -compile compiles it."""
+    precision, _, compiled = path.partition("-")
     trainer = replace(
-        config.trainer, precision=precision, channels_last=True, compile=bool(compiled)
+        config.trainer,
+        precision=precision,
+        channels_last=True,
+        compile=bool(compiled),
     )
     config = replace(config, trainer=trainer)
+
+    strategy = SingleDeviceStrategy(config.strategy.device)
     state = build_state(config, copy.deepcopy(model), strategy)
     train_step = build_train_step(config, state, _plan(config, len(batch)), strategy)
     train_step.timer.start()
@@ -109,32 +105,32 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> C
     return step
 
 
-def torchvision_step(
-    config: StepConfig, model: RetinaNet, batch: Batch, path: str
-) -> Callable[[], Tensor]:
-    """torchvision's `train_one_epoch` for one batch (references/detection/engine.py), with its GradScaler for fp16."""
+def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Step:
+    """torchvision's `train_one_epoch` for one batch (references/detection/engine.py).
+
+    It uses torchvision's GradScaler for fp16.
+    """
     precision = path.partition("-")[2] or "fp32"
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = _plan(config, len(batch)).lr_at(0)
-    trained, momentum = (
-        [p for p in theirs.parameters() if p.requires_grad],
-        config.optimizer.momentum,
-    )
     optimizer = torch.optim.SGD(
-        trained, lr=lr, momentum=momentum, weight_decay=config.optimizer.weight_decay
+        [p for p in theirs.parameters() if p.requires_grad],
+        lr=lr,
+        momentum=config.optimizer.momentum,
+        weight_decay=config.optimizer.weight_decay,
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     autocast_context = autocast(device, precision)
-    images = [
-        (image.contiguous() / 255).to(device) for image in batch.images
-    ]  # the lists that its model takes
-    rows = zip(
-        batch.boxes[:, : config.boxes].to(device),
-        batch.labels[:, : config.boxes].to(device),
-        strict=True,
-    )
-    targets = [{"boxes": boxes, "labels": labels} for boxes, labels in rows]
+
+    # The lists that its model takes.
+    images = []
+    targets = []
+    for row, image in enumerate(batch.images):
+        images.append((image.contiguous() / 255).to(device))
+        boxes = batch.boxes[row, : config.boxes].to(device)
+        labels = batch.labels[row, : config.boxes].to(device)
+        targets.append({"boxes": boxes, "labels": labels})
 
     def step() -> Tensor:
         with autocast_context():
@@ -170,29 +166,13 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     model = build_model(config.model, config.num_classes)
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
     where = f"{_size(canvas)}, batch {batch_size}"
-    steps: dict[str, Callable[[], Tensor]] = {}
+
+    steps: dict[str, Step] = {}
     facts: dict[str, dict[str, Any]] = {}
     for name in config.paths:
-        if warning := warn_of_emulation(device, name.partition("-")[0]):
-            print_redacted(f"warning: {warning}", sys.stderr)
-        before = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)  # by earlier paths
         print_redacted(f"{where}: first steps of {name}", sys.stderr)
-        steps[name] = (torchvision_step if name.startswith(BASE) else our_step)(
-            config, model, batch, name
-        )
-        first_loss = float(steps[name]())
-        for _ in range(config.warmup):
-            steps[name]()
-        _wait(device)
-        peak = (
-            (torch.cuda.max_memory_allocated(device) - before) / 2**30
-            if device.type == "cuda"
-            else None
-        )
-        facts[name] = {"first_loss": first_loss, "peak_memory_gib": peak}
+        steps[name], facts[name] = _start(config, model, batch, name, device)
+
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(config.rounds):
         print_redacted(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
@@ -202,53 +182,88 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
                 step()
             _wait(device)
             seconds[name].append((time.perf_counter() - started) / config.steps)
+
     rows = []
+    base = seconds[config.paths[0]]
     for name, times in seconds.items():
-        ratios = [base / one for base, one in zip(seconds[config.paths[0]], times, strict=True)]
+        ratios = [b / own for b, own in zip(base, times, strict=True)]
         median = statistics.median(times)
-        figures = {
+        row = {
+            "path": name,
+            "batch_size": batch_size,
+            "canvas": list(canvas),
             "ms": round(median * 1000, 3),
             "images_per_s": round(batch_size / median, 3),
             "ratio": [round(f(ratios), 4) for f in (min, statistics.median, max)],
         }
-        rows.append(
-            {
-                "path": name,
-                "batch_size": batch_size,
-                "canvas": list(canvas),
-                **figures,
-                **facts[name],
-            }
-        )
+        rows.append(row | facts[name])
     return rows
+
+
+def _start(
+    config: StepConfig,
+    model: RetinaNet,
+    batch: Batch,
+    path: str,
+    device: torch.device,
+) -> tuple[Step, dict[str, Any]]:
+    """The step of a path after its warm-up, with its first loss and the GPU memory that it took."""
+    warning = warn_of_emulation(device, path.partition("-")[0])
+    if warning:
+        print_redacted(f"warning: {warning}", sys.stderr)
+    taken_before = 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        taken_before = torch.cuda.memory_allocated(device)  # by earlier paths
+
+    make_step = torchvision_step if path in THEIRS else our_step
+    step = make_step(config, model, batch, path)
+    first_loss = float(step())
+    for _ in range(config.warmup):
+        step()
+    _wait(device)
+
+    peak = None
+    if device.type == "cuda":
+        peak = (torch.cuda.max_memory_allocated(device) - taken_before) / 2**30
+    return step, {"first_loss": first_loss, "peak_memory_gib": peak}
 
 
 def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
+    for canvas in config.canvases:
+        if len(canvas) != 2:
+            raise ConfigError(f"canvases={config.canvases} needs pairs such as [[320,320]].")
     configure_torch(config.trainer)
     device = SingleDeviceStrategy(config.strategy.device).device
     paths = [resolve_precision(device, path) for path in config.paths]
     config = replace(config, paths=list(dict.fromkeys(paths)))
+    base = config.paths[0]
+
     titles = f"{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
     print(f"{'path':<18}{'canvas':>11}{'batch':>6}{titles}")
     rows: list[dict[str, Any]] = []
+    ratios: dict[str, float] = {}
     for canvas, batch_size in product(config.canvases, config.batch_sizes):
         for row in measure(config, batch_size, canvas):
-            low, middle, high = row["ratio"]
-            gib = "-" if row["peak_memory_gib"] is None else f"{row['peak_memory_gib']:.1f}"
-            print(
-                f"{row['path']:<18}{_size(canvas):>11}{batch_size:>6}{row['ms']:>10.1f}{row['images_per_s']:>9.2f}"
-                f"{low:>8.2f}{middle:>7.2f}{high:>7.2f}{gib:>7}   {row['first_loss']:.6f}",
-                flush=True,
-            )
+            print(_line(row), flush=True)
             rows.append(row)
-    names = {f"{row['path']} {_size(row['canvas'])} batch {row['batch_size']}": row for row in rows}
-    ratios = {
-        name: row["ratio"][1] for name, row in names.items() if row["path"] != config.paths[0]
-    }
+            if row["path"] != base:
+                name = f"{row['path']} {_size(canvas)} batch {batch_size}"
+                ratios[name] = row["ratio"][1]
     net = f"{config.model.backbone} {config.model.variant}"
-    what = f"{net} against {config.paths[0]}, {config.rounds} rounds of {config.steps} steps"
+    what = f"{net} against {base}, {config.rounds} rounds of {config.steps} steps"
     return finish(config, "step", ratios, what=what, rows=rows)
+
+
+def _line(row: dict[str, Any]) -> str:
+    low, middle, high = row["ratio"]
+    gib = "-"
+    if row["peak_memory_gib"] is not None:
+        gib = f"{row['peak_memory_gib']:.1f}"
+    where = f"{row['path']:<18}{_size(row['canvas']):>11}{row['batch_size']:>6}"
+    speed = f"{row['ms']:>10.1f}{row['images_per_s']:>9.2f}{low:>8.2f}{middle:>7.2f}{high:>7.2f}"
+    return f"{where}{speed}{gib:>7}   {row['first_loss']:.6f}"
 
 
 def _size(canvas: Sequence[int]) -> str:
