@@ -305,7 +305,9 @@ def pixels_of(image: AnyImage) -> Tensor:
                 f"a PIL image cannot be converted to RGB ({error}); give {FORMS}."
             ) from error
     if isinstance(image, np.ndarray):
-        pixels = torch.from_numpy(np.ascontiguousarray(image, image.dtype.newbyteorder("=")))
+        # torch has no read-only tensors, and neither another byte order nor negative strides
+        writable = np.require(image, image.dtype.newbyteorder("="), ["C", "W"])
+        pixels = torch.from_numpy(writable)
         pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
         pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
     elif isinstance(image, Tensor):

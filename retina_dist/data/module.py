@@ -6,12 +6,15 @@ spawned processes they start at once. They do not import the main script, so it 
 
 from __future__ import annotations
 
+import io
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -24,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from typing_extensions import Self
 
-from retina_dist.base.errors import ImageError, UserError
+from retina_dist.base.errors import ImageError, UserError, first_line
 from retina_dist.data.canvases import Buckets
 from retina_dist.data.images import MAX_PIXELS, read_image
 from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler
@@ -36,6 +39,11 @@ LOGGER = logging.getLogger("retina_dist")
 AnyBatch = TypeVar("AnyBatch")
 Contents = Mapping[int, bytes | ImageError]  # of images, by their number
 CPU = torch.device("cpu")
+MORE_SHARED_MEMORY = (
+    "give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), "
+    "or set data.num_workers=0"
+)
+MORE_MEMORY = "lower data.num_workers (0 reads in this process), or give the job more memory"
 
 
 class ImageDataset(Dataset[AnyBatch]):
@@ -96,15 +104,73 @@ class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
         self.dataset = dataset
 
     def __getitem__(self, spec: BatchSpec) -> tuple[Any, list[logging.LogRecord]]:
+        if get_worker_info() is None:
+            return self.dataset[spec], []
         handler = BufferingHandler(sys.maxsize)
-        if get_worker_info() is not None:
-            LOGGER.addHandler(handler)
+        LOGGER.addHandler(handler)
         try:
-            return self.dataset[spec], handler.buffer
+            batch = self.dataset[spec]
+            _share(batch)
+            return batch, handler.buffer
         except UserError as error:
             return error, handler.buffer
+        except (MemoryError, RuntimeError) as error:
+            if not _is_lack_of_memory(error):
+                raise
+            return UserError(f"a data worker has no memory left; {MORE_MEMORY}."), handler.buffer
         finally:
             LOGGER.removeHandler(handler)
+
+
+class _Sharing(pickle.Pickler):
+    """Moves the tensors of what it pickles into shared memory; their values are not pickled."""
+
+    def persistent_id(self, value: Any) -> str | None:
+        if not isinstance(value, Tensor):
+            return None
+        value.share_memory_()
+        return "a tensor"
+
+
+def _share(batch: Any) -> None:
+    """Move a batch into shared memory, in the worker that made it.
+
+    Otherwise a thread of the worker's queue does it, which prints a traceback where it fails and
+    sends nothing, so that the main process waits forever. Raises UserError where /dev/shm is full.
+    """
+    try:
+        _Sharing(io.BytesIO()).dump(batch)
+    except RuntimeError as error:
+        if "shared memory" not in str(error):
+            raise
+        raise UserError(f"/dev/shm is full ({first_line(error)}); {MORE_SHARED_MEMORY}.") from error
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "allocate memory" in str(
+        error
+    )  # torch's, and errno 12
+
+
+def _why_failed(workers: Sequence[multiprocessing.Process], error: Exception) -> Exception:
+    """What ended a data worker, in words; `error` itself where all of them live."""
+    if _is_lack_of_memory(error):
+        return UserError(f"no memory is left for a batch; {MORE_MEMORY}.")
+    deadline = time.monotonic() + 1.0  # a worker that was killed may still be on its way out
+    codes: list[int] = []
+    while not codes and time.monotonic() < deadline:
+        codes = [worker.exitcode for worker in workers if worker.exitcode is not None]
+        time.sleep(0.01)
+    if not codes:
+        return error
+    if -signal.SIGBUS in codes:
+        return UserError(f"a data worker found /dev/shm full; {MORE_SHARED_MEMORY}.")
+    if -signal.SIGKILL in codes:
+        return UserError(f"a data worker was killed, usually for want of memory; {MORE_MEMORY}.")
+    return UserError(
+        f"a data worker ended with exit code {codes[0]} ({first_line(error)}); "
+        "data.num_workers=0 reads in this process and shows why."
+    )
 
 
 @contextmanager
@@ -255,6 +321,17 @@ class DataModule(Generic[AnyBatch]):
         assert self._val is not None, "there is a validation split"
         return self._read(*self._val)
 
+    def _start(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Start the workers. Raises UserError where the system gives no more processes or memory."""
+        try:
+            with without_main():
+                return iter(loader)
+        except (OSError, EOFError, MemoryError) as error:
+            if not self._num_workers:
+                raise
+            reason = first_line(error)
+            raise UserError(f"data workers cannot start ({reason}); {MORE_MEMORY}.") from error
+
     def _read(
         self, dataset: ImageDataset[AnyBatch], specs: Iterable[BatchSpec]
     ) -> Generator[AnyBatch, None, None]:
@@ -269,10 +346,17 @@ class DataModule(Generic[AnyBatch]):
             worker_init_fn=_end_with_main_process if self._num_workers else None,
             generator=torch.Generator(),  # or else every start would draw from the global one
         )
-        with without_main():
-            items: Any = iter(loader)
+        items: Any = self._start(loader)
         try:
-            for batch, records in items:
+            while True:
+                try:
+                    batch, records = next(items)
+                except StopIteration:
+                    return
+                except (RuntimeError, OSError, EOFError) as error:
+                    if not self._num_workers:
+                        raise
+                    raise _why_failed(items._workers, error) from error
                 for record in records:
                     logging.getLogger(record.name).handle(record)
                 if isinstance(batch, UserError):

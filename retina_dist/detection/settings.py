@@ -29,6 +29,9 @@ IGNORED |= dict.fromkeys(
     FOLDER_FORMATS, ("classes", "box_format", "train_annotations", "val_annotations", *IMAGES)
 )
 
+MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
+MAX_ANCHORS = 1000  # of one cell; nine are usual
+
 
 @dataclass
 class ShapesConfig:
@@ -152,7 +155,9 @@ class ModelConfig(DetectorSettings):
         "resnet50", "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin"
     )
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
-    fpn_channels: int = setting(256, at_least=1, at_most=4096)
+    fpn_channels: int = setting(
+        256, "variant v2: a multiple of 32 from 64", at_least=1, at_most=4096
+    )
     trainable_layers: int = setting(
         5, "stages that train, counted from the last; 5 is all", at_least=0, at_most=5
     )
@@ -199,6 +204,40 @@ class ModelConfig(DetectorSettings):
         if len(set(map(len, self.anchor_sizes))) != 1:
             raise ConfigError(
                 f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level."
+            )
+        self.check_size(self.num_classes or 1)
+
+    @property
+    def anchors_per_cell(self) -> int:
+        """Anchors at each position of a feature map."""
+        return len(self.anchor_sizes[0]) * len(self.aspect_ratios)
+
+    def check_size(self, num_classes: int) -> None:
+        """Raise ConfigError for a pyramid and heads that cannot be built, or are absurdly large."""
+        channels = self.fpn_channels
+        if self.variant == "v2" and (channels % 32 or channels < 64):
+            raise ConfigError(
+                f"model.fpn_channels={channels} does not fit variant v2; "
+                "use 64 or a larger multiple of 32."
+            )
+        if len(self.anchor_sizes) != 5:
+            raise ConfigError(
+                f"model.anchor_sizes has {len(self.anchor_sizes)} levels; "
+                "RetinaNet has five, P3 to P7."
+            )
+        anchors = self.anchors_per_cell
+        if anchors > MAX_ANCHORS:
+            raise ConfigError(
+                f"model.anchor_sizes and aspect_ratios make {anchors} anchors a cell; "
+                f"{MAX_ANCHORS} are the most."
+            )
+        # five convolutions of 3 x 3 in the pyramid, eight in the heads, and the heads' last two
+        parameters = 9 * channels * (13 * channels + anchors * (num_classes + 4))
+        if parameters > MAX_PARAMETERS:
+            raise ConfigError(
+                f"model.fpn_channels={channels} with num_classes={num_classes} and {anchors} "
+                f"anchors a cell makes {parameters / 1e9:.1f} billion parameters, "
+                "above 1 billion; lower one."
             )
 
 

@@ -28,6 +28,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     num_batches_tracked: Tensor
     momentum: float
     sum_over_ranks: Sum | None = None
+    single_image = False  # whether a micro-batch has one image over all ranks, see `connect`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,11 +37,13 @@ class BatchNorm2d(nn.BatchNorm2d):
         self._recomputes = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or (self.sum_over_ranks is None and self._real is None):
-            if self.training and x.numel() == x.shape[1]:
-                raise ConfigError(
-                    "model.norm=bn: one value of a channel has no variance; raise data.batch_size."
-                )
+        stands_alone = self.sum_over_ranks is None and self._real is None
+        if self.training and x.numel() == x.shape[1] and (stands_alone or self.single_image):
+            norm = "bn" if self.sum_over_ranks is None else "sync_bn"
+            raise ConfigError(
+                f"model.norm={norm}: one value of a channel has no variance; raise data.batch_size."
+            )
+        if not self.training or stands_alone:
             if self._recomputes:  # with as many tensors for the backward pass as in the first pass
                 statistics = self.running_mean.clone(), self.running_var.clone()
                 return F.batch_norm(
@@ -75,16 +78,25 @@ class SyncBatchNorm2d(BatchNorm2d):
         """A copy without the connection: a job has only one connected model."""
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
-        state = {k: v for k, v in self.__dict__.items() if k != "sum_over_ranks"}
+        connection = ("sum_over_ranks", "single_image")
+        state = {k: v for k, v in self.__dict__.items() if k not in connection}
         twin.__dict__.update(copy.deepcopy(state, memo))
         return twin
 
 
-def connect(model: nn.Module, sum_over_ranks: Sum) -> None:
-    """Make every SyncBatchNorm2d of `model` use `sum_over_ranks` (a tensor [*] -> its sum over ranks, a new tensor)."""
+def connect(model: nn.Module, sum_over_ranks: Sum, *, single_image: bool = False) -> None:
+    """Make every SyncBatchNorm2d of `model` normalise with the values of all ranks.
+
+    Args:
+        model: the module whose norms are connected, in place.
+        sum_over_ranks: a tensor [*] -> its sum over ranks, a new tensor.
+        single_image: whether each micro-batch has one image over all ranks. A feature map of one
+            pixel then has no variance in any step, and training raises ConfigError.
+    """
     for module in model.modules():
         if isinstance(module, SyncBatchNorm2d):
             module.sum_over_ranks = sum_over_ranks
+            module.single_image = single_image
 
 
 @contextmanager

@@ -98,9 +98,12 @@ def build_state(
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = make_scaler(strategy.device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
+    # with one process too, so that the numbers are the same
     connect(
-        model, lambda x: strategy.all_reduce(x, "sum")
-    )  # with one process too, so that the numbers are the same
+        model,
+        lambda x: strategy.all_reduce(x, "sum"),
+        single_image=config.data.batch_size <= trainer.accumulate,
+    )
     return TrainState(model, optimizer, scaler, ema, best)
 
 

@@ -5,7 +5,7 @@ class of a level lie in its k best anchors, so only their scores and boxes are c
 
 Of equal scores the lower anchor, then the lower class comes first, on any device; torchvision leaves that to `topk`. Scores may
 differ in the last bit from torchvision's, because on a CPU `torch.sigmoid` rounds the last few elements of a tensor otherwise.
-An anchor with a NaN among its logits is left out.
+An anchor with a NaN among its logits or offsets is left out.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def postprocess(
     boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
     limit = image_sizes.flip(1).repeat(1, 2)[:, None].to(boxes.dtype)  # [B, 1, 4] as w, h, w, h
     boxes = boxes.clamp(min=0).minimum(limit)
+    is_candidate = is_candidate & ~boxes.isnan().any(dim=-1)
     few = is_candidate.sum(dim=1) <= (MOST_MOVED_GPU if boxes.is_cuda else MOST_MOVED_CPU)
     shifted = torch.where(few[:, None, None], moved_by_label(boxes, labels, is_candidate), boxes)
 

@@ -36,9 +36,6 @@ from retina_dist.model.layers import (
 )
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 
-MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
-MAX_ANCHORS = 1000  # of one cell; nine are usual
-
 
 class RetinaNet(TorchvisionRetinaNet):
     """torchvision's RetinaNet on a `Batch`, with a batched loss; build it with `build_retinanet`."""
@@ -182,23 +179,10 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class. Raises ConfigError.
     """
     config = ModelConfig(num_classes=num_classes, **settings)
-    channels, is_v2 = config.fpn_channels, config.variant == "v2"
-    if is_v2 and (channels % 32 or channels < 64):
-        raise ConfigError(
-            f"model.fpn_channels={channels} does not fit variant v2; use 64 or a larger multiple of 32."
-        )
-    per_cell = len(config.anchor_sizes[0]) * len(config.aspect_ratios)
-    if per_cell > MAX_ANCHORS:
-        raise ConfigError(
-            f"anchor_sizes and aspect_ratios make {per_cell} anchors a cell; {MAX_ANCHORS} are the most."
-        )
-    # the pyramid's five convolutions of 3 x 3, the heads' eight, and their last two
-    num_parameters = 9 * channels * (13 * channels + per_cell * (num_classes + 4))
-    if num_parameters > MAX_PARAMETERS:
-        cause = f"model.fpn_channels={channels} with num_classes={num_classes} and {per_cell} anchors a cell"
-        raise ConfigError(
-            f"{cause} makes {num_parameters / 1e9:.1f} billion parameters, above 1 billion; lower one."
-        )
+    config.check_size(num_classes)
+    channels = config.fpn_channels
+    is_v2 = config.variant == "v2"
+    per_cell = config.anchors_per_cell
     body = Body(
         config.backbone,
         config.norm,

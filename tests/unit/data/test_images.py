@@ -21,6 +21,7 @@ from retina_dist.data.images import (
     decode_image,
     has_more_scans,
     image_sizes,
+    pixels_of,
     read_image,
 )
 from retina_dist.task.predictor import predict_files
@@ -317,3 +318,18 @@ def test_each_readable_image_has_a_name_that_no_other_has(
         DataError, match=r"none of the 1 files of input=.*/x/b\*.png is a readable image"
     ):
         predict("x/b*.png", "none")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.asarray(Image.new("RGB", (4, 3), (1, 2, 3))),  # Pillow's memory is read-only
+        np.broadcast_to(np.array([1, 2, 3], np.uint8), (3, 4, 3)),
+        np.full((3, 4, 3), (1, 2, 3), ">u2").astype("u1")[::-1],
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_an_array_that_torch_cannot_share_is_copied_without_a_warning(array: np.ndarray):
+    pixels = pixels_of(array)
+    assert pixels.shape == (3, 3, 4)
+    assert pixels[:, 0, 0].tolist() == [1, 2, 3]

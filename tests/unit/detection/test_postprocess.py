@@ -184,6 +184,16 @@ def test_not_a_number_costs_its_anchor_only(k: int) -> None:
         assert torch.equal(a["boxes"], b["boxes"])
 
 
+@pytest.mark.parametrize("coordinate", range(4))
+def test_offsets_that_are_not_numbers_cost_their_anchor_only(coordinate: int) -> None:
+    logits, offsets, sizes = outputs(1, 3, bias=-2.0, seed=2)
+    damaged = torch.arange(100, 200)
+    expected = theirs(logits.index_fill(1, damaged, -torch.inf), offsets, sizes)
+    offsets[0, damaged, coordinate] = torch.nan
+    for found, without in zip(ours(logits, offsets, sizes), expected, strict=True):
+        assert torch.equal(found["boxes"], without["boxes"])
+
+
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("variant", ["v1", "v2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

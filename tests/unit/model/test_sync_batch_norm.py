@@ -73,6 +73,16 @@ def test_one_value_over_all_ranks_changes_no_statistic() -> None:
         norm(BatchNorm2d)(drawn(1, CHANNELS, 1, 1))
 
 
+def test_a_micro_batch_of_one_value_is_refused_where_it_can_be_no_other() -> None:
+    """Larger maps of a single image have a variance, and validation needs none."""
+    module = norm(SyncBatchNorm2d)
+    connect(module, torch.clone, single_image=True)
+    with pytest.raises(ConfigError, match=r"model\.norm=sync_bn: one value of a channel has no"):
+        module(drawn(1, CHANNELS, 1, 1))
+    module(drawn(1, CHANNELS, 1, 2))
+    module.eval()(drawn(1, CHANNELS, 1, 1))
+
+
 def test_a_large_mean_does_not_swallow_the_variance() -> None:
     """Squares of 10000 have steps of 8 in float32, and the variance is 1."""
     offsets = torch.tensor([-1.0, 1.0]).repeat(32).reshape(2, 1, 4, 8).expand(2, CHANNELS, 4, 8)
