@@ -36,7 +36,8 @@ from retina_dist.strategies.base import (
     to_wire,
 )
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
-from retina_dist.strategies.launch_environment import DEFAULT_PORT, Launch
+from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.launchers import DEFAULT_PORT
 from retina_dist.strategies.settings import StrategyConfig
 
 OPS = {

@@ -8,7 +8,8 @@ from typing import Any
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.strategies.launch_environment import BY_LAUNCHER, Launch, detect_launch
+from retina_dist.strategies.launch_environment import Launch, detect_launch
+from retina_dist.strategies.launchers import launcher_named
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -16,7 +17,7 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 def choose_strategy(name: str, launch: Launch) -> str:
     """`name`, or what fits the launcher if that is "auto". Raises ConfigError when the two do not go together."""
     if name == "auto":
-        return BY_LAUNCHER[launch.launcher]
+        return launcher_named(launch.launcher).strategies[0]
     if name == "single" and launch.world_size > 1:
         raise ConfigError(
             f"strategy=single under {launch} would train the same model in each; use strategy=auto."

@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from retina_dist.base.errors import ConfigError, UserError
-from retina_dist.strategies.launch_environment import (
-    BY_LAUNCHER,
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.launchers import (
+    ALONE,
     DEFAULT_PORT,
-    PLAIN,
-    detect_launch,
+    launcher_named,
+    startable,
+    traces,
 )
 
-LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
+LAUNCHERS = startable()
 # Several processes on few cores, in a container that runs as root: Open MPI 4 and 5 need these variables. Others ignore them.
-AS_ROOT = [
-    f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}"
-    for prefix in ("OMPI", "PRTE")
-    for suffix in ("", "_CONFIRM")
-]
-OVERSUBSCRIBE = {
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-OPEN_MPI = {**dict.fromkeys(AS_ROOT, "1"), **OVERSUBSCRIBE}
 
 
 def executable(name: str) -> str | None:
@@ -45,19 +45,20 @@ def executable(name: str) -> str | None:
 
 def why_missing(launcher: str) -> str | None:
     """Why a launcher cannot be used here, or None if it can."""
-    if launcher not in ("horovodrun", "mpirun"):
-        return (
-            None
-            if launcher in ("python", "torchrun")
-            else "it is none of torchrun, horovodrun and mpirun"
-        )
-    program = executable("horovodrun")
-    if program is None:
+    if launcher not in (*startable(), ALONE.name):
+        *names, last = startable()
+        return f"it is none of {', '.join(names)} and {last}"
+    row = launcher_named(launcher)
+    if not row.needs:
+        return None
+    horovodrun = executable("horovodrun")
+    if horovodrun is None:
         return "Horovod is not installed"
-    if launcher == "mpirun" and executable("mpirun") is None:
-        return "mpirun is not installed"
-    wanted = "Gloo" if launcher == "horovodrun" else "MPI"
-    return None if f"[X] {wanted}" in _built(program) else f"Horovod was built without {wanted}"
+    if executable(row.command[0]) is None:
+        return f"{row.command[0]} is not installed"
+    if f"[X] {row.needs}" not in _built(horovodrun):
+        return f"Horovod was built without {row.needs}"
+    return None
 
 
 @cache
@@ -72,43 +73,21 @@ def command(launcher: str, processes: int, module: str, arguments: Sequence[str]
     """The command line that runs `python -m MODULE ARGUMENTS` as so many processes. Raises ConfigError if it cannot."""
     if reason := why_missing(launcher):
         raise ConfigError(
-            f"{launcher} cannot be used: {reason}; run scripts/install_horovod.py, or take torchrun."
+            f"{launcher} cannot be used: {reason}; "
+            "run scripts/install_horovod.py, or take torchrun."
         )
-    n = str(processes)
-    start = {
-        "python": [],
-        "torchrun": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            n,
-        ],
-        # its cache is one file of the user, which two starts at a time can break
-        "horovodrun": [
-            str(executable("horovodrun")),
-            "--gloo",
-            "--disable-cache",
-            "-np",
-            n,
-            "-H",
-            f"localhost:{n}",
-        ],
-        "mpirun": [str(executable("mpirun")), "-np", n],
-    }[launcher]
-    python = [] if launcher == "torchrun" else [sys.executable]
-    return [*start, *python, "-m", module, *arguments]
+    words = [word.format(n=processes) for word in launcher_named(launcher).command]
+    programs = {words[0]: executable(words[0]), "python": sys.executable}
+    start = [str(programs.get(word) or word) for word in words]
+    return [*start, module, *arguments]
 
 
 def environment(threads: int) -> dict[str, str]:
     """This process's environment for a child that starts others: so many threads each, no trace of an outer launcher."""
-    outer = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "MASTER_", *PLAIN)
-    ours = {
-        name: v
-        for name, v in os.environ.items()
-        if name == "SLURM_CONF" or not name.startswith(outer)
-    }
+    ours = {}
+    for name, value in os.environ.items():
+        if name == "SLURM_CONF" or not name.startswith(traces()):
+            ours[name] = value
     path = os.pathsep.join([str(Path(sys.executable).parent), ours.get("PATH", "")])
     return {**ours, **OPEN_MPI, "PATH": path, "OMP_NUM_THREADS": str(threads)}
 
@@ -116,12 +95,17 @@ def environment(threads: int) -> dict[str, str]:
 def described(variables: Mapping[str, str] = os.environ) -> str:
     """How a process with these variables understands its launcher, in one line. Raises ConfigError."""
     launch = detect_launch(variables)
-    host = f"local rank {launch.local_rank} of {launch.local_world_size or '?'} on node {launch.node_rank}"
-    place = (
-        launch.master_address
-        and f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
+    host = (
+        f"local rank {launch.local_rank} of {launch.local_world_size or '?'} "
+        f"on node {launch.node_rank}"
     )
-    return f"rank {launch.rank} of {launch.world_size}, {host}{place or ''}, strategy {BY_LAUNCHER[launch.launcher]}: {launch}"
+    place = ""
+    if launch.master_address:
+        place = f", meeting at {launch.master_address}:{launch.master_port or DEFAULT_PORT}"
+    strategy = launcher_named(launch.launcher).strategies[0]
+    return (
+        f"rank {launch.rank} of {launch.world_size}, {host}{place}, strategy {strategy}: {launch}"
+    )
 
 
 def usable(launchers: Sequence[str]) -> list[str]:

@@ -20,9 +20,10 @@ from pathlib import Path
 from retina_dist.base.errors import ConfigError, PeerLost, UserError
 from retina_dist.config.compose import load_config
 from retina_dist.config.entry_point import reported_errors
+from retina_dist.strategies.launchers import traces
 
 # Variables of launchers that Ray itself may run under: its workers inherit them, but they describe other processes.
-FOREIGN = ("HOROVOD_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "SLURM_")
+FOREIGN = traces(but_of="variables")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retina_dist.strategies.launch_environment import slurm_port
+from retina_dist.strategies.launchers import slurm_port
 from retina_dist.strategies.start_processes import environment
 from tests.commands import wait_for
 from tests.distributed.hosts import CannotRun, find, run, with_sbin

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.strategies.launch_environment import slurm_port
+from retina_dist.strategies.launchers import slurm_port
 from tests.chaos import differences, steps_done
 from tests.commands import run_process
 from tests.distributed.hosts import find

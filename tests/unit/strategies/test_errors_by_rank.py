@@ -9,7 +9,7 @@ import pytest
 
 from retina_dist.base.errors import ConfigError, DataError, PeerLost
 from retina_dist.config.entry_point import reported_errors
-from retina_dist.strategies.launch_environment import HOROVOD, MPICH, OPEN_MPI, PLAIN, SLURM
+from retina_dist.strategies.launchers import LAUNCHERS
 from retina_dist.tracking.console import configure_logging
 
 End = Callable[..., tuple[int | str | None, str]]
@@ -18,8 +18,9 @@ End = Callable[..., tuple[int | str | None, str]]
 @pytest.fixture
 def end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> End:
     """(exit code, stderr) of rank `rank` of `size` that raises `error`; no launcher without a size."""
-    for name in (*HOROVOD, *OPEN_MPI, *MPICH, *SLURM, *PLAIN):
-        monkeypatch.delenv(name or "NONE", raising=False)
+    for launcher in LAUNCHERS:
+        for name in launcher.names:
+            monkeypatch.delenv(name or "NONE", raising=False)
 
     def run(
         error: BaseException, rank: int = 0, size: int | None = None, **options: bool

@@ -7,13 +7,8 @@ import os
 import pytest
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.strategies.launch_environment import (
-    Launch,
-    detect_launch,
-    first_host,
-    slurm_port,
-    tasks_of_node,
-)
+from retina_dist.strategies.launch_environment import Launch, detect_launch
+from retina_dist.strategies.launchers import first_host, slurm_port, tasks_of_node
 
 
 def variables(text: str) -> dict[str, str]:
