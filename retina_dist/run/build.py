@@ -102,7 +102,8 @@ def build_state(
     connect(
         model,
         lambda x: strategy.all_reduce(x, "sum"),
-        single_image=config.data.batch_size <= trainer.accumulate,
+        single_image=isinstance(trainer.accumulate, int)
+        and config.data.batch_size <= trainer.accumulate,
     )
     return TrainState(model, optimizer, scaler, ema, best)
 

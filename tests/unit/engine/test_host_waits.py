@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from retina_dist.engine.meter import StepMeter
 from torch import Tensor, nn
 
 from retina_dist.classification.dataset import ImageBatch
@@ -17,6 +16,7 @@ from retina_dist.classification.model import build_classifier
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.model import retinanet
+from retina_dist.engine.meter import StepMeter
 from retina_dist.engine.train_loop import prefetched
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.run.build import build_plan, build_state
