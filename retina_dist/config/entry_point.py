@@ -123,7 +123,9 @@ def entry_point(
                         print_redacted(f"data.root is read by {entry[0]}")
                 prepare(name, values, options)
                 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
-                shown = options.cfg is not None  # then Hydra prints the settings, and nothing runs
+                shown = (
+                    options.cfg is not None or options.info is not None
+                )  # then Hydra prints the settings, and nothing runs
                 with (
                     compose.translate_hydra_errors(compose.command_of(name)),
                     redacted_stdout(shown),

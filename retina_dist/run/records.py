@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 import retina_dist
 from retina_dist.base.files import read_bytes, write_json, write_text
-from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.redaction import redacted, redacted_tree, redacted_word
 from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
 from retina_dist.config.run_config import RunConfig, changed_settings
@@ -64,7 +64,7 @@ def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, 
         given = list(HydraConfig.get().overrides.task)  # of a sweep, the job's
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *program, *sys.argv[1:]]),
+        "command": redacted_command(["python", *program, *sys.argv[1:]]),
         "overrides": given,
         "recipe": [
             o for o in given if Path(config_dir(), o.lstrip("+").partition("=")[0]).is_dir()
@@ -76,6 +76,15 @@ def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, 
         "commit": commit(),
     }
     write_json(path, [*starts, redacted_tree(start)])
+
+
+def redacted_command(words: list[str]) -> str:
+    """A line for a shell, without secrets.
+
+    Each word is redacted before it is quoted, because quotes of a shell can cut a secret in two.
+    """
+    shown = shlex.join([redacted_word(word) for word in words])
+    return redacted(shown)  # --token VALUE
 
 
 def commit() -> str | None:

@@ -25,8 +25,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from retina_dist.base.errors import ConfigError, Preempted, UserError, describe_error, is_collective
-from retina_dist.base.files import write_csv, write_json
-from retina_dist.base.redaction import redacted
+from retina_dist.base.files import write_csv, write_json, write_text
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.compose import command_of, translate_hydra_errors, typed
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.run_config import RunConfig
@@ -51,10 +52,8 @@ def run_job(
     launch = detect_launch()
     started, failure, skipped = time.perf_counter(), None, False
     sweep = Path(HydraConfig.get().sweep.dir)
-    if (
-        launch.rank == 0 and (copy := sweep / "multirun.yaml").is_file()
-    ):  # Hydra's, with passwords of URLs
-        copy.write_text(redacted(copy.read_text(encoding="utf-8")), encoding="utf-8")
+    if launch.rank == 0:
+        _redact_settings(sweep / "multirun.yaml")
     with reported_errors():
         try:
             config = get_settings()
@@ -80,9 +79,16 @@ def run_job(
     return math.nan if best is None else float(best)
 
 
+def _redact_settings(file: Path) -> None:
+    """Take the secrets out of the settings of a sweep, which Hydra has written as they were given."""
+    if file.is_file():
+        content = redacted_tree(load_yaml(file))
+        write_text(file, OmegaConf.to_yaml(OmegaConf.create(content)))
+
+
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
     """Add to the job's result.json, which may be of an older sweep, what this one knows of it."""
-    overrides = [redacted(o) for o in HydraConfig.get().overrides.task]
+    overrides = redacted_tree(list(HydraConfig.get().overrides.task))
     content = (
         {"status": "ok", "error": None, "seconds": seconds}
         | read_result(folder)
