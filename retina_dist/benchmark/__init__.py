@@ -1,1 +1,4 @@
-"""Speed, measured on the machine at hand; figures to be compared take turns in one run, because its speed drifts."""
+"""Speed, measured on the machine at hand.
+
+Figures to be compared take turns in one run, because a machine's speed drifts.
+"""

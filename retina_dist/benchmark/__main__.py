@@ -2,8 +2,9 @@
 
     python -m retina_dist.benchmark step      this training step against torchvision's plain loop
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
-    python -m retina_dist.benchmark scaling   N processes against one, under every launcher that is there
-    python -m retina_dist.benchmark agreement a detector's exported files, server and tiles against PyTorch, by detections and AP
+    python -m retina_dist.benchmark scaling   N processes against one, under every installed launcher
+    python -m retina_dist.benchmark agreement a detector's exported files, server and tiles against
+                                              PyTorch, by detections and AP
 
 Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON.
 """
@@ -18,13 +19,19 @@ KINDS = ("step", "data", "scaling", "agreement")
 
 def main() -> None:
     """Run the benchmark that the first argument names."""
-    kind = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    kind = ""
+    if len(sys.argv) > 1:
+        kind = sys.argv.pop(1)
     if kind not in KINDS:
         asked = kind in ("-h", "--help")
         if kind and not asked:
             print(f"error: unknown benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
-        print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
-        raise SystemExit(0 if asked else 2)
+        usage = (__doc__ or "").strip()
+        if asked:
+            print(usage)
+            raise SystemExit(0)
+        print(usage, file=sys.stderr)
+        raise SystemExit(2)
     importlib.import_module(f"retina_dist.benchmark.{kind}").main()
 
 

@@ -1,9 +1,10 @@
-"""Does every form of a detector detect the same? PyTorch, each exported file, the server and tiles on the same images.
+"""Does every form of a detector detect the same? PyTorch, each exported file, the server and tiles.
 
     python -m retina_dist.benchmark agreement checkpoint=runs/shapes root=datasets/shapes
 
-Each line is compared with `Detector.predict`, as an export is: the largest difference of a box in px and of a score between a
-detection and the nearest of its label, how many detections have no counterpart, and COCO's AP on the validation set.
+Each line is compared with `Detector.predict`, as an export is: the largest difference of a box in
+px and of a score between a detection and the nearest of its label, how many detections have no
+counterpart, and COCO's AP on the validation set.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from retina_dist.detection.settings import DetectionData
 from retina_dist.serving.server import ServeConfig, server_of
 from retina_dist.task.export_formats import Runner
 
-NEAR_PX, NEAR_SCORE = 1.0, 0.01  # detections of one label that are nearer are the same one
+# Detections of one label that are nearer are the same one.
+NEAR_PX = 1.0
+NEAR_SCORE = 0.01
 
 Predict = Callable[[Any], Detections]  # of an image file
 
@@ -60,13 +63,13 @@ class AgreementConfig(OfCheckpoint):
 def compare(
     detector: Detector, expected: list[Detections], others: list[Detections]
 ) -> dict[str, float]:
-    """`box` in px and `score`, the largest differences of counterparts; `unmatched`, detections without one on either side.
+    """`box` in px and `score`, the largest differences of counterparts, and `unmatched`.
 
-    As `differences`, it leaves out scores within NEAR_SCORE of the other side's cut-off.
+    `unmatched` counts detections without a counterpart, on either side. As `differences`, it leaves
+    out scores within NEAR_SCORE of the other side's cut-off.
     """
-    apart = torch.cat(
-        [differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)]
-    )
+    each = [differences(detector, *pair, NEAR_SCORE) for pair in zip(expected, others, strict=True)]
+    apart = torch.cat(each)
     near = (apart <= torch.tensor([NEAR_PX, NEAR_SCORE])).all(dim=1)
     box, score = torch.cat([torch.zeros(1, 2), apart[near]]).amax(dim=0).tolist()
     return {"box": box, "score": score, "unmatched": int((~near).sum())}
@@ -77,9 +80,8 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
     yield "PyTorch", lambda path: detector.predict(path)[0]
     for form in (".pt", ".pt2", ".onnx"):
         if form == ".pt2" and detector.min_size < LEAST:
-            print(
-                f".pt2 is left out: it takes {LEAST} px a side or more, this detector has {detector.min_size} px"
-            )
+            sizes = f"it takes {LEAST} px a side or more, this detector has {detector.min_size} px"
+            print(f".pt2 is left out: {sizes}")
             continue
         yield form, partial(_exported, detector, exporter_of(detector, checkpoint).read_back(form))
     with _server(detector, checkpoint) as address:
@@ -141,19 +143,17 @@ def agreement(config: AgreementConfig) -> dict[str, dict[str, float]]:
     ids = [record.image_id for record in records]
     table: dict[str, dict[str, float]] = {}
     expected: list[Detections] = []
-    print(
-        f"{'':<10}{'box, px':>12}{'score':>12}{'unmatched':>12}{'AP':>10}   of {len(records)} images"
-    )
+    titles = f"{'':<10}{'box, px':>12}{'score':>12}{'unmatched':>12}{'AP':>10}"
+    print(f"{titles}   of {len(records)} images")
     for name, predict in forms(detector, config.checkpoint):
         detections = [_of_categories(detector, predict(record.path)) for record in records]
         expected = expected or detections
         rows = detections_to_rows(detections, ids, detector.categories)
         ap = evaluate_rows(annotations.coco, rows, image_ids=ids).stats["AP"]
-        line = table[name] = {**compare(detector, expected, detections), "AP": ap}
-        print(
-            f"{name:<10}{line['box']:>12.2g}{line['score']:>12.2g}{line['unmatched']:>12.0f}{ap:>10.4f}",
-            flush=True,
-        )
+        line = compare(detector, expected, detections)
+        apart = f"{line['box']:>12.2g}{line['score']:>12.2g}{line['unmatched']:>12.0f}"
+        print(f"{name:<10}{apart}{ap:>10.4f}", flush=True)
+        table[name] = line | {"AP": ap}
     print(f"{sum(len(one['scores']) for one in expected)} detections by PyTorch")
     if config.output:
         write_json(Path(config.output), table)

@@ -29,7 +29,7 @@ class BenchmarkConfig(DetectionRunConfig):
 def finish(
     config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any
 ) -> dict[str, Any]:
-    """Write `ratios` (name -> how many times better than the base) and `facts`, with machine and versions.
+    """Write `ratios` (name -> times better than the base) and `facts`, with machine and versions.
 
     Returns what was written.
     """
@@ -50,10 +50,15 @@ def finish(
 
 def machine() -> dict[str, Any]:
     """The hardware that a figure belongs to."""
+    cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    named = re.search(
-        r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.MULTILINE
-    )
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    cpu = named[1] if named else platform.processor() or platform.machine()
-    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
+    if info.exists():
+        named = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE)
+        if named:
+            cpu = named[1]
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

@@ -1,14 +1,16 @@
 """How much faster are N processes than one?
 
-    python -m retina_dist.benchmark scaling                            2 processes under every launcher that is there
-    python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] model=retinanet_r50 data=coco data.root=…
-    python -m retina_dist.benchmark scaling data=synthetic processes=[1,2]      launchers compared, random images, no files
-    python -m retina_dist.benchmark scaling task=classification data=synthetic   the same of another task
+    python -m retina_dist.benchmark scaling              2 processes under every installed launcher
+    python -m retina_dist.benchmark scaling processes=[2,8] launchers=[torchrun] \\
+        model=retinanet_r50 data=coco data.root=…
+    python -m retina_dist.benchmark scaling data=synthetic processes=[1,2]       random images
+    python -m retina_dist.benchmark scaling task=classification data=synthetic   another task
 
-The base is plain `python` with strategy=single. Each process trains on its own batches of the same size, read
-beforehand, so that only steps and communication are timed. All jobs take turns, `rounds` times, and ratios are
-medians over the rounds, because a machine's speed drifts. Each launcher is also compared with the first one at
-as many processes. output=NAME.json also draws NAME.html, the length of an epoch over the number of processes.
+The base is plain `python` with strategy=single. Each process trains on its own batches of the same
+size, read beforehand, so that only steps and communication are timed. All jobs take turns, `rounds`
+times, and ratios are medians over the rounds, because a machine's speed drifts. Each launcher is
+also compared with the first one at as many processes. output=NAME.json also draws NAME.html, the
+length of an epoch over the number of processes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +46,14 @@ from retina_dist.run.build import (
 from retina_dist.run.records import describe_job
 from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
 
-# https://learn.microsoft.com/archive/blogs/machinelearning/how-to-do-distributed-deep-learning-for-object-detection-using-horovod-on-azure
-IN_2018 = "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as fast as on one, 670 s an epoch"
+# Microsoft's machine learning blog, 2018: "How to do distributed deep learning for object detection
+# using Horovod on Azure", https://learn.microsoft.com/archive/blogs/machinelearning
+IN_2018 = (
+    "in 2018, keras-retinanet under Horovod on eight K80 was 7.2 times as fast as on one, "
+    "670 s an epoch"
+)
+
+Job = tuple[str, int]  # launcher, number of processes
 
 
 @dataclass
@@ -62,58 +72,64 @@ class ScalingConfig(BenchmarkConfig):
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
-    """Launch every combination `rounds` times, in turns; print and return the medians and ratios to one process."""
+    """Launch every combination `rounds` times, in turns.
+
+    Prints and returns the medians and their ratios to one process.
+    """
     task_class(config).prepare(config)
-    jobs = [
-        ("python", 1),
-        *((launcher, n) for launcher in usable(config.launchers) for n in config.processes),
-    ]
-    speeds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
-    backends: dict[tuple[str, int], str] = {}
+    jobs: list[Job] = [("python", 1)]
+    jobs += product(usable(config.launchers), config.processes)
+    speeds: dict[Job, list[float]] = {job: [] for job in jobs}
+    backends: dict[Job, str] = {}
     images = config.num_images or 0
     for turn in range(config.rounds):
         for job in jobs:
             with tempfile.TemporaryDirectory() as folder:
                 figures = run_job(*job, "retina_dist.benchmark.scaling", Path(folder))
-            speeds[job].append(figures["images_per_s"])
+            speed = figures["images_per_s"]
+            print(f"round {turn + 1}: {figures['job']}: {speed:.2f} img/s", flush=True)
+            speeds[job].append(speed)
             backends[job] = figures["backend"]
             images = images or figures["num_images"]
-            print(
-                f"round {turn + 1}: {figures['job']}: {figures['images_per_s']:.2f} img/s",
-                flush=True,
-            )
-    rows = [
-        row_of(job, values, speeds[jobs[0]], images) | {"backend": backends[job]}
-        for job, values in speeds.items()
-    ]
-    print(
-        f"\n{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}   speed-up in each round"
-    )
-    for row in rows:
-        print(
-            f"{row['launcher']:<12}{row['processes']:>10}{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
-            f"{row['epoch_minutes'][0]:>11,.4g}   {', '.join(f'{ratio:.2f}' for ratio in row['each'])}"
-        )
+
+    rows = []
+    for job, values in speeds.items():
+        row = row_of(job, values, speeds[jobs[0]], images)
+        rows.append(row | {"backend": backends[job]})
     against = compared(speeds)
+    _print_table(rows, against)
+
+    what = (
+        f"{config.data.batch_size} images a process and step, {config.steps} steps, "
+        f"{config.rounds} rounds, one thread each"
+    )
+    if config.output:
+        page = Path(config.output).with_suffix(".html")
+        charts = {"Epochs": [epochs_chart(rows)]}
+        notes = [f"An epoch of {images:,} images; {what}.", f"{IN_2018}."]
+        print(page_if_possible(lambda: write_page(page, "Scaling", charts, notes=notes)))
+    ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]}
+    return finish(config, "scaling", ratios | against, what=what, num_images=images, rows=rows)
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], against: Mapping[str, float]) -> None:
+    titles = f"{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}"
+    print(f"\n{titles}   speed-up in each round")
+    for row in rows:
+        each = ", ".join(f"{ratio:.2f}" for ratio in row["each"])
+        speed = f"{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
+        epoch = f"{row['epoch_minutes'][0]:>11,.4g}"
+        print(f"{row['launcher']:<12}{row['processes']:>10}{speed}{epoch}   {each}")
     for name, ratio in against.items():
         print(f"{name} processes: {ratio:.3f} times as fast")
     print(f"for comparison: {IN_2018}")
-    what = f"{config.data.batch_size} images a process and step, {config.steps} steps, {config.rounds} rounds, one thread each"
-    if config.output:
-        out = Path(config.output).with_suffix(".html")
-        charts, notes = (
-            {"Epochs": [epochs_chart(rows)]},
-            [f"An epoch of {images:,} images; {what}.", f"{IN_2018}."],
-        )
-        print(page_if_possible(lambda: write_page(out, "Scaling", charts, notes=notes)))
-    ratios = {f"{row['launcher']} {row['processes']}": row["speedup"] for row in rows[1:]} | against
-    return finish(config, "scaling", ratios, what=what, num_images=images, rows=rows)
 
 
 def measure(config: ScalingConfig) -> dict[str, Any]:
-    """Train `warmup` and then `steps` steps on the micro-batches of the first step; images a second of all ranks, and facts.
+    """Train `warmup` and then `steps` steps on the micro-batches of the first step.
 
-    Every rank calls it. Time counts until all ranks and their devices have done their work.
+    Every rank calls it. Returns the images a second of all ranks, and facts. Time counts until all
+    ranks and their devices have done their work.
     """
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
@@ -152,14 +168,13 @@ def measure(config: ScalingConfig) -> dict[str, Any]:
 
 
 def _endless(config: ScalingConfig, total: int) -> ScalingConfig:
-    """`config` for steps of `total` images in all, without validation, at a rate with which no loss diverges."""
-    steps, never = f"{config.warmup + config.steps}steps", "0steps"
+    """`config` for steps of `total` images, without validation, at a rate that cannot diverge."""
     trainer = replace(
         config.trainer,
-        max_duration=steps,
+        max_duration=f"{config.warmup + config.steps}steps",
         stop_after=None,
-        validate_every=never,
-        checkpoint_every=never,
+        validate_every="0steps",
+        checkpoint_every="0steps",
     )
     return replace(
         config,
@@ -170,24 +185,34 @@ def _endless(config: ScalingConfig, total: int) -> ScalingConfig:
     )
 
 
-def compared(speeds: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, float]:
-    """The speed of each launcher relative to the first one at as many processes: the median over the rounds."""
+def compared(speeds: Mapping[Job, Sequence[float]]) -> dict[str, float]:
+    """The speed of each launcher relative to the first one at as many processes.
+
+    It is the median over the rounds.
+    """
     launched = [job for job in speeds if job[0] != "python"]
     first = launched[0][0]
     ratios = {}
     for launcher, processes in launched:
-        if launcher != first:
-            pairs = zip(speeds[launcher, processes], speeds[first, processes], strict=True)
-            ratios[f"{launcher} / {first} {processes}"] = round(
-                statistics.median(a / b for a, b in pairs), 3
-            )
+        if launcher == first:
+            continue
+        each = zip(speeds[launcher, processes], speeds[first, processes], strict=True)
+        ratio = statistics.median(speed / base for speed, base in each)
+        ratios[f"{launcher} / {first} {processes}"] = round(ratio, 3)
     return ratios
 
 
 def row_of(
-    job: tuple[str, int], values: Sequence[float], base: Sequence[float], num_images: int
+    job: Job, values: Sequence[float], base: Sequence[float], num_images: int
 ) -> dict[str, Any]:
-    """The figures of a job from its speeds and the plain process's in each round; epochs by median, fastest, slowest."""
+    """The figures of a job.
+
+    Args:
+        job: launcher and number of processes.
+        values: images a second of each round.
+        base: the plain process's images a second of each round.
+        num_images: images of an epoch; its minutes are by the median, fastest and slowest round.
+    """
     each = [value / other for value, other in zip(values, base, strict=True)]
     speeds = (statistics.median(values), max(values), min(values))
     return {
@@ -201,36 +226,45 @@ def row_of(
 
 
 def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
-    """Epoch length over workers on logarithmic axes, a line for each launcher, beside the ideal of 1/N.
+    """Epoch length over workers on logarithmic axes, a line for each launcher, beside ideal 1/N.
 
-    The first of `rows` is the plain process, from which a line begins unless its launcher has a job of one process.
-    Whiskers reach from the shortest to the longest round.
+    The first of `rows` is the plain process, from which a line begins unless its launcher has a job
+    of one process. Whiskers reach from the shortest to the longest round.
     """
-    workers, alone = sorted({row["processes"] for row in rows}), rows[0]["epoch_minutes"][0]
-    ideal = {"x": workers, "y": [alone / n for n in workers], "name": "ideal, 1/N", "mode": "lines"}
-    traces: list[dict[str, Any]] = [ideal | {"line": {"dash": "dot", "color": "#8a929c"}}]
+    alone = rows[0]
+    workers = sorted({row["processes"] for row in rows})
+    ideal = {
+        "x": workers,
+        "y": [alone["epoch_minutes"][0] / n for n in workers],
+        "name": "ideal, 1/N",
+        "mode": "lines",
+        "line": {"dash": "dot", "color": "#8a929c"},
+    }
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in sorted(rows[1:], key=itemgetter("processes")):
+        lines.setdefault(row["launcher"], []).append(row)
+    traces: list[dict[str, Any]] = [ideal]
     for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
-        line = sorted(
-            (row for row in rows if row["launcher"] == launcher), key=lambda row: row["processes"]
-        )
+        line = lines[launcher]
         most = line[-1]
-        label = f"{launcher} ({most['backend']}): {most['speedup']:.2f} times as fast with {most['processes']}"
-        line = line if line[0]["processes"] == 1 else [rows[0], *line]
+        speedup = f"{most['speedup']:.2f} times as fast with {most['processes']}"
+        if line[0]["processes"] != 1:
+            line = [alone, *line]
         middle, fastest, slowest = np.array([row["epoch_minutes"] for row in line]).T
-        whiskers = {
-            "symmetric": False,
-            "array": (slowest - middle).tolist(),
-            "arrayminus": (middle - fastest).tolist(),
-        }
         points = {
+            "name": f"{launcher} ({most['backend']}): {speedup}",
+            "mode": "lines+markers",
             "x": [row["processes"] for row in line],
             "y": middle.tolist(),
-            "error_y": whiskers,
+            "error_y": {
+                "symmetric": False,
+                "array": (slowest - middle).tolist(),
+                "arrayminus": (middle - fastest).tolist(),
+            },
         }
-        traces.append({"name": label, "mode": "lines+markers", **points})
-    x = {"title": {"text": "workers"}, "type": "log", "tickvals": workers}
+        traces.append(points)
     layout = {
-        "xaxis": x,
+        "xaxis": {"title": {"text": "workers"}, "type": "log", "tickvals": workers},
         "yaxis": {"title": {"text": "minutes"}, "type": "log"},
         "showlegend": True,
     }

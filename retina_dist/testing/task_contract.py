@@ -1,4 +1,7 @@
-"""What every `Task` promises, as a function that checks an own task in one process: docs/extending.md shows how."""
+"""What every `Task` promises, as a function that checks a task of your own in one process.
+
+docs/extending.md shows how.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,20 @@ from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
 STEPS = 3
 TOLERANCE = 1e-4  # relative, in float32: what several ranks compute, to one
 LOSS = "the loss"
-OF_ALL = (
-    1e-5  # of the norm of all gradients: rounding, where a parameter's own gradient is nearly 0
-)
+Tensors = dict[str, Tensor]
+# Of the norm of all gradients: rounding, where a parameter's own gradient is nearly 0.
+OF_ALL = 1e-5
 
 
 def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
-    """Check `kind` with the settings `config` on the CPU; `other` are settings with other data. Raises AssertionError.
+    """Check `kind` on the CPU. Raises AssertionError for a broken promise.
 
     The model must not depend on which examples share a batch: give a batch norm frozen statistics.
+
+    Args:
+        kind: the class of the task.
+        config: the settings to check it with.
+        other: settings with other data, whose fingerprint must differ.
     """
     kind.prepare(config)
     planned = kind.planned_images(config)
@@ -46,6 +54,7 @@ def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
         kind.prepare(other)
         constant = task.fingerprint() == kind(other, SingleDeviceStrategy("cpu")).fingerprint()
         assert not constant, "fingerprint is the same for other data"
+
     model = check_model(task, config)
     check_ranks(kind, config, model, [0])
     shared, last = _with_short_step(config, task.num_images)
@@ -55,20 +64,25 @@ def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
 
 
 def check_settings(task: Task, config: Any) -> None:
-    """`locked_settings` are keys of the configuration, but for a section of a class from outside, which has other keys."""
+    """`locked_settings` are keys of the configuration.
+
+    A section of a class from outside has other keys and is left out.
+    """
     kinds = get_type_hints(task.settings)
     for key in task.locked_settings:
         section, *rest = key.split(".")
         value: Any = getattr(config, section, ...)
-        for part in rest if type(value) is kinds.get(section) else []:
-            value = getattr(value, part, ...)
+        if type(value) is kinds.get(section):
+            for part in rest:
+                value = getattr(value, part, ...)
         assert value is not ..., f"locked_settings has {key}, which is not a setting"
 
 
 def check_data(task: Task, config: Any) -> None:
     """The same batches from each start, and a position that counts images and epochs."""
     again = type(task)(config, SingleDeviceStrategy("cpu"))
-    data, other = task.build_data(), again.build_data()
+    data = task.build_data()
+    other = again.build_data()
     steps = list(data.train_steps(0, STEPS))
     assert len(steps) == STEPS, f"train_steps(0, {STEPS}) gives {len(steps)} steps"
     for micro_batches, expected in zip(other.train_steps(1, STEPS), steps[1:], strict=True):
@@ -80,23 +94,24 @@ def check_data(task: Task, config: Any) -> None:
         assert _plain(micro_batches) == _plain(expected), (
             "`to` alters the batch, which must stay as it is"
         )
+
     batch_size = config.data.batch_size
-    per_epoch = -(-task.num_images // batch_size)
+    per_epoch = math.ceil(task.num_images / batch_size)
     for step in (0, 1, per_epoch - 1, per_epoch, per_epoch + 1):
-        position, expected_position = (
-            data.position(step),
-            (step // per_epoch, step % per_epoch * batch_size),
-        )
-        assert position == expected_position, (
-            f"position({step}) is {position}, not {expected_position}"
-        )
+        position = data.position(step)
+        right = (step // per_epoch, step % per_epoch * batch_size)
+        assert position == right, f"position({step}) is {position}, not {right}"
+
     assert task.fingerprint() == again.fingerprint(), "fingerprint changes by itself"
     state = task.checkpoint_state(_saved(task.metadata(task.build_model())))
     task.load_checkpoint_state(_saved(state), "a checkpoint")
 
 
 def check_model(task: Task, config: Any) -> nn.Module:
-    """A dict of finite scalar losses that train, the same for the same seed; returns the model, without dropout."""
+    """A dict of finite scalar losses that train, the same for the same seed.
+
+    Returns the model, without dropout.
+    """
     models = []
     for _ in range(2):
         seed_everything(config.seed)
@@ -121,48 +136,61 @@ def check_model(task: Task, config: Any) -> nn.Module:
 
 
 def check_ranks(kind: type[Task], config: Any, model: nn.Module, steps: Sequence[int]) -> None:
-    """The mean over two and three ranks is what one rank computes: weighted losses, and gradients."""
+    """The mean over two and three ranks is what one rank computes: weighted losses, gradients."""
     for step in steps:
         whole = _micro_batches(kind, config, step, 1)
         (expected,) = _losses_and_gradients(model, whole)
-        total = (
-            sum(float(value.norm()) ** 2 for name, value in expected.items() if name != LOSS) ** 0.5
-        )
         for world_size in (2, 3):
+            where = (
+                f"step {step}, batch_size={config.data.batch_size}, "
+                f"accumulate={config.trainer.accumulate}, {world_size} ranks"
+            )
             ranks = _micro_batches(kind, config, step, world_size)
-            where = f"step {step}, batch_size={config.data.batch_size}, accumulate={config.trainer.accumulate}, {world_size} ranks"
-            counts = [len(micro_batches) for micro_batches in ranks]
-            assert len(set(counts)) == 1, (
-                f"{where}: {counts} micro-batches; a rank without examples has a filler"
-            )
-            weights = [sum(batch.weight for batch in micro_batches) for micro_batches in ranks]
-            assert math.isclose(sum(weights), world_size, rel_tol=1e-6), (
-                f"{where}: the mean of {weights} is not 1"
-            )
-            if config.data.batch_size > 1:
-                sizes = [_elements(micro_batches) for micro_batches in (*ranks, *whole)]
-                assert max(sizes[:-1]) < sizes[-1], (
-                    f"{where}: a rank holds as much as one rank alone, not its share"
-                )
-            results = _losses_and_gradients(model, ranks)
-            for name in dict.fromkeys(name for result in results for name in result):
-                lacks = [rank for rank, result in enumerate(results) if name not in result]
-                assert not lacks, (
-                    f"{where}: rank {lacks[0]} lacks {name}; all ranks must use the same parameters"
-                )
-                error = float(
-                    (sum(result[name] for result in results) / world_size - expected[name]).norm()
-                )
-                bound = TOLERANCE * float(expected[name].norm()) + (
-                    0 if name == LOSS else OF_ALL * total
-                )
-                assert error <= bound, (
-                    f"{where}: {name} differs from one rank's by {error:.1e}, more than {bound:.1e}"
-                )
+            _check_shares(ranks, whole[0], where, shared=config.data.batch_size > 1)
+            _check_mean(_losses_and_gradients(model, ranks), expected, where)
+
+
+def _check_shares(
+    ranks: Sequence[Sequence[Any]], whole: Sequence[Any], where: str, shared: bool
+) -> None:
+    """Equally many micro-batches of mean weight 1; of a `shared` batch no rank holds all."""
+    counts = [len(micro_batches) for micro_batches in ranks]
+    assert len(set(counts)) == 1, (
+        f"{where}: {counts} micro-batches; a rank without examples has a padding batch"
+    )
+    weights = [sum(batch.weight for batch in micro_batches) for micro_batches in ranks]
+    assert math.isclose(sum(weights), len(ranks), rel_tol=1e-6), (
+        f"{where}: the mean of {weights} is not 1"
+    )
+    largest = max(_elements(micro_batches) for micro_batches in ranks)
+    assert not shared or largest < _elements(whole), (
+        f"{where}: a rank holds as much as one rank alone, not its share"
+    )
+
+
+def _check_mean(results: list[Tensors], expected: Tensors, where: str) -> None:
+    """The mean of each loss and gradient over the ranks, within rounding of one rank's."""
+    total = math.hypot(*(float(x.norm()) for name, x in expected.items() if name != LOSS))
+    names: dict[str, None] = {}
+    for result in results:
+        names |= dict.fromkeys(result)
+    for name in names:
+        lacks = [rank for rank, result in enumerate(results) if name not in result]
+        assert not lacks, (
+            f"{where}: rank {lacks[0]} lacks {name}; all ranks must use the same parameters"
+        )
+        mean = sum(result[name] for result in results) / len(results)
+        error = float((mean - expected[name]).norm())
+        bound = TOLERANCE * float(expected[name].norm())
+        if name != LOSS:
+            bound += OF_ALL * total
+        assert error <= bound, (
+            f"{where}: {name} differs from one rank's by {error:.1e}, more than {bound:.1e}"
+        )
 
 
 def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
-    """Metrics by the stated names, equal on two ranks and one, and independent of the training mode."""
+    """Metrics by the stated names, equal on two ranks and one, and in both modes of the model."""
     task = kind(config, SingleDeviceStrategy("cpu"))
     assert task.default_monitor in task.metric_names, (
         f"default_monitor {task.default_monitor} is not in metric_names"
@@ -173,6 +201,7 @@ def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
     )
     if evaluate is None:
         return
+
     metrics = evaluate(model.train())
     assert set(task.metric_names) <= set(metrics), (
         f"the metrics {sorted(metrics)} lack some of metric_names"
@@ -203,45 +232,52 @@ def _same_metrics(metrics: dict[str, float], expected: dict[str, float], where: 
 
 
 def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
-    """The settings with two micro-batches a step, of few images, and the last step of their epoch, short where that can be."""
-    batch_size = next((size for size in (5, 4, 3) if num_images % size), min(5, num_images))
+    """The settings with two micro-batches a step, and the last step of their epoch.
+
+    That step is short where so few images allow it.
+    """
+    batch_size = min(5, num_images)
+    for size in (5, 4, 3):
+        if num_images % size:
+            batch_size = size
+            break
     data = dataclasses.replace(config.data, batch_size=batch_size)
     trainer = dataclasses.replace(config.trainer, accumulate=min(2, batch_size))
-    return dataclasses.replace(config, data=data, trainer=trainer), -(-num_images // batch_size) - 1
+    shared = dataclasses.replace(config, data=data, trainer=trainer)
+    return shared, math.ceil(num_images / batch_size) - 1
 
 
 def _micro_batches(
     kind: type[Task], config: Any, step: int, world_size: int
 ) -> list[Sequence[Any]]:
     """Those of each rank. A rank must not communicate: nobody would answer."""
-    ranks = [
-        kind(config, ThreadRank(rank, Job(world_size))).build_data() for rank in range(world_size)
-    ]
-    return [next(iter(data.train_steps(step, step + 1))) for data in ranks]
+    ranks = []
+    for rank in range(world_size):
+        data = kind(config, ThreadRank(rank, Job(world_size))).build_data()
+        ranks.append(next(iter(data.train_steps(step, step + 1))))
+    return ranks
 
 
-def _losses_and_gradients(
-    model: nn.Module, ranks: Sequence[Sequence[Any]]
-) -> list[dict[str, Tensor]]:
+def _losses_and_gradients(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> list[Tensors]:
     """Each rank's loss and gradients; as in a training, a loss at weight 0 counts as 0."""
     results = []
     for micro_batches in ranks:
         model.train().zero_grad(set_to_none=True)
         total = torch.zeros(())
         for batch in micro_batches:
-            loss = torch.stack(
-                list(model(batch.to(torch.device("cpu"), non_blocking=True)).values())
-            ).sum()
-            loss = loss * batch.weight if batch.weight else loss.nan_to_num(0.0, 0.0, 0.0) * 0
+            losses = model(batch.to(torch.device("cpu"), non_blocking=True))
+            loss = torch.stack(list(losses.values())).sum()
+            if batch.weight:
+                loss = loss * batch.weight
+            else:
+                loss = loss.nan_to_num(0.0, 0.0, 0.0) * 0
             loss.backward()
             total = total + loss.detach()
-        named = model.named_parameters()
-        results.append(
-            {
-                LOSS: total,
-                **{f"the gradient of {n}": p.grad for n, p in named if p.grad is not None},
-            }
-        )
+        result = {LOSS: total}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                result[f"the gradient of {name}"] = parameter.grad
+        results.append(result)
     return results
 
 
@@ -251,7 +287,10 @@ def _saved(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The tensors, arrays and plain values in batches of any class, with the keys of mappings and the names of attributes."""
+    """The tensors, arrays and plain values in batches of any class.
+
+    Keys of mappings and names of attributes are among them.
+    """
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, (list, tuple)):
@@ -265,10 +304,13 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _plain(value: Any) -> list[Any]:
     """Plain values that are equal for equal batches."""
-    return [
-        (str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf
-        for leaf in _leaves(value)
-    ]
+    plain: list[Any] = []
+    for leaf in _leaves(value):
+        if hasattr(leaf, "tolist"):
+            plain.append((str(leaf.dtype), leaf.tolist()))
+        else:
+            plain.append(leaf)
+    return plain
 
 
 def _elements(value: Any) -> int:

@@ -171,7 +171,7 @@ MUTANTS = {
     ),
     "no filler": (
         of_data(lambda data, step, b: [x for x in b if x.weight]),
-        "a rank without examples has a filler",
+        "a rank without examples has a padding batch",
     ),
     "an example twice": (
         of_specs(
