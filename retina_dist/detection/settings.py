@@ -9,6 +9,7 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import setting
 from retina_dist.config.run_config import ModelSettings, RunConfig
 from retina_dist.data.settings import ImageDataSettings
+from retina_dist.detection.model.box_losses import BOX_LOSSES
 
 FOLDER_FORMATS = (
     "voc",
@@ -184,9 +185,7 @@ class ModelConfig(DetectorSettings):
     background_iou: float = setting(0.4, fraction=True)
     focal_alpha: float = setting(0.25, above=0, below=1)
     focal_gamma: float = setting(2.0, at_least=0, at_most=100)
-    box_loss: str | None = setting(
-        None, "null: the variant's own", choices=(None, "l1", "smooth_l1", "giou")
-    )
+    box_loss: str | None = setting(None, "null: the variant's own", choices=(None, *BOX_LOSSES))
     smooth_l1_beta: float = setting(1 / 9, at_least=0, at_most=10**6)
     weights: str | None = setting(
         None, "whole detector: torchvision's COCO_V1 or DEFAULT, a run folder, file or URL"

@@ -16,26 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retina_dist.detection.batch import Batch
+from retina_dist.detection.model.box_losses import BOX_LOSSES
 from retina_dist.detection.model.targets import BACKGROUND, IGNORED, decode, encode
 
 LINEAR_FROM = 80.0  # softplus(x) is x to the last bit long before; exp() does not overflow before
-
-
-def giou_loss(predicted: Tensor, boxes: Tensor, eps: float = 1e-7) -> Tensor:
-    """1 - generalised IoU of two sets of boxes [..., 4] xyxy -> [...], in 0..2.
-
-    Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630; `eps` as in `torchvision.ops.generalized_box_iou_loss`.
-    """
-    inner = torch.minimum(predicted[..., 2:], boxes[..., 2:]) - torch.maximum(
-        predicted[..., :2], boxes[..., :2]
-    )
-    intersection = torch.where((inner > 0).all(dim=-1), inner.prod(dim=-1), 0.0)
-    union = _area(predicted) + _area(boxes) - intersection
-    outer = torch.maximum(predicted[..., 2:], boxes[..., 2:]) - torch.minimum(
-        predicted[..., :2], boxes[..., :2]
-    )
-    hull = outer.prod(dim=-1)
-    return 1 - intersection / (union + eps) + (hull - union) / (hull + eps)
 
 
 def retinanet_losses(
@@ -81,16 +65,11 @@ def retinanet_losses(
 
 
 def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: str, beta: float) -> Tensor:
-    if kind == "giou":
-        return giou_loss(decode(offsets, anchors), boxes)
-    targets = encode(boxes, anchors)
-    if kind == "l1":
-        return (offsets - targets).abs().sum(dim=-1)
-    return F.smooth_l1_loss(offsets, targets, reduction="none", beta=beta).sum(dim=-1)
-
-
-def _area(boxes: Tensor) -> Tensor:
-    return (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1)
+    """The row `kind` of `BOX_LOSSES`, for offsets and boxes [B, A, 4] -> [B, A]."""
+    row = BOX_LOSSES[kind]
+    if row.of == "boxes":
+        return row.function(decode(offsets, anchors), boxes, beta)
+    return row.function(offsets, encode(boxes, anchors), beta)
 
 
 def focal_loss(
