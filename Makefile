@@ -1,7 +1,7 @@
 # make train and make test need only Python 3.10 to 3.13 with pip; each sets up .venv first, once.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: train test long horovod parity chaos engines gpu image image-serve lint clean help
+.PHONY: train test long horovod parity chaos engines gpu coverage docs image image-serve lint clean help
 
 # The newest Python from 3.10 to 3.13 (Hydra cannot do 3.14 yet); make train PYTHON=/path/to/python3.12 chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
@@ -42,6 +42,13 @@ gpu: $(VENV)/installed-$(KEY)  ## Test this machine's GPU, then measure a step a
 	$(RUN) -m pytest tests/gpu
 	$(RUN) -m retina_dist.benchmark step model=retinanet_r50 strategy.device=cuda canvases=[[800,1088]] $(ARGS)
 	$(RUN) -m retina_dist.benchmark scaling data=synthetic strategy.device=cuda processes=[1,2]
+
+coverage: $(HOROVOD)  ## Lines that the unit tests and the plugins' tests reach; fails below 90 %
+	$(RUN) -m pytest -n 2 --dist loadfile --cov=retina_dist --cov-report=term:skip-covered --cov-fail-under=90 tests/unit tests/plugins $(ARGS)
+
+docs: $(VENV)/installed-$(KEY)  ## The documentation as web pages in build/site/html, with every link checked
+	$(RUN) scripts/docs_site.py build/site
+	$(VENV)/bin/zensical build --strict -f build/site/mkdocs.yml
 
 # docker, podman or buildah; scripts/image/README.md
 image image-serve:  ## Build the container image for training or serving (CUDA=12.6 RAY=yes IMAGE=name:tag)

@@ -47,8 +47,10 @@ class ImageResult(TypedDict):
 class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     """A classifier with the names of its classes and its input size.
 
-    >>> classifier = TrainedClassifier.from_checkpoint("runs/drawn_classes/checkpoints/best.pt")     # doctest: +SKIP
-    >>> classifier.predict(["image.jpg"])                                                  # doctest: +SKIP
+    Examples:
+        >>> run = "runs/drawn_classes/checkpoints/best.pt"
+        >>> classifier = TrainedClassifier.from_checkpoint(run)  # doctest: +SKIP
+        >>> classifier.predict(["image.jpg"])  # doctest: +SKIP
     """
 
     kind, task, Answer = "classifier", "classification", ImageResult

@@ -57,8 +57,9 @@ class ImageResult(TypedDict):
 class Detector(Predictor[Batch, Detections, CocoResult]):
     """A RetinaNet with its categories, or a name for each label. Images are resized to `min_size` px on the shorter side.
 
-    >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")       # doctest: +SKIP
-    >>> detector.predict("image.jpg")[0]["boxes"]                                  # doctest: +SKIP
+    Examples:
+        >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")  # doctest: +SKIP
+        >>> detector.predict("image.jpg")[0]["boxes"]  # doctest: +SKIP
     """
 
     kind, task, Answer = "detector", "detection", ImageResult

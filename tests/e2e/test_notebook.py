@@ -15,7 +15,7 @@ from PIL import Image
 from retina_dist.strategies.start_processes import why_missing
 from tests.e2e.conftest import ROOT
 
-NOTEBOOK = ROOT / "scripts" / "notebooks" / "from_notebook_to_cluster.ipynb"
+NOTEBOOK = ROOT / "examples" / "from_notebook_to_cluster.ipynb"
 TIMEOUT_S = 600  # of a cell
 
 
