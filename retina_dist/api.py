@@ -16,6 +16,7 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import lookup
 from retina_dist.base.settings import MISSING, check_types, validate
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
@@ -26,12 +27,12 @@ from retina_dist.config.run_config import (
     RunConfig,
     TaskConfig,
     name_of_root,
-    schema_of_task,
+    task_class,
 )
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
-from retina_dist.detection.settings import DetectionData, ModelConfig
+from retina_dist.detection.settings import DetectionData, DetectorSettings, ModelConfig
 from retina_dist.engine.checkpoint.store import BEST, LAST, read_manifest
 from retina_dist.engine.plan import TrainerConfig, to_steps
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
@@ -72,7 +73,9 @@ class _Run(TrainerConfig):
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
         """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
-        if not isinstance(config, schema_of_task(cls._task)):
+        if config.task.name != cls._task and not issubclass(
+            task_class(config), lookup("task", cls._task)
+        ):
             raise ConfigError(
                 f"task={config.task.name} is not for {cls.__name__}; train on the command line."
             )
@@ -90,10 +93,7 @@ class _Run(TrainerConfig):
             for f in fields(RunConfig)
             if f.name in self.__dataclass_fields__
         }
-        config: RunConfig = schema_of_task(self._task)(
-            task=TaskConfig(self._task), trainer=trainer, **sections
-        )
-        return config
+        return RunConfig(task=TaskConfig(self._task), trainer=trainer, **sections)
 
     def fit(self) -> dict[str, float]:
         """Train, and return the metrics of the last validation, such as "val/loss", equal on all ranks.
@@ -129,7 +129,7 @@ class Trainer(_Run):
 
     _task: ClassVar[str] = "detection"
     data: DetectionData | TorchDatasetConfig
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: DetectorSettings = field(default_factory=ModelConfig)
 
     def detector(self, device: str = "cpu", precision: str = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""

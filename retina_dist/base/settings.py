@@ -81,6 +81,11 @@ def limits_of(schema: Any, name: str) -> Limits:
 class KnownArguments:
     """Base of settings that are made in Python: an unknown argument is a ConfigError with the closest known one."""
 
+    @classmethod
+    def public_name(cls) -> str:
+        """The class that makes these settings in Python."""
+        return cls.__name__
+
     def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
         for key in sorted(kwargs.keys() - getattr(cls, "__dataclass_fields__", {}).keys()):
             from retina_dist.base.unknown_keys import no_argument
@@ -89,16 +94,51 @@ class KnownArguments:
         return object.__new__(cls)
 
 
-def settings_by_key(schema: type, prefix: str = "") -> dict[str, Any]:
-    """Each dotted key of a schema and its type, sections included."""
+def settings_by_key(
+    schema: type, prefix: str = "", sections: Mapping[str, type] | None = None
+) -> dict[str, Any]:
+    """Each dotted key of a schema and its type, sections included; `sections` are the dataclasses of its own ones, if others."""
     keys: dict[str, Any] = {}
-    hints = get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        key = f"{prefix}{field.name}"
-        keys[key] = hints[field.name]
-        if section := section_of(keys[key]):
+    for name, hint in _hints(schema, sections).items():
+        key = f"{prefix}{name}"
+        keys[key] = hint
+        if section := section_of(hint):
             keys |= settings_by_key(section, f"{key}.")
     return keys
+
+
+def sections_of(schema: type) -> dict[str, type]:
+    """The dataclass of each of a schema's own sections that is not optional."""
+    hints = _hints(schema)
+    return {
+        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
+    }
+
+
+def _hints(schema: type, sections: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """The type of each field of a schema, of a section as `sections` has it."""
+    hints = get_type_hints(schema)
+    own = {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    return own | dict(sections or {})
+
+
+def defaults_of(config: Any) -> dict[str, Any]:
+    """The default of each setting, sections as they are chosen in `config`; MISSING for one without."""
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        default = default_of(field)
+        if is_dataclass(value) and default is not None:
+            default = defaults_of(value)
+        defaults[field.name] = default
+    return defaults
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default, MISSING without one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
 
 
 def section_of(hint: Any) -> type | None:
@@ -108,12 +148,18 @@ def section_of(hint: Any) -> type | None:
     )
 
 
-def make(schema: type[T], content: Mapping[str, Any], prefix: str = "") -> T:
+def make(
+    schema: type[T],
+    content: Mapping[str, Any],
+    prefix: str = "",
+    sections: Mapping[str, type] | None = None,
+) -> T:
     """The settings `schema` with the values of a command line or a file, and defaults for the others.
 
-    A whole number becomes a float or a text where the setting is one. Raises ConfigError for an unknown key or another type.
+    `sections` are the dataclasses of its sections, if others than the schema's. A whole number becomes a float or a text where
+    the setting is one. Raises ConfigError for an unknown key or another type.
     """
-    hints = get_type_hints(schema)
+    hints = _hints(schema, sections)
     values: dict[str, Any] = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
@@ -183,14 +229,16 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):
         key, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
-        if is_dataclass(value) and hasattr(value, "implementation"):
-            continue  # of a class from outside the package, made by `load_config`
         if isinstance(value, str) and value == MISSING:
-            raise ConfigError(f"{key} is not set; give {schema.__name__}({field.name}=…).")
+            raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
         if not _is_of(value, hint):
             raise ConfigError(wrong_type(key, value, hint))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
+
+
+def _public_name(schema: type) -> str:
+    return schema.public_name() if issubclass(schema, KnownArguments) else schema.__name__
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -203,10 +251,8 @@ def _is_of(value: Any, hint: Any) -> bool:
         return any(_is_of(value, kind) for kind in _kinds(hint))
     if get_origin(hint) is list:
         return isinstance(value, list) and all(_is_of(item, *get_args(hint)) for item in value)
-    if isinstance(value, bool) or is_dataclass(hint):
-        return (
-            type(value) is hint
-        )  # a subclass of settings would be one for a class from outside the package
+    if isinstance(value, bool):
+        return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from retina_dist.base.settings import settings_by_key
+from retina_dist.base.settings import KnownArguments, settings_by_key
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case. Of the keys
 # after the colon, the first that the command has is meant; one with spaces is a clause.
@@ -70,14 +70,14 @@ def habit(end: str, known: Iterable[str], value: object = None) -> str:
     )
 
 
-def unknown_key(command: str, key: str, schema: type, value: object = None) -> str:
+def unknown_key(command: str, key: str, known: Iterable[str], value: object = None) -> str:
     """Message for an unknown key of `python -m retina_dist.COMMAND`, with the closest known one.
 
     First one of its section by spelling, then what other tools call it, its name in another section, and a similar spelling.
     """
     if key.endswith("_target_"):
         return f"{key} is not a setting; name a class in an entry of the groups task, data, model and the like."
-    known = list(settings_by_key(schema))
+    known = list(known)
     section, _, end = key.rpartition(".")
     near = (
         _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section]) if section else []
@@ -96,7 +96,7 @@ def unknown_key(command: str, key: str, schema: type, value: object = None) -> s
     return f"{key} is not a setting; {hint}"
 
 
-def no_argument(schema: type, key: str) -> str:
+def no_argument(schema: type[KnownArguments], key: str) -> str:
     """Message for an unknown argument of a class of settings, with the closest known one."""
     own = settings_by_key(schema)
     known = {
@@ -112,7 +112,7 @@ def no_argument(schema: type, key: str) -> str:
         if near
         else "docs/settings.md lists them."
     )
-    return f"{schema.__name__} has no argument {key}; {hint}"
+    return f"{schema.public_name()} has no argument {key}; {hint}"
 
 
 def _spelled_like(end: str, keys: list[str]) -> list[str]:

@@ -38,6 +38,7 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast, resolve_precision, warn_of_emulation
+from retina_dist.optim.settings import SGDSettings
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tracking.console import print_redacted
@@ -114,10 +115,13 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, path: s
     device = SingleDeviceStrategy(config.strategy.device).device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = _plan(config, len(batch)).lr_at(0)
+    momentum = 0.9  # of its reference
+    if isinstance(config.optimizer, SGDSettings):
+        momentum = config.optimizer.momentum
     optimizer = torch.optim.SGD(
         [p for p in theirs.parameters() if p.requires_grad],
         lr=lr,
-        momentum=config.optimizer.momentum,
+        momentum=momentum,
         weight_decay=config.optimizer.weight_decay,
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -47,6 +47,7 @@ class ClassificationTask(ImageTask):
     """Data, model and evaluator of one run. Listing the images happens here, everything else on demand."""
 
     settings: ClassVar[type] = ClassificationSettings
+    commands = "retina_dist.classification.commands"
     evaluator_class = ClassificationEvaluator
     data_module = ClassificationDataModule
     class_metric = "accuracy"

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -27,18 +27,27 @@ from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.base.errors import ConfigError, UserError, first_line
 from retina_dist.base.redaction import MASK, redacted
+from retina_dist.base.registry import (
+    FAMILIES,
+    as_dict,
+    lookup,
+    names_class,
+    readers_of,
+)
+from retina_dist.base.registry import register as register_class
 from retina_dist.base.settings import MISSING, flattened, leaves, make, settings_by_key, validate
 from retina_dist.base.unknown_keys import no_value, unknown_key
 from retina_dist.base.yaml_files import load_yaml
-from retina_dist.config.plugins import load_plugins, schema_with, take_outside
+from retina_dist.config.plugins import load_plugins
 from retina_dist.config.run_config import (
     TASKS,
     OfCheckpoint,
+    RunConfig,
+    chosen_task,
     name_of_root,
-    names_class,
-    schema_of_task,
+    section_types,
+    task_class,
 )
-from retina_dist.optim.settings import OptimizerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -149,36 +158,38 @@ def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
 
 def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> None:
     """Register NAME_schema with all keys of these overrides' composition, for `--cfg`; `also` are Hydra's own overrides."""
-    register(name, overrides, asdict(typed(_composed(name, [*overrides, *also]), name, overrides)))
+    register(name, overrides, as_dict(typed(_composed(name, [*overrides, *also]), name, overrides)))
 
 
 def described(
     name: str, overrides: Sequence[str], also: Sequence[str] = ()
-) -> tuple[type, dict[str, str]]:
-    """The class of a command's settings with these overrides, except swept ones, and the redacted values by key."""
+) -> tuple[Any, dict[str, str]]:
+    """A command's settings with these overrides, except swept ones, and the redacted values by key."""
     with translate_hydra_errors(command_of(name)):
         parsed = OverridesParser.create().parse_overrides(
             [*overrides, *data_entry(name, overrides)]
         )
     overrides = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
     config = typed(_composed(name, [*overrides, *also]), name, overrides)
-    flat = {key: text for key, text in flattened(asdict(config)).items() if text != MISSING}
+    flat = {key: text for key, text in flattened(as_dict(config)).items() if text != MISSING}
     shown = {
         key: redacted(f'{key}="{text}"').partition("=")[2][1:-1]
         for key, text in flat.items()
         if text != "null"
     }
-    return type(config), flat | shown
+    return config, flat | shown
 
 
 def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:
     """The dataclass instance of a composed config, validated; `overrides` are what the command line added. Raises ConfigError."""
     config = typed(composed, name, overrides)
-    for key in sorted(key for key, value in leaves(asdict(config)) if value == MISSING):
+    for key in sorted(key for key, value in leaves(as_dict(config)) if value == MISSING):
         raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
     validate(config)
-    if isinstance(optimizer := getattr(config, "optimizer", None), OptimizerConfig):
-        optimizer.check({key.removeprefix("optimizer.") for key in _keys(overrides)})
+    if isinstance(config, RunConfig):
+        settings = task_class(config).settings
+        if hasattr(settings, "check"):
+            settings.check(config)
     return config
 
 
@@ -187,13 +198,41 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     with translate_hydra_errors(command_of(name)):
         content: Any = OmegaConf.to_container(composed, resolve=True)
     content = _with_run(content, name, overrides)
-    schema = schema_with(schema_of(name), content)
-    outside = take_outside(content, _keys(overrides)) if issubclass(schema, OfCheckpoint) else {}
-    _check_keys(name, schema, content, overrides)
-    config: Any = make(schema, content)
-    for attribute, value in outside.items():
+    command, again = schema_of(name), {}
+    if issubclass(command, OfCheckpoint):
+        again = _named_again(content, _keys(overrides))
+    schema, sections = section_types(command, content)
+    for group, kind in sections.items():
+        if names_class(content.get(group)) and hasattr(kind, "family"):
+            del content[group]["_target_"]
+    _check_keys(name, schema, sections, content, overrides)
+    config: Any = make(schema, content, sections=sections)
+    for attribute, value in again.items():
         setattr(config, attribute, value)
     return config
+
+
+def _named_again(content: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """Take `task`, `model` and `data` out of composed settings; return `OfCheckpoint`'s values. Raises ConfigError."""
+    if not any(key.startswith("data.") for key in given):
+        content.pop("data", None)  # of the task's entry
+    again: dict[str, Any] = {}
+    for group in ("task", "model"):
+        if group not in content:
+            continue
+        section = content.pop(group)
+        if names_class(section):
+            if group == "task":
+                again["outside_task"] = chosen_task({"task": section})
+            else:
+                again["outside_model"] = register_class("detector", section["_target_"]).settings
+        elif group in given:
+            raise ConfigError(
+                f"a checkpoint names a {group} of the package itself; leave {group}=… out."
+            )
+        elif any(key.startswith(f"{group}.") for key in given):
+            content[group] = section  # whose keys are unknown
+    return again
 
 
 def _keys(overrides: Iterable[str]) -> set[str]:
@@ -246,7 +285,8 @@ def _with_run(composed: dict[str, Any], name: str, overrides: Sequence[str]) -> 
     for key, value in leaves(run):
         if isinstance(value, str) and MASK in value:
             raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
-    _remove_unknown(run, set(settings_by_key(schema_with(schema_of(name), run))), given, file)
+    schema, sections = section_types(schema_of(name), run)
+    _remove_unknown(run, set(settings_by_key(schema, sections=sections)), given, file)
     return dict(run)
 
 
@@ -272,13 +312,21 @@ def _remove_unknown(
             _remove_unknown(section[name], known, given, file, f"{key}.")
 
 
-def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Sequence[str]) -> None:
+def _check_keys(
+    name: str,
+    schema: type,
+    sections: Mapping[str, type],
+    content: dict[str, Any],
+    overrides: Sequence[str],
+) -> None:
     """Raise ConfigError for the first key that the schema lacks, or that is given where nothing would read it."""
-    known, given = settings_by_key(schema), _keys(overrides)
+    known, given = settings_by_key(schema, sections=sections), _keys(overrides)
     for key, value in leaves(content):
         if key not in known:
-            other = "" if key in given else _of_another_task(key, content)
-            raise ConfigError(other or unknown_key(command_of(name), key, schema, value))
+            other = _of_another_entry(key, sections, content)
+            if not other and key not in given:
+                other = _of_another_task(key, content)
+            raise ConfigError(other or unknown_key(command_of(name), key, known, value))
     for key in sorted(given & set(known)):
         section, _, _ = key.rpartition(".")
         optional = section in known and type(None) in get_args(known[section])
@@ -301,9 +349,22 @@ def _check_keys(name: str, schema: type, content: dict[str, Any], overrides: Seq
                 )
 
 
+def _of_another_entry(key: str, sections: Mapping[str, type], content: Mapping[str, Any]) -> str:
+    """Message for a `key` that the chosen entry of a family lacks and another has; "" for other keys."""
+    section, _, name = key.partition(".")
+    family = getattr(sections.get(section), "family", "")
+    others = readers_of(family, name) if family else []
+    if not others:
+        return ""
+    given = content[section]
+    chosen = f"{section}={given.get(FAMILIES[family].key)}"
+    choices = " or ".join(f"{section}={other}" for other in others)
+    return f"{key}={given[name]} has no effect with {chosen}; leave it out, or give {choices}."
+
+
 def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
     """Message for a chosen entry of data or model whose `key` is another built-in task's; "" for other keys."""
-    tasks = [task for task in TASKS if key in settings_by_key(schema_of_task(task))]
+    tasks = [task for task in TASKS if key in settings_by_key(lookup("task", task).settings)]
     section = key.partition(".")[0]
     if (
         section not in ("data", "model")
@@ -324,14 +385,18 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
         if not equals and not override.startswith("~"):
-            raise ConfigError(
-                no_value(overrides, number, settings_by_key(schema_with(schema_of(name), {})))
-            )
+            raise ConfigError(no_value(overrides, number, _known_keys(name)))
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
             plain = value.replace("_", "")
             raise ConfigError(
                 f"{override} is not a plain number; write {key}={plain}, or \"{key}='{value}'\" as text."
             )
+
+
+def _known_keys(name: str) -> dict[str, Any]:
+    """The keys of a command whose entries are those of the defaults."""
+    schema, sections = section_types(schema_of(name), {})
+    return settings_by_key(schema, sections=sections)
 
 
 @contextmanager

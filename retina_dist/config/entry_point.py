@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from retina_dist.base.errors import ConfigError, UserError, first_line, lost_connection
 from retina_dist.base.files import check_output
-from retina_dist.base.settings import limits_of, settings_by_key
+from retina_dist.base.settings import limits_of
 from retina_dist.base.unknown_keys import habit
 from retina_dist.config import compose
 from retina_dist.strategies.launch_environment import detect_launch
@@ -107,8 +107,8 @@ def entry_point(
                     from retina_dist.config.help import help_page
 
                     document = sys.modules[function.__module__].__doc__ or ""
-                    schema, composed = compose.described(name, values, options.also)
-                    page = help_page(name, schema, document, Path(compose.config_dir()), composed)
+                    config, composed = compose.described(name, values, options.also)
+                    page = help_page(name, config, document, Path(compose.config_dir()), composed)
                     print(page, end="", flush=True)
                     return
                 compose.check_overrides(name, values)
@@ -170,20 +170,20 @@ def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argpars
     )
     for number, value in enumerate(values):
         if value.startswith("-") and value != "-":
-            schema, _ = compose.described(
+            _, known = compose.described(
                 name, [v for v in values if "=" in v and v[0] != "-"], options.also
             )
             raise ConfigError(
-                _no_option(name, schema, value, "".join(values[number + 1 : number + 2]))
+                _no_option(name, known, value, "".join(values[number + 1 : number + 2]))
             )
     return values, options
 
 
-def _no_option(name: str, schema: type, argument: str, following: str) -> str:
+def _no_option(name: str, known: Collection[str], argument: str, following: str) -> str:
     flag, _, value = argument.partition("=")
     key = flag.lstrip("-").replace("-", "_")
     value = value or ("" if following.startswith("-") or "=" in following else following)
-    known, unknown = settings_by_key(schema), f"see the keys with {compose.command_of(name)} --help"
+    unknown = f"see the keys with {compose.command_of(name)} --help"
     meant = habit(key, known, value) or (key if key in known else unknown)
     if " " in meant:
         return f"{flag} is not an option; {meant}."

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from retina_dist.base.settings import MISSING, Limits, limits_of, section_of
+from retina_dist.base.settings import MISSING, Limits, default_of, limits_of, section_of
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.run_config import RunConfig
 
@@ -20,14 +20,15 @@ FLAGS = """Hydra's options work as it documents them: --cfg job (the composed se
 All keys, with every limit: docs/settings.md."""
 
 
-def help_page(name: str, schema: type, document: str, conf: Path, values: Mapping[str, str]) -> str:
+def help_page(name: str, config: Any, document: str, conf: Path, values: Mapping[str, str]) -> str:
     """The page: `document`, a module's docstring, then the groups that the command's configuration names, then its keys.
 
-    A key has its value of `values`, else its default.
+    `config` are the command's settings, or their class. A key has its value of `values`, else its default.
     """
     defaults = load_yaml(conf / f"{name}.yaml")["defaults"]
     named = [group for entry in defaults if isinstance(entry, dict) for group in entry]
-    groups = ["task", "data", "model"] * issubclass(schema, RunConfig)
+    schema = config if isinstance(config, type) else type(config)
+    groups = ["task", "data", "model"] if issubclass(schema, RunConfig) else []
     groups += [g for g in named if (conf / g).is_dir() and g not in ("hydra", "task", *groups)]
     blocks = [
         document.strip(),
@@ -37,7 +38,7 @@ def help_page(name: str, schema: type, document: str, conf: Path, values: Mappin
         blocks.append("Choices:\n" + "\n".join(_choices(conf / group) for group in groups))
     sections = {
         name: "\n".join([f"{name}:"] * bool(name) + rows)
-        for name, rows in _sections(schema, values)
+        for name, rows in _sections(config, values)
     }
     later = [text for name, text in sections.items() if name.partition(".")[0] in LATER]
     blocks += [text for text in sections.values() if text not in later]
@@ -57,28 +58,31 @@ def _choices(folder: Path) -> str:
 
 
 def _sections(
-    schema: type, values: Mapping[str, str], prefix: str = ""
+    config: Any, values: Mapping[str, str], prefix: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each section's name and the lines of its keys; first the schema's own."""
+    """Each section's name and the lines of its keys; first the own ones of `config`, settings or their class."""
+    schema = config if isinstance(config, type) else type(config)
     hints = get_type_hints(schema)
-    fields = dataclasses.fields(schema)
-    rows = [
-        _row(schema, f, hints[f.name], prefix, values)
-        for f in fields
-        if not section_of(hints[f.name])
-    ]
+    rows = []
+    sections = {}
+    for field in dataclasses.fields(schema):
+        value = getattr(config, field.name, None)
+        section = value if dataclasses.is_dataclass(value) else section_of(hints[field.name])
+        if section:
+            sections[field.name] = section
+        else:
+            rows.append(_row(schema, field, hints[field.name], prefix, values))
     if rows:
         yield prefix.rstrip("."), rows
-    for field in fields:
-        if section := section_of(hints[field.name]):
-            yield from _sections(section, values, f"{prefix}{field.name}.")
+    for name, section in sections.items():
+        yield from _sections(section, values, f"{prefix}{name}.")
 
 
 def _row(schema: type, field: Any, hint: Any, prefix: str, values: Mapping[str, str]) -> str:
     limits, key = limits_of(schema, field.name), prefix + field.name
     among = f" ({words})" if (words := allowed(limits)) else ""
     meaning = f": {limits.text}" if limits.text else ""
-    row = f"  {key:<30} {type_in_words(hint)} = {values.get(key, default_in_words(field))}{among}{meaning}"
+    row = f"  {key:<30} {type_in_words(hint)} = {values.get(key, value_in_words(default_of(field)))}{among}{meaning}"
     return textwrap.fill(row, 130, subsequent_indent=" " * 35)
 
 
@@ -90,9 +94,8 @@ def type_in_words(hint: Any) -> str:
     return " or ".join(inner) or {type(None): "null"}.get(hint, hint.__name__)
 
 
-def default_in_words(field: Any) -> str:
-    """A field's default as it is written on a command line, or "required"."""
-    value = field.default_factory() if field.default is dataclasses.MISSING else field.default
+def value_in_words(value: Any) -> str:
+    """A setting's value as it is written on a command line, "required" without one."""
     if value == MISSING:
         return "required"
     if value is None or isinstance(value, bool):

@@ -6,16 +6,34 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
 from retina_dist.base.errors import CheckpointError, ConfigError, first_line
 from retina_dist.base.redaction import redacted_tree
-from retina_dist.base.settings import MISSING, KnownArguments, flattened, make, setting, validate
+from retina_dist.base.registry import (
+    FAMILIES,
+    as_dict,
+    class_of,
+    lookup,
+    names_class,
+    register,
+    settings_type,
+)
+from retina_dist.base.settings import (
+    MISSING,
+    KnownArguments,
+    defaults_of,
+    flattened,
+    make,
+    sections_of,
+    setting,
+    validate,
+)
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.strategies.settings import StrategyConfig
@@ -27,16 +45,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-TASKS = ("detection", "classification")  # of the package, each in the folder of its name
+TASKS = tuple(FAMILIES["task"].entries)  # of the package
 
 
 @dataclass
 class TaskConfig:
-    """Which task is trained; an entry from outside the package names its class by `_target_`."""
+    """Which task is trained; its settings are the sections `data` and `model`."""
 
-    contract = "retina_dist.engine.task.Task"
+    family: ClassVar[str] = "task"
 
-    name: str = setting(TASKS[0], choices=TASKS)
+    name: str = setting(TASKS[0], "the group entry's name")
 
 
 def name_of_root(root: str | None) -> str:
@@ -125,13 +143,13 @@ class RunConfig:
 
 def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
     """(dotted key, value, default) of each setting that differs from its default, as on the command line, without secrets."""
-    defaults = flattened(asdict(type(config)()))
-    values = flattened(redacted_tree(asdict(config)))
-    return [
-        (key, value, default)
-        for key, value in values.items()
-        if (default := defaults.get(key, "null")) != value
-    ]
+    defaults = flattened(defaults_of(config))
+    changed = []
+    for key, value in flattened(redacted_tree(as_dict(config))).items():
+        default = defaults.get(key, "null")
+        if value != default:
+            changed.append((key, value, default))
+    return changed
 
 
 class OfCheckpoint:
@@ -144,24 +162,15 @@ class OfCheckpoint:
     outside_model: type[ModelSettings] | None = None
 
 
-def builtin_task(name: str) -> Any:
-    """The class of a task of the package."""
-    return getattr(import_module(f"retina_dist.{name}.task"), f"{name.capitalize()}Task")
-
-
 def task_class(config: RunConfig) -> type[Task]:
     """The class of the task that the settings choose."""
-    kind: type[Task] = getattr(config.task, "implementation", None) or builtin_task(
-        config.task.name
-    )
-    return kind
+    return class_of(config.task)
 
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
-    """The function NAME of a task or its base: of `commands` beside a built-in one, of its module else. Raises ConfigError."""
-    builtin = {f"retina_dist.{each}.task": f"retina_dist.{each}.commands" for each in TASKS}
+    """The function NAME of a task or its base, in the module of its `commands`, by default its own. Raises ConfigError."""
     for kind in task.__mro__:
-        room = import_module(builtin.get(kind.__module__, kind.__module__))
+        room = import_module(vars(kind).get("commands", kind.__module__))
         command: Callable[..., Any] | None = getattr(room, name, None)
         if command:
             return command
@@ -170,52 +179,35 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
     )
 
 
-def schema_of_task(name: str, schema: type = RunConfig) -> type:
-    """`schema`, a class below `RunConfig`, with the sections of the built-in task `name`."""
-    module = import_module(f"retina_dist.{name}.settings")
-    run_config: type = getattr(module, f"{name.capitalize()}RunConfig")
-    if schema is RunConfig:
-        return run_config
-    if issubclass(schema, run_config):
-        return schema
-    return with_sections(schema, getattr(module, f"{name.capitalize()}Settings"))
+def chosen_task(content: Mapping[str, Any]) -> type[Task]:
+    """The class of the task that composed settings name, or the first one of the package. Raises ConfigError."""
+    section = content.get("task")
+    if not isinstance(section, Mapping):
+        return lookup("task", TASKS[0])
+    if names_class(section):
+        if not section.get("name"):
+            raise ConfigError("task.name is not set; give it in the entry, beside _target_.")
+        return register("task", section["_target_"], str(section["name"]))
+    return lookup("task", section.get("name", TASKS[0]))
 
 
-def with_sections(schema: type, settings: type) -> type:
-    """`schema` with the sections of a task's `settings`. Raises ConfigError where these take another key of `schema`."""
-    hints, bases = get_type_hints(settings), {"data": DataSettings, "model": ModelSettings}
-    if taken := {f.name for f in fields(settings)} & (
-        {f.name for f in fields(schema)} - bases.keys()
-    ):
-        raise ConfigError(
-            f"{settings.__name__}.{min(taken)} is a key of every run; give the section another name."
-        )
+def section_types(schema: type, content: Mapping[str, Any]) -> tuple[type, dict[str, type]]:
+    """A command's schema for composed settings, and the dataclass of each section: of the entry that its content names.
 
-    def check(self: Any) -> None:
-        for base in (settings, schema):
-            getattr(base, "check", lambda config: None)(self)
-
-    absent = [
-        (name, base, field(default_factory=base))
-        for name, base in bases.items()
-        if name not in hints
-    ]
-    return make_dataclass(
-        schema.__name__, absent, bases=(settings, schema), namespace={"check": check}
-    )
-
-
-def contract_of(section: Any) -> tuple[str, type] | None:
-    """The contract (a dotted name) of the class that a section may name, and the base of its settings; None: no class."""
-    base = next(
-        (kind for kind in getattr(section, "__mro__", ()) if "contract" in vars(kind)), None
-    )
-    return (vars(base)["contract"], base) if base else None
-
-
-def names_class(section: Any) -> bool:
-    """Whether a section of the settings names a class, which is from outside the package."""
-    return isinstance(section, Mapping) and "_target_" in section
+    A task may have fields beside `data` and `model`, which the schema then has too. Raises ConfigError.
+    """
+    kinds = sections_of(schema)
+    if issubclass(schema, RunConfig):
+        settings = chosen_task(content).settings
+        own = {each.name for each in fields(settings)} - {"data", "model"}
+        if taken := own & {each.name for each in fields(schema)}:
+            raise ConfigError(
+                f"{settings.__name__}.{min(taken)} is a key of every run; give the section another name."
+            )
+        kinds |= {"data": DataSettings, "model": ModelSettings} | sections_of(settings)
+        if own:
+            schema = make_dataclass(schema.__name__, (), bases=(schema, settings))
+    return schema, {name: settings_type(content.get(name), kind) for name, kind in kinds.items()}
 
 
 def task_of_checkpoint(content: Mapping[str, Any]) -> str:

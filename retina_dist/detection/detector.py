@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import Self, TypedDict
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.canvases import resized_size
@@ -116,8 +117,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     ) -> tuple[nn.Module, dict[str, Any]]:
         categories = Categories.from_state(content["categories"])
         sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
-        if outside := getattr(model, "implementation", None):
-            return outside(model, categories.num_classes), {"categories": categories, **sizes}
+        if model is not None and is_custom(model):
+            network = class_of(model)(model, categories.num_classes)
+            return network, {"categories": categories, **sizes}
         arguments = content["model_arguments"]
         validate(ModelConfig(**arguments), "model.")
         return build_retinanet(**arguments), {"categories": categories, **sizes}

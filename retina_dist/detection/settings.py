@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import setting
@@ -65,7 +66,7 @@ class SyntheticConfig:
 class DetectionData(ImageDataSettings):
     """Where the images are and how they become batches."""
 
-    contract = "retina_dist.detection.readers.formats.AnnotationReader"
+    family: ClassVar[str] = "reader"
 
     format: str = setting(
         "auto", "auto: recognised by the files in root, see docs/data.md", choices=FORMATS
@@ -140,7 +141,7 @@ class DetectionData(ImageDataSettings):
 class DetectorSettings(ModelSettings):
     """Settings of every detection model; a class from outside the package extends them."""
 
-    contract = "retina_dist.detection.model.build.DetectionModel"
+    family: ClassVar[str] = "detector"
 
     # readers.categories.MAX_LABELS
     num_classes: int | None = setting(

@@ -11,6 +11,7 @@ import numpy as np
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, parse_path
+from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
 from retina_dist.data.shards import annotations_of, has_shards
@@ -111,7 +112,7 @@ def _part_of_train(
 def with_format(data: DetectionData) -> DetectionData:
     """The settings with the format of the files instead of "auto". Raises DataError for a folder of no format."""
     place = data.train_annotations or data.val_annotations or data.root
-    if hasattr(data, "implementation") or place is None:
+    if is_custom(data) or place is None:
         return data
     path = parse_path(place)
     if place == data.root and isinstance(path, Path) and not path.is_dir():
@@ -134,8 +135,8 @@ def _locate(
 
     None for a validation set that the settings do not name, or that is to be held out of train.
     """
-    if reader := getattr(data, "implementation", None):
-        if part := reader(data).read(split):
+    if is_custom(data):
+        if part := class_of(data)(data).read(split):
             folder = parse_path(part[1])
             return part[0], parse_path(data.root) if data.root else folder, folder
         if split == "train":

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from retina_dist.base.errors import CheckpointError, UserError
+from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.samplers import images_per_epoch
 from retina_dist.detection.batch import Batch, blank_batch
@@ -44,6 +45,7 @@ class DetectionTask(ImageTask):
     """Data, model and evaluator of one run. The constructor reads the annotations, without communication."""
 
     settings: ClassVar[type] = DetectionSettings
+    commands = "retina_dist.detection.commands"
     evaluator_class = CocoEvaluator
     data_module = CocoDataModule
     class_metric = "AP"
@@ -62,9 +64,9 @@ class DetectionTask(ImageTask):
 
     def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
-        self.outside_model: type[DetectionModel] | None = getattr(
-            config.model, "implementation", None
-        )
+        self.outside_model: type[DetectionModel] | None = None
+        if is_custom(config.model):
+            self.outside_model = class_of(config.model)
         if self.outside_model:  # it names its losses itself
             self.metric_names = [
                 name for name in self.metric_names if not name.startswith("val/loss_")

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import nn
 
 from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.registry import as_dict
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,7 @@ class Task(ABC):
     """
 
     settings: ClassVar[type]
+    commands: ClassVar[str]  # the module of its commands, such as evaluate; by default its own
     validates: bool = True  # whether there is validation data
     metric_names: Sequence[str] = ("val/loss",)
     default_monitor: ClassVar[str] = "val/loss"
@@ -116,7 +117,7 @@ class Task(ABC):
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and values for inference."""
-        return {"config": redacted_tree(asdict(self.config)), "images": self.fingerprint()}
+        return {"config": redacted_tree(as_dict(self.config)), "images": self.fingerprint()}
 
     def inspect(self, model: nn.Module, batch: Any) -> list[dict[str, Any]]:
         """Each example of a batch with its losses, for the report of a step that is not finite."""

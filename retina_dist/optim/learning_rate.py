@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings
+from retina_dist.base.registry import class_of
+from retina_dist.optim.settings import (
+    ConstantSettings,
+    CosineSettings,
+    MultiStepSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+)
 
 AUTO_WARMUP_STEPS = 50
 ToSteps = Callable[
@@ -21,11 +28,11 @@ ToSteps = Callable[
 class Decay(ABC):
     """The factor of the learning rate beside the warm-up's, a pure function of the step.
 
-    `total` and `warmup` are the steps of the run and of its warm-up. An entry of the group `schedule` may name a class below.
-    The class has its dataclass below `ScheduleSettings` as `settings`, an instance its values.
+    `total` and `warmup` are the steps of the run and of its warm-up. A class below has its dataclass below `ScheduleSettings` as
+    `settings`, an instance its values.
     """
 
-    settings: Any = ScheduleSettings
+    settings: Any
 
     def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
         self.settings, self.total, self.warmup = settings, total, warmup
@@ -42,12 +49,16 @@ class Decay(ABC):
 class Constant(Decay):
     """The factor 1."""
 
+    settings = ConstantSettings
+
     def __call__(self, step: int) -> float:
         return 1.0
 
 
 class MultiStep(Decay):
     """Multiplied by `gamma` at each milestone, which is at the same step with and without warm-up."""
+
+    settings = MultiStepSettings
 
     def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
         super().__init__(settings, total, warmup, to_steps)
@@ -74,6 +85,8 @@ class MultiStep(Decay):
 class Cosine(Decay):
     """From 1 to `final_factor` at `total` along half a cosine: https://arxiv.org/abs/1608.03983, equation 5."""
 
+    settings = CosineSettings
+
     def __call__(self, step: int) -> float:
         progress = min(1.0, max(0, step - self.warmup) / max(1, self.total - self.warmup))
         final = self.settings.final_factor
@@ -81,9 +94,6 @@ class Cosine(Decay):
 
     def describe(self, lr: float) -> str:
         return f"cosine to {lr * self.settings.final_factor:g}"
-
-
-BUILT_IN: dict[str, type[Decay]] = {"constant": Constant, "multistep": MultiStep, "cosine": Cosine}
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Schedule:
 
 
 def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) -> Schedule:
-    """Warm-up and decay, built-in or of the class that the group's entry names. Raises ConfigError where the run is too short."""
+    """Warm-up and decay of the settings' entry. Raises ConfigError where the run is too short."""
     warmup = min(AUTO_WARMUP_STEPS, total // 10)
     if settings.warmup != "auto":
         warmup = to_steps("schedule.warmup", settings.warmup)
@@ -111,8 +121,8 @@ def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) ->
         raise ConfigError(
             f"schedule.warmup={settings.warmup} fills all {total} steps; give at most {total - 1}steps."
         )
-    kind: type[Decay] = getattr(settings, "implementation", None) or BUILT_IN[settings.name]
-    return Schedule(kind(settings, total, warmup, to_steps), warmup, settings.warmup_factor)
+    decay = class_of(settings)(settings, total, warmup, to_steps)
+    return Schedule(decay, warmup, settings.warmup_factor)
 
 
 def base_lr(settings: OptimizerSettings, batch_size: int) -> float:

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from retina_dist.base.errors import CheckpointError, ConfigError
-from retina_dist.optim.settings import OptimizerConfig, OptimizerSettings
+from retina_dist.base.registry import class_of
+from retina_dist.optim.settings import (
+    AdamSettings,
+    AdamWSettings,
+    OptimizerSettings,
+    SGDSettings,
+)
 
 
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict]:
@@ -51,24 +57,51 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     ]
 
 
-def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """A fused SGD, AdamW or Adam over `parameter_groups`, or CLASS(groups, settings) of the class that the group's entry names.
+class SGD(torch.optim.SGD):
+    """torch's SGD, fused."""
 
-    Raises ConfigError when nothing is trainable.
-    """
+    settings = SGDSettings
+
+    def __init__(self, groups: list[dict], settings: SGDSettings) -> None:
+        super().__init__(
+            groups,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            fused=True,
+        )
+
+
+class Adam(torch.optim.Adam):
+    """torch's Adam, fused."""
+
+    settings = AdamSettings
+
+    def __init__(self, groups: list[dict], settings: AdamSettings) -> None:
+        first, second = settings.betas
+        super().__init__(
+            groups, lr=settings.lr, betas=(first, second), eps=settings.eps, fused=True
+        )
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, fused."""
+
+    settings = AdamWSettings
+
+    def __init__(self, groups: list[dict], settings: AdamWSettings) -> None:
+        first, second = settings.betas
+        super().__init__(
+            groups, lr=settings.lr, betas=(first, second), eps=settings.eps, fused=True
+        )
+
+
+def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """The optimizer of the settings' entry over `parameter_groups`. Raises ConfigError when nothing is trainable."""
     if not groups:
         raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
-    outside: type[Any] | None = getattr(settings, "implementation", None)
-    if outside:
-        return outside(groups, settings)
-    assert isinstance(settings, OptimizerConfig)
-    lr, momentum, nesterov = settings.lr, settings.momentum, settings.nesterov
-    if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
-    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(
-        groups, lr=lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps, fused=True
-    )
+    optimizer: torch.optim.Optimizer = class_of(settings)(groups, settings)
+    return optimizer
 
 
 def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

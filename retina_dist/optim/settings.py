@@ -1,19 +1,21 @@
-"""Settings of the optimizer and of the learning rate's schedule."""
+"""Settings of the optimizer and of the learning rate's schedule: what all of them have, then each one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import MISSING, KnownArguments, setting
+from retina_dist.base.registry import Entry
+from retina_dist.base.settings import MISSING, setting
 
 
 @dataclass
-class OptimizerSettings(KnownArguments):
-    """Settings of every optimizer; a class from outside the package extends them."""
+class OptimizerConfig(Entry):
+    """Settings of every optimizer; calling it with a `name` makes those of that entry, which are below it."""
 
-    contract = "torch.optim.Optimizer"
+    family: ClassVar[str] = "optimizer"
+    default_entry: ClassVar[str] = "sgd"
 
     name: str = setting(MISSING, "the group entry's name")
     lr: float = setting(MISSING, above=0, at_most=1e30)  # far above divergence, and still a float32
@@ -29,31 +31,19 @@ class OptimizerSettings(KnownArguments):
     backbone_lr_scale: float = setting(1.0, at_least=0, at_most=10**4)
 
 
-@dataclass
-class OptimizerConfig(OptimizerSettings):
-    """The built-in optimizers: torch's SGD, AdamW and Adam."""
+OptimizerSettings = OptimizerConfig  # the name that a class from outside extends
 
-    name: str = setting("sgd", choices=("sgd", "adamw", "adam"))
+
+@dataclass
+class SGDSettings(OptimizerSettings):
+    """torch's SGD."""
+
+    name: str = setting("sgd", choices=("sgd",))
     momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = False
-    betas: list[float] = setting([0.9, 0.999])
-    eps: float = setting(1e-8, above=0, at_most=1)
 
-    def check(self, given: Collection[str] = ()) -> None:
-        """Raise ConfigError where settings exclude each other; those `given` have a meaning even if they are the defaults."""
-        idle, other = (
-            (("betas", "eps"), "adamw") if self.name == "sgd" else (("momentum", "nesterov"), "sgd")
-        )
-        for key in idle:
-            if key in given or getattr(self, key) != getattr(OptimizerConfig(), key):
-                value = f"optimizer.{key}={getattr(self, key)}"
-                raise ConfigError(
-                    f"{value} has no effect with optimizer={self.name}; leave it out, or give {other}."
-                )
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(
-                f"optimizer.betas={self.betas} is not a pair of numbers from 0 to below 1."
-            )
+    def check(self) -> None:
+        """Raise ConfigError for Nesterov's form without a momentum."""
         if self.nesterov and self.momentum == 0:
             raise ConfigError(
                 "optimizer.nesterov=true needs a momentum; give optimizer.momentum=0.9."
@@ -61,10 +51,34 @@ class OptimizerConfig(OptimizerSettings):
 
 
 @dataclass
-class ScheduleSettings(KnownArguments):
-    """Settings of every schedule; a class from outside the package extends them."""
+class AdamSettings(OptimizerSettings):
+    """torch's Adam."""
 
-    contract = "retina_dist.optim.learning_rate.Decay"
+    name: str = setting("adam", choices=("adam",))
+    betas: list[float] = setting([0.9, 0.999], "two", at_least=0, below=1)
+    eps: float = setting(1e-8, above=0, at_most=1)
+
+    def check(self) -> None:
+        """Raise ConfigError unless the betas are a pair."""
+        if len(self.betas) != 2:
+            raise ConfigError(
+                f"optimizer.betas={self.betas} is not a pair of numbers from 0 to below 1."
+            )
+
+
+@dataclass
+class AdamWSettings(AdamSettings):
+    """torch's AdamW."""
+
+    name: str = setting("adamw", choices=("adamw",))
+
+
+@dataclass
+class ScheduleConfig(Entry):
+    """Settings of every schedule; calling it with a `name` makes those of that entry, which are below it."""
+
+    family: ClassVar[str] = "schedule"
+    default_entry: ClassVar[str] = "cosine"
 
     name: str = setting(MISSING, "the group entry's name")
     warmup: str = setting(
@@ -75,31 +89,37 @@ class ScheduleSettings(KnownArguments):
     )
 
 
-@dataclass
-class ScheduleConfig(ScheduleSettings):
-    """The built-in schedules; durations as 16epochs, 1000steps or 5000images."""
+ScheduleSettings = ScheduleConfig  # the name that a class from outside extends
 
-    name: str = setting("cosine", choices=("multistep", "cosine", "constant"))
+
+@dataclass
+class ConstantSettings(ScheduleSettings):
+    """The same rate after the warm-up."""
+
+    name: str = setting("constant", choices=("constant",))
+
+
+@dataclass
+class CosineSettings(ScheduleSettings):
+    """Half a cosine."""
+
+    name: str = setting("cosine", choices=("cosine",))
+    final_factor: float = setting(0.0, "share of the learning rate at the end", fraction=True)
+
+
+@dataclass
+class MultiStepSettings(ScheduleSettings):
+    """A lower rate from each milestone on."""
+
+    name: str = setting("multistep", choices=("multistep",))
     milestones: list[str] = setting(
-        [], "multistep: when gamma multiplies the rate, such as [16epochs,22epochs]"
+        [], "durations after which gamma multiplies the rate, such as [16epochs,22epochs]"
     )
-    gamma: float = setting(0.1, "multistep: the factor at each milestone", fraction=True)
-    final_factor: float = setting(
-        0.0, "cosine: share of the learning rate at the end", fraction=True
-    )
+    gamma: float = setting(0.1, "the factor at each milestone", above=0, below=1)
 
     def check(self) -> None:
-        """Raise ConfigError where settings exclude each other."""
-        if self.milestones and self.name != "multistep":
-            given = f"schedule.milestones={self.milestones}"
-            raise ConfigError(
-                f"{given} has no effect with schedule={self.name}; give schedule=multistep, or []."
-            )
-        if self.name == "multistep" and not self.milestones:
+        """Raise ConfigError without a milestone."""
+        if not self.milestones:
             raise ConfigError(
                 "schedule=multistep has no milestones; give schedule.milestones=[16epochs,22epochs]."
-            )
-        if self.name == "multistep" and not 0 < self.gamma < 1:
-            raise ConfigError(
-                f"schedule.gamma={self.gamma} does not lower the rate; it must be above 0 and below 1."
             )

@@ -26,6 +26,7 @@ from retina_dist.base.errors import (
     set_status,
 )
 from retina_dist.base.files import parse_path, write_json
+from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.text import pluralize
 from retina_dist.config.run_config import RunConfig, changed_settings, task_class
@@ -294,8 +295,8 @@ class Training:
             loggers.append(self.job.mlflow)
         if settings.tensorboard:
             loggers.append(TensorBoardLogger(folder / "tensorboard", step))
-        if outside := getattr(settings, "implementation", None):
-            loggers.append(outside(settings, folder, step))
+        if is_custom(settings):
+            loggers.append(class_of(settings)(settings, folder, step))
         return LoggerCollection(*loggers)
 
     def _trainer(self) -> TrainLoop:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import is_custom
 from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
@@ -73,9 +74,7 @@ def build_plan(config: RunConfig, num_images: int, world_size: int) -> Plan:
 def best_metric(config: RunConfig, validates: bool) -> BestMetric:
     """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
     trainer = config.trainer
-    outside_loss = monitor_of(config).startswith("val/loss_") and hasattr(
-        config.model, "implementation"
-    )
+    outside_loss = monitor_of(config).startswith("val/loss_") and is_custom(config.model)
     if not outside_loss:  # which the first validation names
         check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:

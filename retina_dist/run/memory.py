@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from retina_dist.base.errors import UserError, describe_error
+from retina_dist.base.registry import is_custom
 from retina_dist.base.text import format_bytes
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import NonFiniteGuard
@@ -37,7 +38,7 @@ from retina_dist.engine.train_step import TrainStep
 from retina_dist.run.build import build_state, build_train_step
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import Memory, find_gpu, memory_of
-from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.strategies.settings import HorovodSettings
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 logger = logging.getLogger(__name__)
@@ -145,11 +146,11 @@ class StepMemory:
                 parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
         parts["batches"] *= plan.accumulate * (PREFETCHED if self.on_gpu else 1)
         settings = self.config.strategy
-        if self.world_size > 1 and isinstance(
-            settings, StrategyConfig
-        ):  # of an outside strategy nothing is known
+        if self.world_size > 1 and not is_custom(settings):  # of which nothing is known
             gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
-            fused = int(settings.fusion_mb * 2**20) if self.backend.startswith("Horovod") else 0
+            fused = 0
+            if isinstance(settings, HorovodSettings) and self.backend.startswith("Horovod"):
+                fused = int(settings.fusion_mb * 2**20)
             parts["communication"] = min(gradients, fused) + (
                 0 if settings.compression == "none" else gradients // 2
             )

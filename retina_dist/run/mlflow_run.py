@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from retina_dist.base.errors import ConfigError, Preempted, describe_error
 from retina_dist.base.files import read_bytes, write_json
 from retina_dist.base.redaction import redacted, redacted_tree
+from retina_dist.base.registry import as_dict
 from retina_dist.base.settings import flattened
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import BEST
@@ -220,7 +220,7 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         write_json(self.checkpoints / ID_FILE, {"run_id": run.info.run_id})
         if run.info.status != "RUNNING":
             self.client.update_run(run.info.run_id, status="RUNNING")
-        entities, params = self.mlflow.entities, flattened(redacted_tree(asdict(self.config)))
+        entities, params = self.mlflow.entities, flattened(redacted_tree(as_dict(self.config)))
         new = params.keys() - run.data.params.keys()  # MLflow changes none
         tags = [
             entities.RunTag(key, redacted(str(value))[:LONGEST]) for key, value in self.tags.items()

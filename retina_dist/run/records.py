@@ -8,7 +8,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +21,7 @@ from omegaconf import OmegaConf
 import retina_dist
 from retina_dist.base.files import read_bytes, write_json, write_text
 from retina_dist.base.redaction import redacted, redacted_tree, redacted_word
+from retina_dist.base.registry import as_dict
 from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
 from retina_dist.config.run_config import RunConfig, changed_settings
@@ -52,7 +52,7 @@ def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, 
     """Write every setting to config.yaml, and add this start to command.json, both without secrets; forget the last result."""
     (folder / RESULT).unlink(missing_ok=True)
     write_text(
-        folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(asdict(config))))
+        folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(as_dict(config))))
     )
     path, starts = folder / COMMAND, []
     with contextlib.suppress(OSError, ValueError):

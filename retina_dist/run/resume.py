@@ -7,13 +7,14 @@ import itertools
 import json
 import logging
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from retina_dist.base.errors import CheckpointError, ConfigError, UserError, describe_error
 from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.base.redaction import redacted
+from retina_dist.base.registry import as_dict
 from retina_dist.base.settings import flattened
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.base.yaml_files import load_yaml
@@ -246,7 +247,7 @@ def _continued(
     config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]
 ) -> Run:
     try:
-        before, now = flattened(content["config"]), flattened(asdict(config))
+        before, now = flattened(content["config"]), flattened(as_dict(config))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{path} does not say how it was trained; use it as model.weights={path}."

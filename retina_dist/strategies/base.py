@@ -45,12 +45,22 @@ class DistributedStrategy(ABC):
     device: torch.device
     backend: str  # for messages
     fp16_scale: float = 1024.0  # on gradients before fp16: 6e-8 .. 64 keep their precision; 1 where the loss is scaled
+    deterministic: bool = (
+        False  # set before entering: sums keep their order in a run that is resumed
+    )
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
 
     @classmethod
     def supports(cls, launch: Launch) -> bool:
         """Whether the strategy can run in processes that were started so."""
         return True
+
+    @classmethod
+    def refusal(cls, launch: Launch) -> str:
+        """Why the strategy cannot run in processes that were started so, and the remedy; "" where it can."""
+        if cls.supports(launch):
+            return ""
+        return f"cannot run under {launch}; use another, or strategy=auto"
 
     @property
     def rank(self) -> int:

@@ -38,7 +38,7 @@ from retina_dist.strategies.base import (
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.launchers import DEFAULT_PORT
-from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.strategies.settings import DDPSettings
 
 OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -70,16 +70,22 @@ class DDPStrategy(DistributedStrategy):
     have one GPU.
     """
 
-    def __init__(
-        self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False
-    ) -> None:
-        self.launch, self.timeout_s, self.deterministic = launch, settings.timeout_s, deterministic
+    settings = DDPSettings
+
+    def __init__(self, settings: DDPSettings, launch: Launch) -> None:
+        self.launch, self.timeout_s = launch, settings.timeout_s
         self.compression, self.bucket_mb = settings.compression, settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
         self.backend = f"DDP over {'NCCL' if self.device.type == 'cuda' else 'Gloo'}"
         self._sent: list[
             tuple[Tensor, Tensor]
         ] = []  # fp16: each bucket's own gradients, and all ranks' sum
+
+    @classmethod
+    def refusal(cls, launch: Launch) -> str:
+        if launch.launcher == "horovodrun":
+            return f"cannot run under {launch}; start it by torchrun, or use strategy=horovod"
+        return super().refusal(launch)
 
     def __enter__(self) -> "DDPStrategy":
         transport = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"

@@ -33,7 +33,7 @@ from retina_dist.strategies.base import (
 )
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.strategies.settings import HorovodSettings
 
 T = TypeVar("T")
 
@@ -60,9 +60,9 @@ class HorovodStrategy(DistributedStrategy):
     Raises ConfigError when Horovod is missing or built without what this job needs, or two processes have one GPU.
     """
 
-    def __init__(
-        self, settings: StrategyConfig, launch: Launch, *, deterministic: bool = False
-    ) -> None:
+    settings = HorovodSettings
+
+    def __init__(self, settings: HorovodSettings, launch: Launch) -> None:
         self.launch, self.compression, self.timeout_s = (
             launch,
             settings.compression,
@@ -72,15 +72,7 @@ class HorovodStrategy(DistributedStrategy):
         self._membership = HorovodMembership(self, settings.commit_every)
         self.hvd = _import_horovod()
         self.device = resolve_device(settings.device, launch)
-        self.variables = {
-            "HOROVOD_FUSION_THRESHOLD": "0"
-            if deterministic
-            else str(int(settings.fusion_mb * 2**20)),
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
-        }
-        if self.device.type == "cpu":  # or Open MPI's waiting takes the core from the training
-            self.variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        self._fusion_bytes = int(settings.fusion_mb * 2**20)
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
         self._sent: dict[
@@ -92,6 +84,24 @@ class HorovodStrategy(DistributedStrategy):
         self._sending = True
         self._waiting_since: float | None = None
         self._left = threading.Event()
+
+    @classmethod
+    def refusal(cls, launch: Launch) -> str:
+        if launch.launcher in ("torchrun", "variables"):
+            return f"cannot run under {launch}; use horovodrun, mpirun or strategy=ddp"
+        return super().refusal(launch)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Horovod's environment for these settings."""
+        variables = {
+            "HOROVOD_FUSION_THRESHOLD": "0" if self.deterministic else str(self._fusion_bytes),
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, int(min(60.0, self.timeout_s / 2)))),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(self.timeout_s)),
+        }
+        if self.device.type == "cpu":  # or Open MPI's waiting takes the core from the training
+            variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        return variables
 
     @property
     def rank(self) -> int:

@@ -7,30 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import class_of, lookup
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.launchers import launcher_named
-from retina_dist.strategies.settings import StrategyConfig, StrategySettings
-from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.strategies.settings import AutoSettings, StrategySettings
 
 
-def choose_strategy(name: str, launch: Launch) -> str:
-    """`name`, or what fits the launcher if that is "auto". Raises ConfigError when the two do not go together."""
-    if name == "auto":
-        return launcher_named(launch.launcher).strategies[0]
-    if name == "single" and launch.world_size > 1:
-        raise ConfigError(
-            f"strategy=single under {launch} would train the same model in each; use strategy=auto."
-        )
-    if name == "horovod" and launch.launcher in ("torchrun", "variables"):
-        raise ConfigError(
-            f"strategy=horovod cannot run under {launch}; use horovodrun, mpirun or strategy=ddp."
-        )
-    if name == "ddp" and launch.launcher == "horovodrun":
-        raise ConfigError(
-            f"strategy=ddp cannot run under {launch}; start it by torchrun, or use strategy=horovod."
-        )
-    return name
+class AutoStrategy:
+    """The strategy that fits the launcher: calling the class makes one of that kind."""
+
+    settings = AutoSettings
+
+    def __new__(cls, settings: StrategySettings, launch: Launch) -> Any:
+        return lookup("strategy", launcher_named(launch.launcher).strategies[0])(settings, launch)
+
+    @classmethod
+    def refusal(cls, launch: Launch) -> str:
+        """Nothing, since the strategy is chosen to fit."""
+        return ""
 
 
 def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -47,29 +42,17 @@ def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.env
 def strategy_of(
     settings: StrategySettings, *, launch: Launch | None = None, deterministic: bool = False
 ) -> DistributedStrategy:
-    """The strategy of a configuration, not entered yet: a built-in one, or the class that the group's entry names.
+    """The strategy of the settings' entry, not entered yet. Raises ConfigError when it cannot run under this job's launcher.
 
-    Raises ConfigError when the strategy cannot run under this job's launcher.
+    `deterministic` keeps the order of each sum over ranks in a run that is resumed.
     """
     launch = launch or detect_launch()
-    outside: type[Any] | None = getattr(settings, "implementation", None)
-    if outside is not None:
-        if not outside.supports(launch):
-            raise ConfigError(
-                f"strategy={settings.name} cannot run under {launch}; use another, or strategy=auto."
-            )
-        return outside(settings, launch)
-    assert isinstance(settings, StrategyConfig)
-    name = choose_strategy(settings.name, launch)
-    if name == "single":
-        return SingleDeviceStrategy(settings.device)
-    if name == "ddp":
-        from retina_dist.strategies.ddp import DDPStrategy
-
-        return DDPStrategy(settings, launch, deterministic=deterministic)
-    from retina_dist.strategies.horovod import HorovodStrategy
-
-    return HorovodStrategy(settings, launch, deterministic=deterministic)
+    kind = class_of(settings)
+    if reason := kind.refusal(launch):
+        raise ConfigError(f"strategy={settings.name} {reason}.")
+    strategy: DistributedStrategy = kind(settings, launch)
+    strategy.deterministic = deterministic
+    return strategy
 
 
 def make_strategy(
@@ -79,7 +62,6 @@ def make_strategy(
     deterministic: bool = False,
     **settings: Any,
 ) -> DistributedStrategy:
-    """`strategy_of` for a built-in strategy; `settings` are fields of `StrategyConfig`."""
-    return strategy_of(
-        StrategyConfig(name=name, **settings), launch=launch, deterministic=deterministic
-    )
+    """`strategy_of` the entry `name`; `settings` are those of its dataclass."""
+    chosen = StrategySettings(name=name, **settings)
+    return strategy_of(chosen, launch=launch, deterministic=deterministic)

@@ -1,17 +1,20 @@
-"""Settings of the strategies."""
+"""Settings of the strategies: what all of them have, then each one's own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from retina_dist.base.settings import MISSING, KnownArguments, setting
+from retina_dist.base.registry import Entry
+from retina_dist.base.settings import MISSING, setting
 
 
 @dataclass
-class StrategySettings(KnownArguments):
-    """Settings of every strategy; a class from outside the package extends them."""
+class StrategyConfig(Entry):
+    """Settings of every strategy; calling it with a `name` makes those of that entry, which are below it."""
 
-    contract = "retina_dist.strategies.base.DistributedStrategy"
+    family: ClassVar[str] = "strategy"
+    default_entry: ClassVar[str] = "auto"
 
     name: str = setting(MISSING, "the group entry's name")
     device: str = setting("auto", "auto | cpu | cuda (the GPU of the local rank) | cuda:N")
@@ -21,19 +24,41 @@ class StrategySettings(KnownArguments):
     )
 
 
-@dataclass
-class StrategyConfig(StrategySettings):
-    """How processes work together: the settings of the built-in strategies; `auto` takes one by the launcher."""
+StrategySettings = StrategyConfig  # the name that a class from outside extends
 
-    name: str = setting(
-        "auto", "auto: by the launcher", choices=("auto", "single", "ddp", "horovod")
-    )
+
+@dataclass
+class SingleSettings(StrategySettings):
+    """One process."""
+
+    name: str = setting("single", choices=("single",))
+
+
+@dataclass
+class DDPSettings(StrategySettings):
+    """torch's DistributedDataParallel."""
+
+    name: str = setting("ddp", choices=("ddp",))
     bucket_mb: float = setting(
         25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6
     )
+
+
+@dataclass
+class HorovodSettings(StrategySettings):
+    """Horovod."""
+
+    name: str = setting("horovod", choices=("horovod",))
     fusion_mb: float = setting(
         32.0, "horovod: MiB of gradients in one all-reduce, at most", at_least=0, at_most=10**6
     )
     commit_every: int = setting(
         10, "horovod elastic: steps between the states that processes return to", at_least=1
     )
+
+
+@dataclass
+class AutoSettings(DDPSettings, HorovodSettings):
+    """The settings of all strategies that a launcher can choose."""
+
+    name: str = setting("auto", "auto: by the launcher", choices=("auto",))

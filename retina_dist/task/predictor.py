@@ -24,15 +24,14 @@ from retina_dist.base.errors import (
     describe_error,
 )
 from retina_dist.base.files import Url, check_folder, parse_path
+from retina_dist.base.registry import is_custom, lookup, names_class
 from retina_dist.base.settings import make, validate
 from retina_dist.base.text import escape
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.config.run_config import (
     TASKS,
     ModelSettings,
-    builtin_task,
     data_settings_of,
-    names_class,
     task_of_checkpoint,
 )
 from retina_dist.data.images import FORMS, SUFFIXES, AnyImage, find_images, read_image
@@ -152,7 +151,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
                 if isinstance(error, UserError)
                 else describe_error(error)
             )
-            if "model_arguments" not in content and not hasattr(model, "implementation"):
+            if "model_arguments" not in content and not is_custom(model):
                 why = "its model is from outside the package, which a checkpoint does not name"
             raise CheckpointError(
                 f"{source} does not describe a {cls.kind} ({why}); {remedy_of(content)}."
@@ -242,9 +241,9 @@ def task_of(config: Any) -> type[Task]:
     `config` is an `OfCheckpoint`. Raises ConfigError where the task is from outside the package and not named again.
     """
     if config.outside_task is not None:
-        return config.outside_task  # type: ignore[no-any-return]
+        return config.outside_task
     if config.checkpoint is None or is_torchvision_name(config.checkpoint):
-        return builtin_task(TASKS[0])  # type: ignore[no-any-return]
+        return lookup("task", TASKS[0])
     content = load_checkpoint(config.checkpoint)
     settings: Any = content.get("config")
     for group in ("task", "model") if isinstance(settings, dict) else ():
@@ -252,7 +251,7 @@ def task_of(config: Any) -> type[Task]:
         if names_class(section) and getattr(config, f"outside_{group}") is None:
             outside = f"{config.checkpoint} is of {section['_target_']} from outside the package"
             raise ConfigError(f"{outside}; name its entry again: {group}=NAME --config-dir FOLDER.")
-    return builtin_task(task_of_checkpoint(content))  # type: ignore[no-any-return]
+    return lookup("task", task_of_checkpoint(content))
 
 
 D = TypeVar("D")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from retina_dist.base.settings import KnownArguments, setting
 
@@ -15,7 +16,7 @@ MLFLOW_PARENT = (
 class LoggingConfig(KnownArguments):
     """What a run writes beside its checkpoints."""
 
-    contract = "retina_dist.tracking.loggers.MetricLogger"
+    family: ClassVar[str] = "logger"
 
     tensorboard: bool = True
     plots: bool = setting(True, "first_batch.jpg and report.html")

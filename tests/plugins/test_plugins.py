@@ -12,6 +12,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import class_of
 from retina_dist.config import plugins
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import data_settings_of
@@ -107,7 +108,7 @@ def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> N
         ConfigStore.instance().repo.get("strategy", {}).pop("installed.yaml", None)
     assert isinstance(config.strategy, MPISettings)
     assert (config.strategy.name, config.strategy.chunk_mb) == ("installed", 3.0)
-    assert config.strategy.implementation is MPIStrategy  # type: ignore[attr-defined]
+    assert class_of(config.strategy) is MPIStrategy
 
 
 def test_a_checkpoint_names_no_class() -> None:

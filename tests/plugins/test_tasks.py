@@ -11,6 +11,7 @@ import torch
 
 from retina_dist import doctor
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import class_of
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import task_class
 from retina_dist.detection.task import DetectionTask
@@ -117,7 +118,7 @@ def test_commands_of_checkpoints_take_a_task_from_outside() -> None:
     config = load_config(
         "predict", [FOUND, "task=counting", "model=cells", "checkpoint=a", "input=b"]
     )
-    assert (config.outside_task, config.outside_model.implementation) == (
+    assert (config.outside_task, class_of(config.outside_model())) == (
         CountingDetection,
         CellDetector,
     )

@@ -19,7 +19,7 @@ from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.help import help_page
 from retina_dist.config.run_config import data_settings_of
 from retina_dist.detection.data.synthetic import make_shapes
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig
+from retina_dist.detection.settings import DetectionData
 from retina_dist.optim.learning_rate import Constant
 from retina_dist.run.build import build_plan
 from tests.commands import run_command
@@ -113,7 +113,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         "optimizer.lr=1e-3",
     ]
     config = load_config("train", given)
-    assert isinstance(config, DetectionRunConfig)
+    assert isinstance(config.data, DetectionData)
     assert (config.trainer.gradient_clip, type(config.trainer.gradient_clip)) == (2.0, float)
     assert (config.data.min_sizes, config.output_dir, config.optimizer.lr) == ([64, 96], "7", 0.001)
     assert config.data.val_min_size is None
@@ -210,7 +210,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("model.aspect_ratios=[]", "model.aspect_ratios=[] is empty; give at least one value."),
         ("data.name=../x", "data.name=../x cannot name a folder below runs/"),
         ("data.min_sizes=[640,16]", "data.min_sizes=16 is too small; it must be at least 32."),
-        ("optimizer.momentum=1", "optimizer.momentum=1.0 is too large; it must be below 1."),
+        ("optimizer.betas=[0.9,1]", "optimizer.betas=1.0 is too large; it must be below 1."),
         (
             "schedule.milestones=[1epoch]",
             "schedule.milestones=['1epoch'] has no effect with schedule=cosine",

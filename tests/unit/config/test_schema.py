@@ -37,7 +37,6 @@ ZERO = {
     "optimizer.bias_weight_decay": "none",
     "optimizer.backbone_lr_scale": "a body that stays",
     "schedule.warmup_factor": "from a rate of 0",
-    "schedule.gamma": "only of multistep, which refuses it",
     "schedule.final_factor": "down to a rate of 0",
     "trainer.max_nonfinite_steps": "stop at the first",
     "trainer.save_top_k": "none",

@@ -1,0 +1,272 @@
+"""What can be chosen: one table for each family of parts, of the package's own classes and those from outside alike.
+
+An entry is the dotted name of a class, which is imported when it is first looked up. The class has its dataclass of settings as
+`settings` and is made from an instance of it. A class from outside is added by `register`, which a command line's `_target_`, a
+plugin or a script calls; what a file of a run names is only looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import KnownArguments, Limits
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of part.
+
+    Args:
+        section: the section of the settings that chooses, such as "optimizer".
+        contract: the base of the classes.
+        settings: the base of their settings; "" for a task, whose settings are sections themselves.
+        key: the setting that names an entry; "" where the type of the settings tells.
+        entries: the package's own classes by name.
+    """
+
+    section: str
+    contract: str
+    settings: str
+    key: str = "name"
+    entries: Mapping[str, str] = field(default_factory=dict)
+
+
+FAMILIES = {
+    "task": Family(
+        section="task",
+        contract="retina_dist.engine.task.Task",
+        settings="",
+        entries={
+            "detection": "retina_dist.detection.task.DetectionTask",
+            "classification": "retina_dist.classification.task.ClassificationTask",
+        },
+    ),
+    "reader": Family(
+        section="data",
+        contract="retina_dist.detection.readers.formats.AnnotationReader",
+        settings="retina_dist.detection.settings.DetectionData",
+        key="format",
+    ),
+    "detector": Family(
+        section="model",
+        contract="retina_dist.detection.model.build.DetectionModel",
+        settings="retina_dist.detection.settings.DetectorSettings",
+        key="",
+    ),
+    "optimizer": Family(
+        section="optimizer",
+        contract="torch.optim.Optimizer",
+        settings="retina_dist.optim.settings.OptimizerSettings",
+        entries={
+            "sgd": "retina_dist.optim.optimizer.SGD",
+            "adamw": "retina_dist.optim.optimizer.AdamW",
+            "adam": "retina_dist.optim.optimizer.Adam",
+        },
+    ),
+    "schedule": Family(
+        section="schedule",
+        contract="retina_dist.optim.learning_rate.Decay",
+        settings="retina_dist.optim.settings.ScheduleSettings",
+        entries={
+            "multistep": "retina_dist.optim.learning_rate.MultiStep",
+            "cosine": "retina_dist.optim.learning_rate.Cosine",
+            "constant": "retina_dist.optim.learning_rate.Constant",
+        },
+    ),
+    "strategy": Family(
+        section="strategy",
+        contract="retina_dist.strategies.base.DistributedStrategy",
+        settings="retina_dist.strategies.settings.StrategySettings",
+        entries={
+            "auto": "retina_dist.strategies.select.AutoStrategy",
+            "single": "retina_dist.strategies.single_device.SingleDeviceStrategy",
+            "ddp": "retina_dist.strategies.ddp.DDPStrategy",
+            "horovod": "retina_dist.strategies.horovod.HorovodStrategy",
+        },
+    ),
+    "logger": Family(
+        section="logging",
+        contract="retina_dist.tracking.loggers.MetricLogger",
+        settings="retina_dist.tracking.settings.LoggingConfig",
+        key="",
+    ),
+}
+
+_named: dict[str, dict[str, type | str]] = {name: {**f.entries} for name, f in FAMILIES.items()}
+_from_outside: dict[type, type] = {}  # by the type of their settings; tasks by themselves
+
+
+def names(family: str) -> tuple[str, ...]:
+    """The names of a family's entries: the package's own, then registered ones."""
+    return tuple(_named[family])
+
+
+def lookup(family: str, name: object) -> type[Any]:
+    """The class of an entry, imported when it is first looked up. Raises ConfigError for an unknown name."""
+    entry = _named[family].get(str(name))
+    if entry is None:
+        kind = FAMILIES[family]
+        known = Limits(choices=names(family))
+        raise ConfigError(known.problem(f"{kind.section}.{kind.key}", name))
+    return _loaded(entry) if isinstance(entry, str) else entry
+
+
+def register(family: str, target: type | str, name: str = "") -> type[Any]:
+    """Add a class from outside the package to a family, and return it.
+
+    Args:
+        family: a key of `FAMILIES`, such as "schedule".
+        target: the class, or its dotted name.
+        name: the value of the family's key that chooses it, such as "triangle" for schedule=triangle.
+
+    Raises ConfigError unless the class keeps the family's contract and has settings of its own.
+    """
+    kind = FAMILIES[family]
+    label = f"{kind.section}._target_={target if isinstance(target, str) else _dotted(target)}"
+    if name in kind.entries and kind.key == "name":
+        raise ConfigError(f"{label} is named {name}, as one of the package; give it another name.")
+
+    found = target
+    if isinstance(target, str):
+        try:
+            found = _loaded(target)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"{label} cannot be imported ({error}).") from error
+    contract = _loaded(kind.contract)
+    if not (isinstance(found, type) and issubclass(found, contract)):
+        raise ConfigError(
+            f"{label} is not a class of the kind {contract.__name__}; name one, or leave it out."
+        )
+
+    _check_settings(kind, found, label)
+    if kind.settings:
+        _from_outside[vars(found)["settings"]] = found
+    else:
+        _from_outside[found] = found
+    if name and kind.key == "name":
+        _named[family][name] = found
+    return found
+
+
+def _check_settings(kind: Family, found: type, label: str) -> None:
+    if not kind.settings:
+        if not is_dataclass(getattr(found, "settings", None)):
+            raise ConfigError(f"{label} has no settings; give it a dataclass as `settings`.")
+        return
+
+    base = _loaded(kind.settings)
+    settings = vars(found).get("settings")
+    is_below = isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)
+    if not is_below or settings.__module__.startswith("retina_dist."):
+        raise ConfigError(
+            f"{label} has no settings of its own; give it a dataclass below {base.__name__} as `settings`."
+        )
+
+
+def class_of(settings: Any) -> type[Any]:
+    """The class that an object of settings is for: one from outside by the type, else the entry that the key names."""
+    if type(settings) in _from_outside:
+        return _from_outside[type(settings)]
+    kind = FAMILIES[settings.family]
+    if kind.key:
+        return lookup(settings.family, getattr(settings, kind.key))
+    classes = [lookup(settings.family, name) for name in names(settings.family)]
+    for each in classes:
+        if each.settings is type(settings):
+            return each
+    raise ConfigError(f"{type(settings).__name__} is not of an entry; register its class first.")
+
+
+def is_custom(settings: Any) -> bool:
+    """Whether an object of settings is for a class from outside the package."""
+    return target_of(settings) is not None
+
+
+def target_of(settings: Any) -> str | None:
+    """The dotted name of the class from outside that an object of settings is for; None for one of the package."""
+    if type(settings) in _from_outside:
+        return _dotted(_from_outside[type(settings)])
+    family = getattr(settings, "family", "")
+    if family == "task" and settings.name not in FAMILIES["task"].entries:
+        return _dotted(lookup("task", settings.name))
+    return None
+
+
+def settings_type(section: object, default: type) -> type[Any]:
+    """The dataclass of a section: of the class that `_target_` names, else of the entry that its key names, else `default`.
+
+    `section` is the section's content as the command line composed it: a class that `_target_` names is imported and registered.
+    """
+    family = getattr(default, "family", None)
+    if family is None or family == "task" or not isinstance(section, Mapping):
+        return default
+    kind = FAMILIES[family]
+    name = section.get(kind.key) if kind.key else None
+    if names_class(section):
+        return register(family, section["_target_"], str(name or "")).settings
+    if not kind.key or not kind.entries:
+        return default
+    if name is None and issubclass(default, Entry):
+        name = default.default_entry
+    return lookup(family, name).settings
+
+
+def names_class(section: object) -> bool:
+    """Whether a section of the settings names a class, which is from outside the package."""
+    return isinstance(section, Mapping) and "_target_" in section
+
+
+def readers_of(family: str, key: str) -> list[str]:
+    """The entries of a family whose settings have `key`."""
+    having = [name for name in names(family) if key in _keys(lookup(family, name).settings)]
+    return having if FAMILIES[family].settings else []
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """Settings as plain values, with the name of each class from outside as `_target_`: what is written into files."""
+    content: dict[str, Any] = asdict(config)
+    for name, section in vars(config).items():
+        target = target_of(section) if is_dataclass(section) else None
+        if target is not None and name in content:
+            content[name] = {"_target_": target, **content[name]}
+    return content
+
+
+class Entry(KnownArguments):
+    """Base of a family's settings. Calling it makes the settings of the entry that `name` names, `default_entry` without one."""
+
+    family: ClassVar[str]
+    default_entry: ClassVar[str]
+
+    @classmethod
+    def public_name(cls) -> str:
+        """The class that makes these settings in Python: the family's own for an entry of the package."""
+        own = [kind for kind in cls.__mro__ if "family" in vars(kind)]
+        return own[0].__name__ if cls.__module__ == own[0].__module__ else cls.__name__
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "family" in vars(cls):
+            name = args[0] if args else kwargs.get("name", cls.default_entry)
+            cls = lookup(cls.family, name).settings
+        for key in sorted(kwargs.keys() - _keys(cls)):
+            if others := readers_of(cls.family, key):
+                name = f"{cls.public_name()}(name={cls.__dataclass_fields__['name'].default!r})"
+                raise ConfigError(f"{name} has no argument {key}; it is of {' and '.join(others)}.")
+        return super().__new__(cls, *args, **kwargs)
+
+
+def _keys(settings: Any) -> set[str]:
+    return {each.name for each in fields(settings)}
+
+
+def _loaded(target: str) -> Any:
+    module, _, name = target.rpartition(".")
+    return getattr(import_module(module), name, None)
+
+
+def _dotted(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
