@@ -37,7 +37,7 @@ from retina_dist.strategies.base import (
 )
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.launchers import DEFAULT_PORT
+from retina_dist.strategies.launchers import DEFAULT_PORT, launcher_named
 from retina_dist.strategies.settings import DDPSettings
 
 OPS = {
@@ -83,7 +83,7 @@ class DDPStrategy(DistributedStrategy):
 
     @classmethod
     def refusal(cls, launch: Launch) -> str:
-        if launch.launcher == "horovodrun":
+        if "ddp" not in launcher_named(launch.launcher).strategies:
             return f"cannot run under {launch}; start it by torchrun, or use strategy=horovod"
         return super().refusal(launch)
 

@@ -33,6 +33,7 @@ from retina_dist.strategies.base import (
 )
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
+from retina_dist.strategies.launchers import launcher_named
 from retina_dist.strategies.settings import HorovodSettings
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class HorovodStrategy(DistributedStrategy):
 
     @classmethod
     def refusal(cls, launch: Launch) -> str:
-        if launch.launcher in ("torchrun", "variables"):
+        if "horovod" not in launcher_named(launch.launcher).strategies:
             return f"cannot run under {launch}; use horovodrun, mpirun or strategy=ddp"
         return super().refusal(launch)
 
