@@ -241,6 +241,7 @@ class Entry(KnownArguments):
 
     family: ClassVar[str]
     default_entry: ClassVar[str]
+    name: str
 
     @classmethod
     def public_name(cls) -> str:
@@ -254,7 +255,7 @@ class Entry(KnownArguments):
             cls = lookup(cls.family, name).settings
         for key in sorted(kwargs.keys() - _keys(cls)):
             if others := readers_of(cls.family, key):
-                name = f"{cls.public_name()}(name={cls.__dataclass_fields__['name'].default!r})"
+                name = f"{cls.public_name()}(name={cls.name!r})"
                 raise ConfigError(f"{name} has no argument {key}; it is of {' and '.join(others)}.")
         return super().__new__(cls, *args, **kwargs)
 

@@ -230,14 +230,15 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
     for field in dataclasses.fields(schema):
         key, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
         if isinstance(value, str) and value == MISSING:
-            raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
+            raise ConfigError(f"{key} is not set; give {public_name(schema)}({field.name}=…).")
         if not _is_of(value, hint):
             raise ConfigError(wrong_type(key, value, hint))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
 
 
-def _public_name(schema: type) -> str:
+def public_name(schema: type) -> str:
+    """The class that makes settings of the type `schema` in Python."""
     return schema.public_name() if issubclass(schema, KnownArguments) else schema.__name__
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from retina_dist.base.settings import KnownArguments, settings_by_key
+from retina_dist.base.settings import public_name, settings_by_key
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of the key in lower case. Of the keys
 # after the colon, the first that the command has is meant; one with spaces is a clause.
@@ -96,7 +96,7 @@ def unknown_key(command: str, key: str, known: Iterable[str], value: object = No
     return f"{key} is not a setting; {hint}"
 
 
-def no_argument(schema: type[KnownArguments], key: str) -> str:
+def no_argument(schema: type, key: str) -> str:
     """Message for an unknown argument of a class of settings, with the closest known one."""
     own = settings_by_key(schema)
     known = {
@@ -112,7 +112,7 @@ def no_argument(schema: type[KnownArguments], key: str) -> str:
         if near
         else "docs/settings.md lists them."
     )
-    return f"{schema.public_name()} has no argument {key}; {hint}"
+    return f"{public_name(schema)} has no argument {key}; {hint}"
 
 
 def _spelled_like(end: str, keys: list[str]) -> list[str]:

@@ -205,7 +205,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("optimizer.lr=nan", "optimizer.lr=nan is not a finite number."),
         (
             "trainer.precision=bf61",
-            "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16; did you mean bf16?",
+            "trainer.precision=bf61 is not one of fp32, tf32, bf16, fp16, auto; did you mean bf16?",
         ),
         ("model.aspect_ratios=[]", "model.aspect_ratios=[] is empty; give at least one value."),
         ("data.name=../x", "data.name=../x cannot name a folder below runs/"),
