@@ -1,18 +1,19 @@
-"""Do all backends train the same model? The same few steps on one process and under each launcher, compared.
+"""Do all backends train the same model? The same steps on one process and under each launcher.
 
-    python -m retina_dist.parity                                     every launcher that is installed, 2 processes
-    python -m retina_dist.parity processes=[1,2,4] steps=3           what make parity does
-    python -m retina_dist.parity data=coco data.root=/data/mine      on your own images
-    python -m retina_dist.parity task=classification_parity          the other task, with mixup and cutmix
+    python -m retina_dist.parity                              installed launchers, 2 processes
+    python -m retina_dist.parity processes=[1,2,4] steps=3    what make parity does
+    python -m retina_dist.parity data=coco data.root=/data/mine      your own images
+    python -m retina_dist.parity task=classification_parity   the other task, with mixup and cutmix
     python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50
-    python -m retina_dist.parity --config-dir my_conf task=mine strategy=mine launchers=[torchrun]     your own, in place of ours
+    python -m retina_dist.parity --config-dir my_conf task=mine strategy=mine launchers=[torchrun]
 
-Every cell of the table is the largest difference from one process: of the losses, the applied gradients, the momentum and
-the weights of each step, and of the final batch norm statistics and weight average, each relative to the largest magnitude of its
-kind, in float64, where rounding cannot hide what else differs. Exit code 1 past the tolerance.
+Every cell of the table is the largest difference from one process: of the losses, the applied
+gradients, the momentum and the weights of each step, and of the final batch norm statistics and
+weight average, each relative to the largest magnitude of its kind, in float64, where rounding
+cannot hide what else differs. Exit code 1 past the tolerance.
 
-Each launcher starts once for each number of processes and runs all cases; the first job computes what one process gives. The
-output of the jobs goes to stderr.
+Each launcher starts once for each number of processes and runs all cases; the first job computes
+what one process gives. The output of the jobs goes to stderr.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,8 @@ TOLERANCE = 1e-10
 LOSS_SCALE = 1024.0
 
 Tensors = dict[str, Tensor]
-Outcome = dict[
-    str, list[Tensors]
-]  # what a run of a case gave: by kind, for each step or for the end
+# What a run of a case gave: by kind, for each step or for the end.
+Outcome = dict[str, list[Tensors]]
 Differences = dict[str, float]  # by case
 
 
@@ -59,9 +60,7 @@ class ParityConfig(DetectionRunConfig):
 
     processes: list[int] = setting([2], at_least=1)
     launchers: list[str] = setting([*LAUNCHERS], "those that are installed", choices=LAUNCHERS)
-    steps: int = setting(
-        2, "a whole one and a short one; the third begins the second epoch", at_least=1
-    )
+    steps: int = setting(2, "a whole and a short one; the third begins epoch 2", at_least=1)
     output: str | None = setting(None, "a JSON file", writes="file")
     worker: str | None = setting(None, "set in the processes that it starts")
 
@@ -92,16 +91,19 @@ CASES = (
 
 def difference(one: Outcome, other: Outcome) -> float:
     """The largest relative difference of any kind in any step."""
-    return _largest(
-        _relative(a, b) for kind in one for a, b in zip(one[kind], other[kind], strict=True)
-    )
+    differences = []
+    for kind, steps in one.items():
+        differences += map(_relative, steps, other[kind])
+        assert len(steps) == len(other[kind]), f"other steps of {kind}"
+    return _largest(differences)
 
 
 def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) -> Outcome:
-    """Train `config.steps` steps of `case` with `strategy`; the main rank alone has gradients, momentum and weights.
+    """Train `config.steps` steps of `case` with `strategy`.
 
-    The kinds are losses, gradients (as applied: reduced, unscaled, clipped), momentum (the optimizer's state after the step),
-    weights, and ends (batch norm statistics, averaged weights).
+    Returns losses, gradients (as applied: reduced, unscaled, clipped), momentum (the optimizer's
+    state after the step), weights, and ends (batch norm statistics, averaged weights). The main
+    rank alone has gradients, momentum and weights.
     """
     config = _settings(case, config)
     seed_everything(config.seed)
@@ -121,13 +123,15 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         state.step += 1
         check_replicas(state.replicated(), strategy, state.step)
         outcome["losses"].append({"loss": strategy.all_reduce(loss.double())})
-    average = state.ema.model.state_dict() if state.ema else {}
-    statistics = {
-        n: b for n, b in state.model.named_buffers() if n.endswith(("running_mean", "running_var"))
-    }
-    outcome["ends"] = [
-        {name: tensor.cpu().clone() for name, tensor in {**statistics, **average}.items()}
-    ]
+
+    ends: Tensors = {}
+    for name, buffer in state.model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            ends[name] = buffer.cpu().clone()
+    if state.ema:
+        for name, tensor in state.ema.model.state_dict().items():
+            ends[name] = tensor.cpu().clone()
+    outcome["ends"] = [ends]
     return outcome
 
 
@@ -135,34 +139,36 @@ def _record(state: TrainState, outcome: Outcome) -> None:
     """Note gradients, momentum and weights at each step of the optimizer."""
     trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
 
-    def note(kind: str, tensors: Mapping[str, Tensor | None]) -> None:
-        outcome[kind].append(
-            {name: x.detach().cpu().clone() for name, x in tensors.items() if x is not None}
-        )
-
     def before(*_: Any) -> None:
-        note("gradients", {name: p.grad for name, p in trained.items()})
+        gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        outcome["gradients"].append(_copied(gradients))
 
     def after(*_: Any) -> None:
-        note("weights", trained)
-        kept = ((name, state.optimizer.state.get(p, {})) for name, p in trained.items())
-        note(
-            "momentum",
-            {f"{name}.{key}": value for name, values in kept for key, value in values.items()},
-        )
+        outcome["weights"].append(_copied(trained))
+        momentum = {}
+        for name, parameter in trained.items():
+            for key, value in state.optimizer.state.get(parameter, {}).items():
+                momentum[f"{name}.{key}"] = value
+        outcome["momentum"].append(_copied(momentum))
 
     state.optimizer.register_step_pre_hook(before)
     state.optimizer.register_step_post_hook(after)
 
 
+def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
 def compare(config: ParityConfig) -> Differences:
-    """In each process of a launched job: every case's difference from one process, on the main rank."""
+    """In a process of a launched job: every case's difference from one process, on the main rank."""
     torch.set_num_threads(config.trainer.num_threads or 1)
     differences: Differences = {}
     with build_strategy(config) as strategy:
         alone = SingleDeviceStrategy(str(strategy.device))
         for case in cases_of(config):
-            reference = _reference(case, config, alone) if strategy.is_main else {}
+            reference: Outcome = {}
+            if strategy.is_main:
+                reference = _reference(case, config, alone)
             outcome = run_case(case, config, strategy)
             if strategy.is_main:
                 differences[case.name] = difference(reference, outcome)
@@ -171,7 +177,7 @@ def compare(config: ParityConfig) -> Differences:
 
 
 def _reference(case: Case, config: ParityConfig, alone: DistributedStrategy) -> Outcome:
-    """The outcome of one process: the first job computes it, later jobs read it from a file beside its results."""
+    """The outcome of one process: the first job computes it, later jobs read its file."""
     file = Path(str(config.worker)).with_name(f"one process, {case.name}.pt")
     if not file.exists():
         torch.save(run_case(case, config, alone), file)
@@ -180,16 +186,18 @@ def _reference(case: Case, config: ParityConfig, alone: DistributedStrategy) -> 
 
 
 def parity(config: ParityConfig) -> bool:
-    """Start every launcher that is installed with each number of processes, print the table, return whether all agree."""
+    """Start every installed launcher with each number of processes; print the table.
+
+    Returns whether all agree.
+    """
     task_class(config).prepare(config)
-    starts = [(launcher, n) for launcher in usable(config.launchers) for n in config.processes]
+    starts = list(product(usable(config.launchers), config.processes))
     columns: dict[str, Differences] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for i, (launcher, processes) in enumerate(starts, start=1):
-            print_redacted(f"{launcher} {processes} ({i} of {len(starts)})", sys.stderr)
-            columns[f"{launcher} {processes}"] = run_job(
-                launcher, processes, "retina_dist.parity", Path(folder)
-            )
+        for number, (launcher, processes) in enumerate(starts, start=1):
+            job = f"{launcher} {processes}"
+            print_redacted(f"{job} ({number} of {len(starts)})", sys.stderr)
+            columns[job] = run_job(launcher, processes, "retina_dist.parity", Path(folder))
     good = _print_table(config, columns)
     if config.output:
         write_json(Path(config.output), columns)
@@ -197,62 +205,84 @@ def parity(config: ParityConfig) -> bool:
 
 
 def _print_table(config: ParityConfig, columns: dict[str, Differences]) -> bool:
+    """Print a row for each case; return whether all that can agree do."""
     good = True
-    width = max(len(case.name) for case in cases_of(config)) + 2
+    cases = cases_of(config)
+    width = max(len(case.name) for case in cases) + 2
     print(f"\nlargest difference from one process in float64, relative; tolerance {TOLERANCE:g}")
     print(" " * width + "".join(f"{name:>14}" for name in columns))
-    for case in cases_of(config):
-        cells = [differences[case.name] for differences in columns.values()]
-        fails = [case.agrees and not cell <= TOLERANCE for cell in cells]
-        good = good and not any(fails)
-        marks = "".join(
-            f"{cell:>13.1e}{'!' if bad else ' '}" for cell, bad in zip(cells, fails, strict=True)
-        )
-        print(
-            f"{case.name:<{width}}{marks}{'' if case.agrees else ' cannot agree: own statistics'}"
-        )
-    agree = "All others agree." if hasattr(config.model, "norm") else "All agree."
-    print(f"\n{agree if good else 'Marked with !: past the tolerance.'}")
+    for case in cases:
+        row = f"{case.name:<{width}}"
+        for differences in columns.values():
+            apart = differences[case.name]
+            mark = " "
+            if case.agrees and not apart <= TOLERANCE:  # NaN fails too
+                mark = "!"
+                good = False
+            row += f"{apart:>13.1e}{mark}"
+        if not case.agrees:
+            row += " cannot agree: own statistics"
+        print(row)
+    if not good:
+        print("\nMarked with !: past the tolerance.")
+    elif all(case.agrees for case in cases):
+        print("\nAll agree.")
+    else:
+        print("\nAll others agree.")
     return good
 
 
 def cases_of(config: ParityConfig) -> list[Case]:
     """All cases; those of norms only if the model has the setting `norm`."""
-    return [case for case in CASES if case.norm == Case.norm or hasattr(config.model, "norm")]
+    if hasattr(config.model, "norm"):
+        return list(CASES)
+    return [case for case in CASES if case.norm == Case.norm]
 
 
 def _settings(case: Case, config: ParityConfig) -> ParityConfig:
-    batch = max(case.accumulate * max(config.processes), config.data.batch_size)
-    trainer: dict[str, Any] = {
-        "accumulate": case.accumulate,
-        "gradient_clip": case.clip,
-        "precision": "fp32",
-    }
-    trainer |= {
-        "max_duration": f"{config.steps}steps",
-        "validate_every": "0steps",
-        "stop_after": None,
-    }
-    trainer["ema_decay"] = 0.9 if case.ema else None
-    model = replace(config.model, norm=case.norm) if hasattr(config.model, "norm") else config.model
-    data = replace(config.data, batch_size=batch)
-    return replace(config, data=data, model=model, trainer=replace(config.trainer, **trainer))
+    batch_size = max(case.accumulate * max(config.processes), config.data.batch_size)
+    model = config.model
+    if hasattr(model, "norm"):
+        model = replace(model, norm=case.norm)
+    ema_decay = None
+    if case.ema:
+        ema_decay = 0.9
+    trainer = replace(
+        config.trainer,
+        accumulate=case.accumulate,
+        gradient_clip=case.clip,
+        ema_decay=ema_decay,
+        precision="fp32",
+        max_duration=f"{config.steps}steps",
+        validate_every="0steps",
+        stop_after=None,
+    )
+    data = replace(config.data, batch_size=batch_size)
+    return replace(config, data=data, model=model, trainer=trainer)
 
 
 def _relative(a: Tensors, b: Tensors) -> float:
-    """max |a - b| / max |a| over all tensors; infinite when one has a tensor that the other lacks."""
+    """max |a - b| / max |a| over all tensors; infinite when one lacks a tensor of the other."""
     if a.keys() != b.keys():
         return float("inf")
-    names = [name for name, tensor in a.items() if tensor.numel()]
-    apart = _largest(float((a[n].double() - b[n].double()).abs().max()) for n in names)
-    size = _largest(float(a[n].double().abs().max()) for n in names)
-    return apart / size if 0 < size < math.inf else apart
+    differences = []
+    sizes = []
+    for name, tensor in a.items():
+        if tensor.numel():
+            differences.append(float((tensor.double() - b[name].double()).abs().max()))
+            sizes.append(float(tensor.double().abs().max()))
+    apart = _largest(differences)
+    size = _largest(sizes)
+    if 0 < size < math.inf:
+        return apart / size
+    return apart
 
 
-def _largest(values: Iterable[float]) -> float:
+def _largest(values: Sequence[float]) -> float:
     """Their maximum, 0 without any, infinite if one is not a number: `max` would overlook that."""
-    numbers = list(values)
-    return math.inf if any(map(math.isnan, numbers)) else max(numbers, default=0.0)
+    if any(map(math.isnan, values)):
+        return math.inf
+    return max(values, default=0.0)
 
 
 @entry_point("parity", ParityConfig)

@@ -1,4 +1,7 @@
-"""`doctor cluster=true`: is every rank's machine sound, and equal to the others? An unreadable fact stops nothing."""
+"""`doctor cluster=true`: is every rank's machine sound, and equal to the others?
+
+A fact that cannot be read stops nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
-BOOT_ID = Path(
-    "/proc/sys/kernel/random/boot_id"
-)  # equal in all containers of a machine, and on no other machine
-STEP_S, FEWEST_STEPS = 2.0, 3  # enough to show a power cap; heat shows after minutes only
+# Equal in all containers of a machine, and on no other machine.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Enough to show a power cap; heat shows after minutes only.
+STEP_S = 2.0
+MIN_STEPS = 3
 SIZES_MB = (1, 64)  # 1e6 bytes: a latency, and more than a bucket of gradients
-MOST_REPETITIONS = 20
+MAX_REPETITIONS = 20
 DATA = "training data"  # the fact whose absence is an error
 
 
 @dataclass
 class Facts:
-    """Facts of one rank as plain values, since they travel as JSON; None where one does not exist or could not be read."""
+    """Facts of one rank as plain values, since they travel as JSON.
+
+    None where a fact does not exist or could not be read.
+    """
 
     rank: int
     host: str
@@ -67,6 +74,13 @@ class Facts:
         """Equal for the ranks of a machine only, even if two machines have the same name."""
         return f"{self.host}/{self.boot_id or ''}"
 
+    @property
+    def device(self) -> str:
+        """The GPU with its memory, or the CPU."""
+        if self.gpu and self.memory_gib:
+            return f"{self.gpu}, {self.memory_gib:g} GiB"
+        return "the CPU"
+
     def attempt(self, fact: str, read: Callable[[], T]) -> T | None:
         """What `read` returns; None if it fails, with the reason in `unread`."""
         try:
@@ -83,21 +97,13 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     facts.versions = {name: version for name, version in versions().items() if name != "platform"}
     facts.versions["CUDA of torch"] = str(torch.version.cuda)
     if strategy.device.type == "cuda":
-        if gpu := facts.attempt("GPU", lambda: torch.cuda.get_device_properties(strategy.device)):
-            facts.gpu, facts.memory_gib = gpu.name, round(gpu.total_memory / 2**30, 1)
-        nccl = facts.attempt("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
-        read = {"driver": facts.attempt("driver", driver_version), "NCCL": nccl}
-        facts.versions |= {name: version for name, version in read.items() if version is not None}
-    if not (
-        os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")
-    ):  # then no name is resolved
-        resolved = (
-            facts.attempt(
-                "address of the host's name", lambda: socket.getaddrinfo(facts.host, None)
-            )
-            or []
+        _read_gpu(facts, strategy.device)
+    # With an interface named, no name is resolved.
+    if not (os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")):
+        resolved = facts.attempt(
+            "address of the host's name", lambda: socket.getaddrinfo(facts.host, None)
         )
-        facts.addresses = sorted({str(entry[4][0]) for entry in resolved})
+        facts.addresses = sorted({str(entry[4][0]) for entry in resolved or ()})
     facts.shm_bytes = facts.attempt(
         str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free
     )
@@ -110,15 +116,34 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     return facts
 
 
+def _read_gpu(facts: Facts, device: torch.device) -> None:
+    """Add the name and memory of the GPU, and the versions of its driver and NCCL."""
+    gpu = facts.attempt("GPU", lambda: torch.cuda.get_device_properties(device))
+    if gpu:
+        facts.gpu = gpu.name
+        facts.memory_gib = round(gpu.total_memory / 2**30, 1)
+    driver = facts.attempt("driver", driver_version)
+    if driver is not None:
+        facts.versions["driver"] = driver
+    nccl: tuple[int, ...] | None = facts.attempt("NCCL", torch.cuda.nccl.version)
+    if nccl is not None:
+        facts.versions["NCCL"] = ".".join(map(str, nccl))
+
+
 def time_step(device: torch.device) -> float:
-    """Median milliseconds of a forward and a backward pass of a ResNet-18 on noise; nothing is sent, so no rank waits."""
+    """Median milliseconds of a forward and a backward pass of a ResNet-18 on noise.
+
+    Nothing is sent, so no rank waits for another.
+    """
     torch.manual_seed(0)
     model = resnet18(weights=None).to(device)
-    size, side = (16, 512) if device.type == "cuda" else (1, 112)
-    images = torch.rand(size, 3, side, side, device=device)
+    shape = (1, 3, 112, 112)
+    if device.type == "cuda":
+        shape = (16, 3, 512, 512)
+    images = torch.rand(shape, device=device)
     times: list[float] = []
     until = time.monotonic() + STEP_S
-    while len(times) <= FEWEST_STEPS or time.monotonic() < until:
+    while len(times) <= MIN_STEPS or time.monotonic() < until:
         started = time.perf_counter()
         model.zero_grad()
         model(images).sum().backward()
@@ -129,7 +154,10 @@ def time_step(device: torch.device) -> float:
 
 
 class Link(NamedTuple):
-    """An all-reduce of `size_mb` (1e6 bytes) over all ranks; the slowest rank's time, the mean of the repetitions."""
+    """An all-reduce of `size_mb` (1e6 bytes) over all ranks.
+
+    `ms` is the slowest rank's time, the mean of the repetitions.
+    """
 
     size_mb: int
     ms: float
@@ -140,7 +168,10 @@ class Link(NamedTuple):
 
 
 def measure_link(strategy: DistributedStrategy, size_mb: int) -> Link:
-    """The time of an all-reduce, with the copy that the strategy makes of its input; equal on all ranks, which all call it."""
+    """The time of an all-reduce, with the copy that the strategy makes of its input.
+
+    Every rank calls it, and gets the same.
+    """
     x = torch.ones(size_mb * 10**6 // 4, device=strategy.device)
 
     def slowest_ms(repetitions: int) -> float:
@@ -149,32 +180,40 @@ def measure_link(strategy: DistributedStrategy, size_mb: int) -> Link:
         for _ in range(repetitions):
             last = strategy.all_reduce(x, "sum")
         float(last[0])  # waits for a GPU
-        own = torch.tensor(
-            [(time.perf_counter() - started) / repetitions * 1e3], device=strategy.device
-        )
-        return float(strategy.all_reduce(own, "max"))
+        own_ms = (time.perf_counter() - started) / repetitions * 1e3
+        return float(strategy.all_reduce(torch.tensor([own_ms], device=strategy.device), "max"))
 
     slowest_ms(1)  # connections are made at the first
     once = slowest_ms(1)
-    return Link(size_mb, slowest_ms(max(1, min(MOST_REPETITIONS, int(2e3 / max(once, 1e-3))))))
+    in_two_seconds = int(2e3 / max(once, 1e-3))
+    return Link(size_mb, slowest_ms(max(1, min(MAX_REPETITIONS, in_two_seconds))))
 
 
 CPU = torch.device("cpu")
 TOLERABLE = ("driver", "python")  # training runs with different ones, but not always equally fast
-SLOW_STEP = {True: 1.1, False: 1.5}  # times the median, on a GPU, on a CPU that others may use too
+# Times the median, on a GPU, and on a CPU that others may use too.
+SLOW_ON_GPU = 1.1
+SLOW_ON_CPU = 1.5
 SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
-LEAST_DISK = 2**30
+MIN_DISK = 2**30
 REMEDIES = {
     "versions": "Install the same versions on every host, from one image or lock file.",
     "devices": "Use hosts of one kind, or every step waits for the slowest.",
     "data": "Copy the data again, or mount the same storage on every host.",
-    "/dev/shm": "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), or lower data.num_workers.",
-    "open files": "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536).",
-    "host names": "Give each machine a different name (hostnamectl set-hostname NAME, docker run --hostname NAME).",
-    "addresses": "Map the host's name to its address in the cluster in its /etc/hosts, or set GLOO_SOCKET_IFNAME=INTERFACE.",
-    "step": "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d PERFORMANCE), or leave it out.",
-    "disk": "Make room, give another output_dir, or lower trainer.keep_last and trainer.save_top_k.",
-    "network": "See in NCCL_DEBUG=INFO which network was chosen, and set NCCL's variables as in docs/clusters.md.",
+    "/dev/shm": "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), "
+    "or lower data.num_workers.",
+    "open files": "Raise the limit where the job starts: ulimit -n 65536 "
+    "(docker run --ulimit nofile=65536).",
+    "host names": "Give each machine a different name "
+    "(hostnamectl set-hostname NAME, docker run --hostname NAME).",
+    "addresses": "Map the host's name to its address in the cluster in its /etc/hosts, "
+    "or set GLOO_SOCKET_IFNAME=INTERFACE.",
+    "step": "Look there for other processes, a hot GPU or a low power limit "
+    "(nvidia-smi -q -d PERFORMANCE), or leave it out.",
+    "disk": "Make room, give another output_dir, or lower trainer.keep_last and "
+    "trainer.save_top_k.",
+    "network": "See in NCCL_DEBUG=INFO which network was chosen, and set NCCL's variables "
+    "as in docs/clusters.md.",
     "unknown": "It was not checked.",
 }
 Problem = tuple[Level, str, str]  # level, key of REMEDIES, what
@@ -184,26 +223,22 @@ def findings(
     ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str
 ) -> list[Finding]:
     """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
-    workers = (
-        0 if getattr(config.data, "synthetic", None) else getattr(config.data, "num_workers", 0)
-    )
+    workers = 0
+    if not getattr(config.data, "synthetic", None):
+        workers = getattr(config.data, "num_workers", 0)
     problems = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
-    if (free := ranks[0].disk_free) is not None and free < LEAST_DISK:
+    free = ranks[0].disk_free
+    if free is not None and free < MIN_DISK:
         space = f"{format_bytes(free)} free for {folder}, where checkpoints go"
         problems.append(("error", "disk", f"{ranks[0].host} has {space}"))
-    if (
-        links
-        and config.expect_gb_s
-        and (reached := links[-1].gb_s(len(ranks))) < config.expect_gb_s
-    ):
-        speed = f"{reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
-        problems.append(
-            ("error", "network", f"an all-reduce of {links[-1].size_mb} MB reaches {speed}")
-        )
-    return [
-        Finding(level, where, what, REMEDIES[where])
-        for level, where, what in [*problems, *_unread(ranks)]
-    ]
+    if links and config.expect_gb_s:
+        reached = links[-1].gb_s(len(ranks))
+        if reached < config.expect_gb_s:
+            speed = f"{reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
+            text = f"an all-reduce of {links[-1].size_mb} MB reaches {speed}"
+            problems.append(("error", "network", text))
+    problems += _unread(ranks)
+    return [Finding(level, where, what, REMEDIES[where]) for level, where, what in problems]
 
 
 def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
@@ -213,62 +248,78 @@ def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
 
 def _differences(ranks: Sequence[Facts]) -> Iterator[Problem]:
     """Another version of a library, another GPU or other training data on some rank."""
-    for name in dict.fromkeys(name for facts in ranks for name in facts.versions):
-        versions = {
-            facts.rank: facts.versions.get(name) or "none"
-            for facts in ranks
-            if name not in facts.unread
-        }
-        if text := _odd_ones(name, versions, ranks):
-            yield "warning" if name in TOLERABLE else "error", "versions", text
-    models = {
-        f.rank: f"{f.gpu}, {f.memory_gib:g} GiB" if f.gpu and f.memory_gib else "the CPU"
-        for f in ranks
-    }
-    if text := _odd_ones("the device", models, ranks):
-        yield "warning", "devices", text
+    names: dict[str, None] = {}
+    for facts in ranks:
+        names |= dict.fromkeys(facts.versions)
+    for name in names:
+        versions = {}
+        for facts in ranks:
+            if name not in facts.unread:
+                versions[facts.rank] = facts.versions.get(name) or "none"
+        level: Level = "error"
+        if name in TOLERABLE:
+            level = "warning"
+        yield from _odd_ones(level, "versions", name, versions, ranks)
+
+    devices = {facts.rank: facts.device for facts in ranks}
+    yield from _odd_ones("warning", "devices", "the device", devices, ranks)
     read_data = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
-    if text := _odd_ones("the training data", read_data, ranks):
-        yield "error", "data", text
+    yield from _odd_ones("error", "data", "the training data", read_data, ranks)
 
 
 def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Problem]:
-    """Too little /dev/shm or too few open files for the data workers; a host name that is not unique, or is loopback."""
+    """What is wrong with a machine for so many data `workers` a rank, or with its name."""
     hosts = first_of_hosts(ranks)
     for host, machines in Counter(facts.host for facts in hosts).items():
         if machines > 1:
             yield "error", "host names", f"{machines} machines are called {host}"
     ranks_on = Counter(facts.machine for facts in ranks)
-    files = (
-        256 + 40 * workers + 4 * (len(ranks) - 1)
-    )  # libraries and logs; pipes and tensors of a worker; sockets
     for facts in hosts:
-        shm = SHM_OF_WORKER * workers * ranks_on[facts.machine]
-        if facts.shm_bytes is not None and facts.shm_bytes < shm:
-            need = f"the data workers of its {pluralize(ranks_on[facts.machine], 'rank')} may need {format_bytes(shm)}"
-            text = f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and {need}"
-            yield "warning", "/dev/shm", text
-        if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
-            text = f"{facts.host} lets a process open {facts.open_files} files, and a rank may need about {files}"
-            yield "warning", "open files", text
-        loopback = [
-            address for address in facts.addresses if address.startswith("127.") or address == "::1"
-        ]
+        yield from _too_little(facts, workers, ranks_on[facts.machine], len(ranks))
+        loopback = [a for a in facts.addresses if a.startswith("127.") or a == "::1"]
         if loopback and len(hosts) > 1:
-            text = f"{facts.host} resolves its own name to {loopback[0]}, where no other host can reach it"
+            text = (
+                f"{facts.host} resolves its own name to {loopback[0]}, "
+                "where no other host can reach it"
+            )
             yield "warning", "addresses", text
 
 
+def _too_little(facts: Facts, workers: int, own_ranks: int, all_ranks: int) -> Iterator[Problem]:
+    """Too little /dev/shm or too few open files on a host with `own_ranks` of `all_ranks`."""
+    shm = SHM_OF_WORKER * workers * own_ranks
+    if facts.shm_bytes is not None and facts.shm_bytes < shm:
+        text = (
+            f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data "
+            f"workers of its {pluralize(own_ranks, 'rank')} may need {format_bytes(shm)}"
+        )
+        yield "warning", "/dev/shm", text
+    # Libraries and logs; pipes and tensors of a worker; sockets.
+    files = 256 + 40 * workers + 4 * (all_ranks - 1)
+    if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
+        text = (
+            f"{facts.host} lets a process open {facts.open_files} files, "
+            f"and a rank may need about {files}"
+        )
+        yield "warning", "open files", text
+
+
 def _slow_ranks(ranks: Sequence[Facts]) -> Iterator[Problem]:
-    """The slowest rank, where it is much slower than the median; of two ranks, the faster one is the median."""
+    """The slowest rank, where it is much slower than the median; of two, the faster is that."""
     times = [(facts.step_ms, facts.rank) for facts in ranks if facts.step_ms]
     if not times:
         return
     slowest_ms, rank = max(times)
     ratio = slowest_ms / statistics.median_low(time for time, _ in times)
-    if ratio > SLOW_STEP[ranks[rank].gpu is not None]:
-        who = f"rank {rank} on {ranks[rank].host} takes {slowest_ms:.1f} ms for a step, {ratio:.2f} times the median"
-        yield "warning", "step", f"{who}: every step waits for it"
+    bound = SLOW_ON_GPU
+    if ranks[rank].gpu is None:
+        bound = SLOW_ON_CPU
+    if ratio > bound:
+        text = (
+            f"rank {rank} on {ranks[rank].host} takes {slowest_ms:.1f} ms for a step, "
+            f"{ratio:.2f} times the median: every step waits for it"
+        )
+        yield "warning", "step", text
 
 
 def _unread(ranks: Sequence[Facts]) -> Iterator[Problem]:
@@ -278,32 +329,45 @@ def _unread(ranks: Sequence[Facts]) -> Iterator[Problem]:
         for fact, why in facts.unread.items():
             reasons[fact, why.rstrip(".")].append(facts.rank)
     for (fact, why), without in reasons.items():
-        who = "no rank" if len(without) == len(ranks) else format_ranks(without)
+        who = format_ranks(without)
+        if len(without) == len(ranks):
+            who = "no rank"
         text = f"{who} could not read the {fact} ({why})"
-        yield ("error", "data", text) if fact == DATA else ("warning", "unknown", text)
+        if fact == DATA:
+            yield "error", "data", text
+        else:
+            yield "warning", "unknown", text
 
 
-def _odd_ones(what: str, values: Mapping[int, str], ranks: Sequence[Facts]) -> str:
-    """Who has another value than most, with both; in a tie the lowest rank is right. "" where all agree."""
+def _odd_ones(
+    level: Level, remedy: str, what: str, values: Mapping[int, str], ranks: Sequence[Facts]
+) -> Iterator[Problem]:
+    """The problem that some ranks have another value than most; none where all agree.
+
+    In a tie the lowest rank is right.
+    """
     having: dict[str, list[int]] = defaultdict(list)
     for rank, value in values.items():
         having[value].append(rank)
     if len(having) < 2:
-        return ""
+        return
     usual = max(having, key=lambda value: len(having[value]))  # the first of equals
     first = having.pop(usual)[0]
-    parts = [
-        f"{value} on {', '.join(dict.fromkeys(ranks[r].host for r in odd))} ({format_ranks(odd)})"
-        for value, odd in having.items()
-    ]
-    others = "the others" if len(values) > 2 else ranks[first].host
-    return f"{what}: {'; '.join(parts)}, but {usual} on {others}"
+    parts = []
+    for value, odd in having.items():
+        hosts = dict.fromkeys(ranks[rank].host for rank in odd)
+        parts.append(f"{value} on {', '.join(hosts)} ({format_ranks(odd)})")
+    others = "the others"
+    if len(values) <= 2:
+        others = ranks[first].host
+    yield level, remedy, f"{what}: {'; '.join(parts)}, but {usual} on {others}"
 
 
 def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) -> int:
-    """The number of errors, on every rank; `show` gets the report on the main one. Every rank calls it.
+    """The number of errors, on every rank; `show` gets the report on the main one.
 
-    A rank that does not start, or hangs, ends the others with an error that names it, after `strategy.timeout_s`.
+    Every rank calls it. A rank that does not start, or hangs, ends the others with an error that
+    names it, after `strategy.timeout_s`.
     """
     with build_strategy(config) as strategy:
         return strategy.run_elastic(lambda _: _check(config, strategy, show))
@@ -312,89 +376,124 @@ def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) ->
 def _check(
     config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]
 ) -> int:
-    def describe_data() -> str:
-        task = task_class(config)(config, strategy)
-        return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
+    folder = _written_folder(config)
+    facts = _on_each(strategy, "reading the machine", lambda: read_machine(strategy, folder))
+    if strategy.is_main:
+        _on_each(strategy, "drawing the data", lambda: task_class(config).prepare(config))
+    else:
+        _on_each(strategy, "drawing the data", lambda: None)
 
-    def on_each(phase: str, work: Callable[[], T]) -> T:
-        """What `work`, which does not communicate, returns once every rank has done it; a UserError on one ends all."""
-        set_status(phase)
-        return strategy.run_collectively(work, CPU)
+    def read_data() -> str | None:
+        if strategy.local_rank:
+            return None
+        return facts.attempt(DATA, lambda: _describe_data(config, strategy))
 
-    place = (
-        config.trainer.checkpoint_dir
-    )  # where checkpoints go, or the run folder where they go to a URL
-    folder = Path(place if place and "://" not in place else config.output_dir or "runs")
-    facts = on_each("reading the machine", lambda: read_machine(strategy, folder))
-    on_each(
-        "drawing the data", lambda: task_class(config).prepare(config) if strategy.is_main else None
-    )
-    facts.data = on_each(
-        "reading data", lambda: None if strategy.local_rank else facts.attempt(DATA, describe_data)
-    )
-    # all at once, as in a training: they share power, memory and cores
-    facts.step_ms = on_each(
-        "the synthetic step", lambda: facts.attempt("step", lambda: time_step(strategy.device))
+    facts.data = _on_each(strategy, "reading data", read_data)
+    # All at once, as in a training: they share power, memory and cores.
+    facts.step_ms = _on_each(
+        strategy,
+        "the synthetic step",
+        lambda: facts.attempt("step", lambda: time_step(strategy.device)),
     )
     set_status("gathering the facts")
-    own = torch.frombuffer(
-        bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8
-    )  # over the CPUs' network
-    lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
-    ranks = [
-        Facts(**json.loads(bytes(part.tolist())))
-        for part in strategy.all_gather(own).split(lengths)
-    ]
+    ranks = _gather(facts, strategy)
+
     job = f"{strategy.backend} under {detect_launch()}"
-    # NCCL connects at its first collective, and may hang
+    # NCCL connects at its first collective, and may hang: show what is known before.
     if strategy.device.type == "cuda" and strategy.world_size > 1:
         first = _report(config, ranks, (), job, folder)
-        on_each("the first report", lambda: show(first) if strategy.is_main else None)
-    set_status("measuring the network")
-    links = [measure_link(strategy, size) for size in SIZES_MB] if strategy.world_size > 1 else []
+        _on_each(strategy, "the first report", lambda: strategy.is_main and show(first))
+    links = []
+    if strategy.world_size > 1:
+        set_status("measuring the network")
+        links = [measure_link(strategy, size) for size in SIZES_MB]
     report = _report(config, ranks, links, job, folder)
     if strategy.is_main:
         show(report)
     return report.count("error")
 
 
+def _written_folder(config: DoctorConfig) -> Path:
+    """Where checkpoints go, or the run folder where they go to a URL."""
+    place = config.trainer.checkpoint_dir
+    if place and "://" not in place:
+        return Path(place)
+    return Path(config.output_dir or "runs")
+
+
+def _describe_data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
+    task = task_class(config)(config, strategy)
+    return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
+
+
+def _on_each(strategy: DistributedStrategy, phase: str, work: Callable[[], T]) -> T:
+    """What `work`, which does not communicate, returns once every rank has done it.
+
+    A UserError on one rank ends all.
+    """
+    set_status(phase)
+    return strategy.run_collectively(work, CPU)
+
+
+def _gather(facts: Facts, strategy: DistributedStrategy) -> list[Facts]:
+    """Every rank's facts, sent over the CPUs' network."""
+    own = torch.frombuffer(bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8)
+    lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
+    ranks = []
+    for part in strategy.all_gather(own).split(lengths):
+        ranks.append(Facts(**json.loads(bytes(part.tolist()))))
+    return ranks
+
+
 def _report(
     config: Any, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path
 ) -> DoctorReport:
     """The findings of gathered facts, below a table of the hosts."""
-    hosts, count = first_of_hosts(ranks), len(ranks)
-    lines = [f"{job}, {pluralize(len(hosts), 'host')}", "", *_table(ranks, hosts)]
-    lines += [
+    hosts = first_of_hosts(ranks)
+    count = len(ranks)
+    versions = ", ".join(f"{name} {value or '?'}" for name, value in ranks[0].versions.items())
+    lines = [
+        f"{job}, {pluralize(len(hosts), 'host')}",
         "",
-        "Versions on the main rank: "
-        + ", ".join(f"{k} {v or '?'}" for k, v in ranks[0].versions.items()),
+        *_table(ranks, hosts),
+        "",
+        f"Versions on the main rank: {versions}",
+        f"Data: {ranks[0].data}",
     ]
-    lines.append(f"Data: {ranks[0].data}")
     for link in links:
         speed = f"{link.ms:>9.2f} ms  {link.gb_s(count):>8.2f} GB/s of bus bandwidth"
         lines.append(f"All-reduce of {link.size_mb:>2} MB over {count} ranks: {speed}")
     details = {
         "job": job,
         "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
+        "ranks": [asdict(facts) for facts in ranks],
     }
-    details["ranks"] = [asdict(facts) for facts in ranks]
     return DoctorReport(lines, findings(ranks, links, config, str(folder)), details)
 
 
 def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> list[str]:
     rows = [("host", "ranks", "device", "/dev/shm", "disk free", "files", "step")]
     for facts in hosts:
-        mine = [other for other in ranks if other.machine == facts.machine]
-        numbers = format_ranks(other.rank for other in mine).partition(" ")[2]
-        device = f"{len(mine)} x {facts.gpu or 'CPU'}" + (
-            f", {facts.memory_gib:g} GiB" if facts.memory_gib else ""
+        own = [other for other in ranks if other.machine == facts.machine]
+        steps = [other.step_ms for other in own if other.step_ms]
+        step = "?"
+        if steps:
+            step = f"{max(steps):.1f} ms"
+        row = (
+            facts.host,
+            format_ranks(other.rank for other in own).partition(" ")[2],
+            f"{len(own)} x {facts.device.removeprefix('the ')}",
+            _size(facts.shm_bytes),
+            _size(facts.disk_free),
+            str(facts.open_files or "?"),
+            step,
         )
-        steps = [other.step_ms for other in mine if other.step_ms]
-        shm, disk = (
-            "?" if size is None else format_bytes(size)
-            for size in (facts.shm_bytes, facts.disk_free)
-        )
-        step = f"{max(steps):.1f} ms" if steps else "?"
-        rows.append((facts.host, numbers, device, shm, disk, str(facts.open_files or "?"), step))
+        rows.append(row)
     widths = [max(map(len, column)) + 2 for column in zip(*rows)]
     return ["  " + "".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _size(number: int | None) -> str:
+    if number is None:
+        return "?"
+    return format_bytes(number)

@@ -1,11 +1,13 @@
-"""What every `DistributedStrategy` promises, as a function that each rank calls: docs/extending.md shows how."""
+"""What every `DistributedStrategy` promises, as a function that each rank calls.
+
+docs/extending.md shows how.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -19,32 +21,62 @@ from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
-STEPS, ROWS = 4, 24  # of the small training
+STEPS = 4  # of the small training
+ROWS = 24
 EXACT = 1e-12  # relative, in float64
 
-TRAININGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "accumulated": {"accumulate": 2},
-    "accumulated, with unequal shares": {"accumulate": 5},
-    "clipped": {"clip": 0.1},
-    "other strides": {"strided": True},
-    "a last step with fewer micro-batches": {"accumulate": 3, "last": 1},
+
+@dataclass(frozen=True)
+class Options:
+    """A small training.
+
+    Attributes:
+        accumulate: micro-batches of a step.
+        clip: largest norm of the gradients.
+        last: micro-batches of the last step, where there are fewer.
+        strided: parameters are dense in another order.
+        bad: (rank, step) of an infinite loss.
+        scale: the loss scale that it starts with.
+        stop: the step before which it ends.
+    """
+
+    accumulate: int = 1
+    clip: float | None = None
+    last: int | None = None
+    strided: bool = False
+    bad: tuple[int, int] | None = None
+    scale: float | None = None
+    stop: int = STEPS
+
+
+TRAININGS = {
+    "plain": Options(),
+    "accumulated": Options(accumulate=2),
+    "accumulated, with unequal shares": Options(accumulate=5),
+    "clipped": Options(clip=0.1),
+    "other strides": Options(strided=True),
+    "a last step with fewer micro-batches": Options(accumulate=3, last=1),
 }
 
 
 def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float = EXACT) -> None:
-    """Check the strategies that `make` gives, one after the other, on CPU or GPU; a broken promise raises AssertionError.
+    """Check the strategies that `make` gives, one after the other, on CPU or GPU.
 
-    `tolerance` is relative to what one process trains in float64; give more for a strategy that sends rounded gradients.
+    Raises AssertionError for a broken promise.
+
+    Args:
+        make: called on every rank, gives a new strategy.
+        tolerance: relative to what one process trains in float64; give more for a strategy that
+            sends rounded gradients.
     """
     with make() as strategy:
         check_collectives(strategy)
     for name, options in TRAININGS.items():
         with make() as strategy:
-            check_training(strategy, name, tolerance, **options)
+            check_training(strategy, name, tolerance, options)
     with make() as strategy:
-        small_training(strategy, accumulate=2)
-        check_training(strategy, "a second model", tolerance, accumulate=2)
+        small_training(strategy, Options(accumulate=2))
+        check_training(strategy, "a second model", tolerance, Options(accumulate=2))
     check_resume(make)
     with make() as strategy:
         check_skipped_step(strategy)
@@ -53,76 +85,69 @@ def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float 
 
 def check_collectives(strategy: DistributedStrategy) -> None:
     """Each rank knows what the others give, and so what all must get."""
-    rank, world = strategy.rank, strategy.world_size
+    rank = strategy.rank
+    world = strategy.world_size
     assert 0 <= rank < world, f"rank {rank} of {world}"
     assert strategy.is_main == (rank == 0), f"is_main is {strategy.is_main} on rank {rank}"
-    for device, dtype in product(
-        {strategy.device, torch.device("cpu")}, (torch.float32, torch.float64, torch.int64)
-    ):
-        big = (
-            2**20 + 1 if dtype == torch.float32 else 2**40 + 1
-        )  # exact in this type, but in no smaller one
-        given = torch.stack(
-            [torch.arange(6, dtype=dtype).view(2, 3).t() * (r - 1) + big for r in range(world)]
-        )
-        x = given[rank].t().contiguous().t().to(device)
-        for op, expected in {
-            "min": given.amin(0),
-            "max": given.amax(0),
-            "sum": given.sum(0),
-        }.items():
-            result = strategy.all_reduce(x, op)  # type: ignore[arg-type]
-            _equal(result, expected, f"all_reduce {op}")
-            result.zero_()
-            _equal(x, given[rank], "the tensor given to all_reduce, which must stay as it is,")
-        _equal(strategy.all_reduce(x[0, 0], "max"), given[:, 0, 0].amax(), "all_reduce of a scalar")
-        for counts in (
-            [1] * world,
-            [r + 1 for r in range(world)],
-            [world - r for r in range(world)],
-            [0] * world,
-        ):
-            for fewer in (0, 1):  # then some ranks have no rows
-                rows = [given[r, :1].expand(max(counts[r] - fewer, 0), 2) for r in range(world)]
-                _equal(
-                    strategy.all_gather(rows[rank].to(device)),
-                    torch.cat(rows),
-                    f"all_gather of {counts} rows",
-                )
-        for src in sorted({0, world // 2, world - 1}):
-            y = given[rank].clone().to(device)
-            _equal(strategy.broadcast(y, src=src), given[src], f"broadcast from rank {src}")
-            _equal(y, given[src], "the tensor given to broadcast, which must be overwritten,")
+    for device in {strategy.device, torch.device("cpu")}:
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            _check_tensors(strategy, device, dtype)
     ranks = torch.arange(world, dtype=torch.float64)
     _equal(strategy.all_reduce(ranks[rank]), ranks.mean(), "all_reduce, whose default is the mean,")
-    sent = (
-        {"a": torch.arange(3), "b": [1, 2.5, None, "x"], "c": {"d": True}}
-        if strategy.is_main
-        else None
-    )
+
+    plain = {"b": [1, 2.5, None, "x"], "c": {"d": True}}
+    sent = None
+    if strategy.is_main:
+        sent = plain | {"a": torch.arange(3)}
     received: Any = strategy.broadcast_object(sent)
-    assert {**received, "a": received["a"].tolist()} == {
-        "a": [0, 1, 2],
-        "b": [1, 2.5, None, "x"],
-        "c": {"d": True},
-    }
+    assert received.pop("a").tolist() == [0, 1, 2]
+    assert received == plain
+
     for level, highest in ((0, 0), (rank, world - 1), (0, 0)):
         answer = strategy.all_reduce_max_async(level)
         strategy.all_reduce(torch.ones(3, device=strategy.device))
         assert answer() == highest, "all_reduce_max_async gives the highest level of any rank"
 
 
+def _check_tensors(strategy: DistributedStrategy, device: torch.device, dtype: torch.dtype) -> None:
+    """Sums, gathers and broadcasts of one type, with values that no smaller type holds."""
+    rank = strategy.rank
+    world = strategy.world_size
+    big = 2**40 + 1
+    if dtype == torch.float32:
+        big = 2**20 + 1
+    start = torch.arange(6, dtype=dtype).view(2, 3).t()
+    given = torch.stack([start * (r - 1) + big for r in range(world)])
+
+    x = given[rank].t().contiguous().t().to(device)
+    reduced = {"min": given.amin(0), "max": given.amax(0), "sum": given.sum(0)}
+    for op, expected in reduced.items():
+        result = strategy.all_reduce(x, op)  # type: ignore[arg-type]
+        _equal(result, expected, f"all_reduce {op}")
+        result.zero_()
+        _equal(x, given[rank], "the tensor given to all_reduce, which must stay as it is,")
+    _equal(strategy.all_reduce(x[0, 0], "max"), given[:, 0, 0].amax(), "all_reduce of a scalar")
+
+    rising = list(range(1, world + 1))
+    for counts in ([1] * world, rising, rising[::-1], [0] * world):
+        for fewer in (0, 1):  # then some ranks have no rows
+            rows = [given[r, :1].expand(max(counts[r] - fewer, 0), 2) for r in range(world)]
+            gathered = strategy.all_gather(rows[rank].to(device))
+            _equal(gathered, torch.cat(rows), f"all_gather of {counts} rows")
+
+    for src in sorted({0, world // 2, world - 1}):
+        y = given[rank].clone().to(device)
+        _equal(strategy.broadcast(y, src=src), given[src], f"broadcast from rank {src}")
+        _equal(y, given[src], "the tensor given to broadcast, which must be overwritten,")
+
+
 def check_training(
-    strategy: DistributedStrategy, name: str, tolerance: float, **options: Any
+    strategy: DistributedStrategy, name: str, tolerance: float, options: Options
 ) -> None:
     """The weights, momenta and gradient norms of one process; equal on all ranks, to the bit."""
-    result = small_training(strategy, **options)
-    _close(
-        result,
-        small_training(SingleDeviceStrategy("cpu"), **options),
-        tolerance,
-        f"training, {name}",
-    )
+    result = small_training(strategy, options)
+    alone = small_training(SingleDeviceStrategy("cpu"), options)
+    _close(result, alone, tolerance, f"training, {name}")
     for key in ("weights", "momentum"):
         x = result[key].to(strategy.device)
         same = torch.equal(strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max"))
@@ -135,19 +160,19 @@ def check_resume(make: Callable[[], DistributedStrategy]) -> None:
     with make() as strategy:
         whole = small_training(strategy)
     with make() as strategy:
-        half = small_training(strategy, stop=STEPS // 2)
+        half = small_training(strategy, Options(stop=STEPS // 2))
     with make() as strategy:
         rest = small_training(strategy, resume=half["checkpoint"])
     rest["norms"] = torch.cat([half["norms"], rest["norms"]])
-    _close(
-        rest, whole, EXACT, "training, resumed (does the strategy keep something between steps?)"
-    )
+    where = "training, resumed (does the strategy keep something between steps?)"
+    _close(rest, whole, EXACT, where)
 
 
 def check_skipped_step(strategy: DistributedStrategy) -> None:
-    """An infinite loss on the last rank in the second step skips that step, and halves the loss scale, on all ranks."""
+    """An infinite loss on the last rank skips the step, and halves the loss scale, on all ranks."""
     for scale in (None, 8.0):
-        result = small_training(strategy, bad=(strategy.world_size - 1, 1), scale=scale)
+        options = Options(bad=(strategy.world_size - 1, 1), scale=scale)
+        result = small_training(strategy, options)
         skipped = result["norms"].isnan().tolist()
         assert skipped == [False, True, False, False], (
             "reduce first, then unscale, or only one rank skips"
@@ -167,12 +192,12 @@ def check_errors(strategy: DistributedStrategy) -> None:
         strategy.run_collectively(fail)
         raise AssertionError("run_collectively must raise on every rank")
     except UserError as error:
-        right = isinstance(error, PeerLost) == (strategy.rank != last) and error.collective == (
-            last > 0
-        )
-    assert right, (
-        "the rank that failed raises its own error, the others PeerLost, and the error is collective"
+        is_lost = isinstance(error, PeerLost)
+        collective = error.collective
+    assert is_lost == (strategy.rank != last), (
+        "the rank that failed raises its own error, the others PeerLost"
     )
+    assert collective == (last > 0), "the error is collective"
     assert strategy.on_main(lambda: strategy.rank) == 0
 
 
@@ -183,8 +208,8 @@ def _equal(result: Tensor, expected: Tensor, name: str) -> None:
 
 def _close(result: dict[str, Any], expected: dict[str, Any], tolerance: float, name: str) -> None:
     for key in ("weights", "momentum", "norms"):
-        a, b = result[key], expected[key]
-        error = float((a - b).abs().max() / b.abs().max())
+        reference = expected[key]
+        error = float((result[key] - reference).abs().max() / reference.abs().max())
         assert error <= tolerance, f"{name}: {key} differ by {error:.1e}"
 
 
@@ -202,7 +227,10 @@ class Rows:
 
 
 class Net(nn.Module):
-    """Three layers, in float64: several gradients of several sizes; with `strided`, matrices are dense in another order."""
+    """Three layers, in float64: several gradients of several sizes.
+
+    With `strided`, matrices are dense in another order.
+    """
 
     def __init__(self, seed: int = 0, strided: bool = False) -> None:
         super().__init__()
@@ -222,60 +250,67 @@ class Net(nn.Module):
 
 def small_training(
     strategy: DistributedStrategy,
-    *,
-    accumulate: int = 1,
-    clip: float | None = None,
-    last: int | None = None,
-    bad: tuple[int, int] | None = None,
-    scale: float | None = None,
-    strided: bool = False,
-    stop: int = STEPS,
+    options: Options = Options(),
     resume: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The trainer's steps on rows that ranks and micro-batches share; `bad` is (rank, step) of an infinite loss.
+    """The trainer's steps on rows that ranks and micro-batches share.
 
-    `last` is the number of micro-batches in the last step; `resume` the "checkpoint" that this rank returned before.
+    `resume` is the "checkpoint" that this rank returned before.
     """
-    rank, world = strategy.rank, strategy.world_size
-    model = Net(rank, strided).to(
-        strategy.device
-    )  # `broadcast_state` must make the ranks' weights equal
+    # `broadcast_state` must make the ranks' weights equal.
+    model = Net(strategy.rank, options.strided).to(strategy.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(
-        strategy.device.type, init_scale=scale or 1.0, enabled=scale is not None
+        strategy.device.type,
+        init_scale=options.scale or 1.0,
+        enabled=options.scale is not None,
     )
     state = TrainState(model, optimizer, scaler)
-    sizes = {"num_images": ROWS, "batch_size": ROWS, "world_size": world}
-    trainer = TrainerConfig(accumulate=accumulate, max_duration=f"{STEPS}steps")
-    schedule = ScheduleConfig(name="constant")
     plan = resolve_plan(
-        **sizes, trainer=trainer, optimizer=OptimizerConfig(lr=0.1), schedule=schedule
+        num_images=ROWS,
+        batch_size=ROWS,
+        world_size=strategy.world_size,
+        trainer=TrainerConfig(accumulate=options.accumulate, max_duration=f"{STEPS}steps"),
+        optimizer=OptimizerConfig(lr=0.1),
+        schedule=ScheduleConfig(name="constant"),
     )
-    train_step = TrainStep(state, plan, strategy, gradient_clip=clip)
+    train_step = TrainStep(state, plan, strategy, gradient_clip=options.clip)
     if resume:
         state.load_state_dict(resume)
     strategy.broadcast_state(state)
+
     norms = []
-    for step in range(state.step, stop):
-        x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        groups = torch.arange(ROWS).chunk(accumulate)[: last if step == STEPS - 1 else None]
-        rows = sum(map(len, groups))
-        factor = float("inf") if bad == (rank, step) else 1.0
-        shares = [group.tensor_split(world)[rank] for group in groups]
-        micro_batches = [
-            Rows(x[share], share % 3, len(share) * world / rows, factor) for share in shares
-        ]
-        norms.append(
-            float(train_step(micro_batches).get("train/grad_norm", torch.nan))
-        )  # NaN of a skipped step
+    for step in range(state.step, options.stop):
+        groups = torch.arange(ROWS).chunk(options.accumulate)
+        if step == STEPS - 1:
+            groups = groups[: options.last]
+        factor = 1.0
+        if options.bad == (strategy.rank, step):
+            factor = float("inf")
+        values = train_step(_micro_batches(strategy, step, groups, factor))
+        norms.append(float(values.get("train/grad_norm", torch.nan)))  # NaN of a skipped step
         state.step += 1
+    momenta = [kept["momentum_buffer"].flatten() for kept in optimizer.state.values()]
     return {
         "weights": torch.cat([p.detach().flatten() for p in model.parameters()]).cpu(),
-        "momentum": torch.cat(
-            [s["momentum_buffer"].flatten() for s in optimizer.state.values()]
-        ).cpu(),
+        "momentum": torch.cat(momenta).cpu(),
         "norms": torch.tensor(norms, dtype=torch.float64),
         "scale": scaler.get_scale(),
         "keys": sorted(model.state_dict()),
         "checkpoint": copy.deepcopy(state.state_dict()),
     }
+
+
+def _micro_batches(
+    strategy: DistributedStrategy, step: int, groups: Sequence[Tensor], factor: float
+) -> list[Rows]:
+    """This rank's share of each group of a step's rows."""
+    draws = torch.Generator().manual_seed(step)
+    x = torch.randn(ROWS, 6, generator=draws, dtype=torch.float64)
+    num_rows = sum(map(len, groups))
+    micro_batches = []
+    for group in groups:
+        share = group.tensor_split(strategy.world_size)[strategy.rank]
+        weight = len(share) * strategy.world_size / num_rows
+        micro_batches.append(Rows(x[share], share % 3, weight, factor))
+    return micro_batches

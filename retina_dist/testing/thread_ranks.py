@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Job:
-    """Where the ranks of a job meet. A rank that waits for one that never comes fails after two minutes."""
+    """Where the ranks of a job meet; a wait for a rank that never comes fails after two minutes."""
 
     def __init__(self, world_size: int) -> None:
         self.slots: list[Any] = [None] * world_size
@@ -32,7 +32,8 @@ class ThreadRank(SingleDeviceStrategy):
 
     def __init__(self, rank: int, job: Job) -> None:
         super().__init__("cpu")
-        self.launch, self.job = Launch(rank=rank, world_size=len(job.slots)), job
+        self.launch = Launch(rank=rank, world_size=len(job.slots))
+        self.job = job
         self.calls: list[str] = []
         self.averaged: list[nn.Parameter] = []
 
@@ -56,7 +57,8 @@ class ThreadRank(SingleDeviceStrategy):
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
         everyone = torch.stack(self.exchange(f"all_reduce {op}", x))
-        return getattr(everyone, {"min": "amin", "max": "amax"}.get(op, op))(0)
+        reductions = {"min": torch.amin, "max": torch.amax, "sum": torch.sum, "mean": torch.mean}
+        return reductions[op](everyone, 0)
 
     def all_gather(self, rows: Tensor) -> Tensor:
         return torch.cat(self.exchange("all_gather", rows))
@@ -66,7 +68,10 @@ class ThreadRank(SingleDeviceStrategy):
 
 
 def on_ranks(world_size: int, function: Callable[[ThreadRank], T]) -> list[T]:
-    """What `function(strategy)` returns on each rank, all at once; raises what the first rank to fail raises."""
+    """What `function(strategy)` returns on each rank, all at once.
+
+    Raises what the first rank to fail raises.
+    """
     job = Job(world_size)
     errors: list[BaseException] = []
 
