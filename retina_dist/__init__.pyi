@@ -14,8 +14,8 @@ from .classification.settings import DrawnClassesConfig as DrawnClassesConfig
 from .config.compose import load_config as load_config
 from .detection.detector import Detector as Detector
 from .detection.model.retinanet import build_retinanet as build_retinanet
-from .detection.readers.coco import Annotations as Annotations
-from .detection.readers.coco import load_annotations as load_annotations
+from .detection.readers.annotations import Annotations as Annotations
+from .detection.readers.load import load_annotations as load_annotations
 from .detection.readers.torch_dataset import TorchDatasetConfig as TorchDatasetConfig
 from .detection.settings import DetectionData as DetectionData
 from .detection.settings import ModelConfig as ModelConfig

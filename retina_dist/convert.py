@@ -17,7 +17,8 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import check_folder, write_json
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.detection.settings import FORMATS, DetectionData
+from retina_dist.base.registry import names
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split, sized_coco
 from retina_dist.tracking.console import print_redacted
 
@@ -29,7 +30,7 @@ class ConvertConfig:
     root: str | None = setting(None, "the data set's folder, as data.root")
     annotations: str | None = setting(None, "an annotation file instead of root")
     images: str | None = setting(None, "the folder of its images; null: the file's")
-    format: str = setting("auto", "as data.format", choices=FORMATS)
+    format: str = setting("auto", "as data.format", choices=names("reader"))
     classes: str | None = setting(None, "csv: the classes file")
     split: str = setting("train", choices=("train", "val"))
     output: str = setting(MISSING, "COCO json to write", writes="file")

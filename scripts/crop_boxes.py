@@ -20,7 +20,7 @@ from torchvision.io import write_png
 from retina_dist.base.errors import DataError, UserError
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import read_image
-from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.load import load_annotations
 
 
 def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.0) -> Counter[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 

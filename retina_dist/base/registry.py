@@ -50,6 +50,17 @@ FAMILIES = {
         contract="retina_dist.detection.readers.formats.AnnotationReader",
         settings="retina_dist.detection.settings.DetectionData",
         key="format",
+        entries={  # in the order of recognition
+            "auto": "retina_dist.detection.readers.formats.AutoReader",
+            "shards": "retina_dist.detection.readers.shards.ShardReader",  # beside a train.json
+            "coco": "retina_dist.detection.readers.coco.CocoReader",
+            "csv": "retina_dist.detection.readers.keras_csv.CsvReader",
+            "yolo": "retina_dist.detection.readers.yolo.YoloReader",
+            "openimages": "retina_dist.detection.readers.openimages.OpenImagesReader",
+            "cvat": "retina_dist.detection.readers.cvat.CvatReader",  # XML too, so before VOC
+            "voc": "retina_dist.detection.readers.voc.VocReader",
+            "labelme": "retina_dist.detection.readers.labelme.LabelMeReader",
+        },
     ),
     "detector": Family(
         section="model",
@@ -210,7 +221,9 @@ def settings_type(section: object, default: type) -> type[Any]:
         return register(family, section["_target_"], str(name or "")).settings
     if not kind.key or not kind.entries:
         return default
-    if name is None and issubclass(default, Entry):
+    if name is None:
+        if not issubclass(default, Entry):
+            return default
         name = default.default_entry
     return lookup(family, name).settings
 

@@ -25,7 +25,7 @@ from retina_dist.detection.evaluation import predictor_of as predictor_of
 from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.predictions import TOOLS, Predicted
-from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.splits import read_split, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
 from retina_dist.task.predictor import predict_files

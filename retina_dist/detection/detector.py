@@ -23,8 +23,8 @@ from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories, check_names
-from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.engine.precision import autocast

@@ -18,9 +18,9 @@ from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.dataset import buckets_of
 from retina_dist.detection.model.retinanet import anchor_generator
-from retina_dist.detection.readers.coco import Annotations, box_faults, clean
+from retina_dist.detection.readers.annotations import Annotations, box_faults, clean
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import implausible_boxes, read_split, with_format
+from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
         files = [(r.file_name, r.path, r.size) for r in part.records]
         checked[split] = check_images(files, split, config.images, config.data.max_pixels)
         splits[split] = part = with_file_sizes(part, checked[split])
-        if problem := implausible_boxes(part, split, with_format(config.data)):
+        if problem := implausible_boxes(part, split):
             findings.append(Finding("error", split, *problem))
         findings += box_findings(part, split)
         if config.images != "decode":
@@ -292,7 +292,11 @@ def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotati
         replace(r, width=check.size[0], height=check.size[1]) if check.size and not r.size else r
         for r, check in zip(data.records, checks, strict=True)
     ]
-    return replace(clean(data.coco, records, data.categories), warnings=data.warnings)
+    return replace(
+        clean(data.coco, records, data.categories),
+        warnings=data.warnings,
+        box_format=data.box_format,
+    )
 
 
 def box_findings(data: Annotations, split: str) -> list[Finding]:

@@ -21,7 +21,8 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
-from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import implausible_boxes
 from retina_dist.model.weights import is_torchvision_name
@@ -100,8 +101,7 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     annotations = load_annotations(
         truth, images, missing_images="ignore", box_format=config.box_format
     )
-    read_as = DetectionData(name="truth", box_format=config.box_format)
-    if problem := implausible_boxes(annotations, "the ground truth", read_as):
+    if problem := implausible_boxes(annotations, "the ground truth"):
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     rows = read_results(Path(str(config.results)), annotations.coco)
     return evaluate_rows(annotations.coco, rows), annotations

@@ -17,7 +17,7 @@ from retina_dist.base.text import pluralize
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
-from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.reporting.pictures import (
     enlarged,
     font_of,

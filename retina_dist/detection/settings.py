@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.registry import class_of, names
 from retina_dist.base.settings import setting
 from retina_dist.config.run_config import ModelSettings, RunConfig
 from retina_dist.data.settings import ImageDataSettings
 from retina_dist.detection.model.box_losses import BOX_LOSSES
 
-FOLDER_FORMATS = (
-    "voc",
-    "yolo",
-    "labelme",
-    "cvat",
-    "openimages",
-)  # a local folder with everything in it
-FORMATS = ("auto", "coco", "csv", *FOLDER_FORMATS, "shards")
-IMAGES = ("train_images", "val_images")
-# what has no effect on a format
-IGNORED: dict[str, Sequence[str]] = {
-    "coco": ["classes"],
-    "csv": ["box_format"],
-    "shards": ("classes", *IMAGES),
-}
-IGNORED |= dict.fromkeys(
-    FOLDER_FORMATS, ("classes", "box_format", "train_annotations", "val_annotations", *IMAGES)
-)
+if TYPE_CHECKING:
+    from retina_dist.detection.readers.formats import AnnotationReader
+
+ANNOTATION_SETTINGS = ("train_annotations", "val_annotations")
+IMAGE_SETTINGS = ("train_images", "val_images")
+# that a data format may not read
+FILE_SETTINGS = ("classes", "box_format", *ANNOTATION_SETTINGS, *IMAGE_SETTINGS)
 
 MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
 MAX_ANCHORS = 1000  # of one cell; nine are usual
@@ -69,7 +58,7 @@ class DetectionData(ImageDataSettings):
     family: ClassVar[str] = "reader"
 
     format: str = setting(
-        "auto", "auto: recognised by the files in root, see docs/data.md", choices=FORMATS
+        "auto", "auto: recognised by the files in root, see docs/data.md", choices=names("reader")
     )
     root: str | None = setting(
         None, "the data set's folder, a path or a URL such as az://container/coco"
@@ -108,12 +97,16 @@ class DetectionData(ImageDataSettings):
         None, "factors [low, high] on the resize, e.g. [0.8, 1.25]"
     )
 
-    @property
-    def has_corners(self) -> bool:
-        """Whether boxes are read as two corners."""
-        return (
-            self.box_format or ("xywh" if self.format in ("auto", "coco", "shards") else "xyxy")
-        ) == "xyxy"
+    def reader(self) -> AnnotationReader:
+        """The reader of the data set, as these settings want it read."""
+        reader: AnnotationReader = class_of(self)(self)
+        return reader
+
+    def files_of(self, split: str) -> tuple[str | None, str | None]:
+        """The annotations and the folder of the images that the settings name for a split."""
+        if split == "train":
+            return self.train_annotations, self.train_images
+        return self.val_annotations, self.val_images
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
@@ -123,11 +116,7 @@ class DetectionData(ImageDataSettings):
                 raise ConfigError(
                     f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; raise it."
                 )
-        for key in IGNORED.get(self.format, ()):
-            if value := getattr(self, key):
-                raise ConfigError(
-                    f"data.{key}={value} has no effect on data.format={self.format}; leave it out."
-                )
+        self._check_files()
         factors = self.scale_jitter
         if factors is not None and not (
             len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100
@@ -135,6 +124,17 @@ class DetectionData(ImageDataSettings):
             raise ConfigError(
                 f"data.scale_jitter={factors} needs two rising factors from 0.01 to 100."
             )
+
+    def _check_files(self) -> None:
+        reader = class_of(self)
+        for key in FILE_SETTINGS:
+            value = getattr(self, key)
+            if value and key not in reader.file_settings:
+                no_effect = f"has no effect on data.format={self.format}"
+                raise ConfigError(f"data.{key}={value} {no_effect}; leave it out.")
+            if value and self.shapes is not None and key != "box_format":
+                remedy = "add data=auto, or leave it out"
+                raise ConfigError(f"data.{key}={value} is not of the drawn shapes; {remedy}.")
 
 
 @dataclass

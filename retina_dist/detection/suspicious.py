@@ -24,7 +24,7 @@ from retina_dist.base.files import write_json, write_text
 from retina_dist.data.images import read_image
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import draw_boxes
-from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.reporting.findings import DoctorReport, Finding

@@ -20,7 +20,7 @@ from retina_dist.detection.coco_metrics import CocoEvaluator, Part, detections_t
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.detector import Detector, joined
-from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.strategies.base import DistributedStrategy
 

@@ -23,7 +23,8 @@ from retina_dist.data.file_checks import check_image
 from retina_dist.data.images import image_sizes, read_image
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.doctor import box_findings, category_findings
-from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.serving.scoring import read_images
 from tests.unit import mutations

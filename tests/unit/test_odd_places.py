@@ -18,7 +18,7 @@ from retina_dist.data.shards import index_of
 from retina_dist.data.sources import ArchiveMember, read
 from retina_dist.detection.coco_metrics import read_results
 from retina_dist.detection.model.weights import load_weights
-from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.folder_owner import Owner

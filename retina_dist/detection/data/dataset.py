@@ -17,7 +17,7 @@ from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
 
 if TYPE_CHECKING:
-    from retina_dist.detection.readers.coco import Annotations
+    from retina_dist.detection.readers.annotations import Annotations
 
 
 class DetectionDataset(ImageDataset[Batch]):

@@ -19,8 +19,8 @@ from PIL import Image
 from retina_dist.base.seeding import derived_seed
 from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
 from retina_dist.detection.batch import Batch, Sample, collate
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import SyntheticConfig
 

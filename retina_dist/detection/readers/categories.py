@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,8 @@ import numpy as np
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.text import is_text, pluralize
 
-MAX_LABELS = (
-    20_000  # V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
-)
+# V3Det, the published set with the most, has 13,204 (https://arxiv.org/abs/2304.03752)
+MAX_LABELS = 20_000
 MAX_LISTED = 20  # names in a message
 
 
@@ -31,27 +31,31 @@ class Categories:
     _labels: dict[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_labels", {c: label for label, c in enumerate(self.ids) if c >= 0}
-        )
+        labels = {i: label for label, i in enumerate(self.ids) if i >= 0}
+        object.__setattr__(self, "_labels", labels)
 
     @classmethod
     def from_coco(cls, entries: list[dict[str, Any]]) -> Categories:
-        """Labels without gaps for the `categories` of a COCO json, in ascending id order. Raises DataError for too many."""
-        names = {
-            int(entry["id"]): str(entry["name"]) for entry in sorted(entries, key=lambda e: e["id"])
-        }
-        if len(names) > MAX_LABELS:
-            raise DataError(
-                f"{len(names)} categories are more than a detector's {MAX_LABELS}; leave some out."
-            )
+        """Labels without gaps for the `categories` of a COCO json, in ascending id order.
+
+        Raises DataError for too many.
+        """
+        names: dict[int, str] = {}
+        for entry in sorted(entries, key=itemgetter("id")):
+            names[int(entry["id"])] = str(entry["name"])
+        check_count(len(names))
         return cls(tuple(names), tuple(names.values()))
 
     def matched(self, entries: Sequence[Mapping[str, Any]], source: object) -> Categories:
-        """These labels and names with the ids that `entries`, the `categories` of another file, give to these names.
+        """These labels and names with the ids that another file gives to these names.
 
-        A name that either side has twice is taken where both sides give it the same ids. Raises DataError, naming `source`, that
-        lists the names that do not agree.
+        A name that either side has twice is taken where both sides give it the same ids.
+
+        Args:
+            entries: the `categories` of the other file.
+            source: that file, for the error.
+
+        Raises DataError that lists the names that do not agree.
         """
         ours: dict[str, list[int]] = defaultdict(list)
         for label, name in enumerate(self.names):
@@ -61,19 +65,26 @@ class Categories:
         for entry in entries:
             theirs[entry["name"]].append(entry["id"])
 
-        ids, wrong = [-1] * len(self.ids), {}
+        ids = [-1] * len(self.ids)
+        wrong: dict[str, int] = {}
         for name, their_ids in theirs.items():
             labels = ours.get(name, [])
-            if len(labels) == len(their_ids) == 1 or (
-                labels and [self.ids[i] for i in labels] == sorted(their_ids)
-            ):
-                for label, category_id in zip(labels, sorted(their_ids), strict=True):
+            their_ids = sorted(their_ids)
+            is_single = len(labels) == len(their_ids) == 1
+            our_ids = [self.ids[label] for label in labels]
+            if is_single or our_ids == their_ids:
+                for label, category_id in zip(labels, their_ids, strict=True):
                     ids[label] = category_id
             else:
                 wrong[name] = len(their_ids)
         if wrong:
             raise DataError(_disagreement(wrong, ours, source))
         return Categories(tuple(ids), self.names)
+
+    def renumbered_by(self, other: Categories) -> bool:
+        """Whether `other`, which has the same labels, gives another id to one of them."""
+        pairs = zip(self.ids, other.ids, strict=True)
+        return any(old != new for old, new in pairs if old >= 0 and new >= 0)
 
     @property
     def num_classes(self) -> int:
@@ -83,11 +94,17 @@ class Categories:
     @property
     def distinct_names(self) -> list[str]:
         """The names, with the id where several categories have one."""
+        distinct = []
         times = Counter(self.names)
-        return [
-            f"{name} ({i})" if times[name] > 1 else name
-            for name, i in zip(self.names, self.ids, strict=True)
-        ]
+        for name, category_id in zip(self.names, self.ids, strict=True):
+            shared = times[name] > 1
+            distinct.append(f"{name} ({category_id})" if shared else name)
+        return distinct
+
+    @property
+    def repeated_names(self) -> dict[str, int]:
+        """The names that several categories have, and how many."""
+        return {name: times for name, times in Counter(self.names).items() if times > 1}
 
     def padded(self, num_classes: int) -> Categories:
         """The same with labels up to `num_classes` that have no category, for a model that has more."""
@@ -105,48 +122,54 @@ class Categories:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Categories:
         """Raises CheckpointError when `state` is not what `state()` returns."""
+        ids = []
+        names = []
         try:
-            pairs = [
-                (int(i), str(name)) for i, name in zip(state["ids"], state["names"], strict=True)
-            ]
-            if not all(name == "" or is_text(name) for _, name in pairs):
+            for category_id, name in zip(state["ids"], state["names"], strict=True):
+                ids.append(int(category_id))
+                names.append(str(name))
+            if not all(name == "" or is_text(name) for name in names):
                 raise ValueError("a name has control characters")
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the checkpoint's categories cannot be read ({error}); use another one."
-            ) from error
-        return cls(tuple(i for i, _ in pairs), tuple(name for _, name in pairs))
+            problem = f"the checkpoint's categories cannot be read ({error})"
+            raise CheckpointError(f"{problem}; use another one.") from error
+        return cls(tuple(ids), tuple(names))
+
+
+def check_count(count: int) -> None:
+    """Raise DataError for more categories than a detector may have."""
+    if count > MAX_LABELS:
+        limit = f"more than a detector's {MAX_LABELS}"
+        raise DataError(f"{count} categories are {limit}; leave some out.")
 
 
 def check_names(names: object) -> None:
     """Raise ConfigError unless `names` is a list of names, one for each label."""
     if not isinstance(names, list | tuple) or not names or not all(map(is_text, names)):
-        raise ConfigError(
-            f"categories={names!r} is not a list of names; give one for each label: ['cat', 'dog']."
-        )
+        remedy = "give one for each label: ['cat', 'dog']"
+        raise ConfigError(f"categories={names!r} is not a list of names; {remedy}.")
+
+
+def _plain(name: str) -> str:
+    """A name without what a retyped one may differ in."""
+    return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: object) -> str:
-    """`wrong` has the names that do not agree, each with how many categories of the file have it."""
-
-    def plain(name: str) -> str:  # without what a retyped name may differ in
-        return re.sub(r"[\s_-]+", "", name).casefold()
-
-    alike = {plain(name): name for name in ours}
+    """The sentence on names that do not agree; `wrong` has how many categories of the file have each."""
+    alike = {_plain(name): name for name in ours}
     listed = []
     for name, times in list(wrong.items())[:MAX_LISTED]:
         if times > 1 or name in ours:
-            listed.append(
-                f"{name!r} ({times} categories here, {pluralize(len(ours.get(name, [])), 'label')})"
-            )
+            labels = pluralize(len(ours.get(name, [])), "label")
+            listed.append(f"{name!r} ({times} categories here, {labels})")
+        elif _plain(name) in alike:
+            listed.append(f"{name!r} (a label is {alike[_plain(name)]!r})")
         else:
-            listed.append(
-                f"{name!r} (a label is {alike[plain(name)]!r})"
-                if plain(name) in alike
-                else repr(name)
-            )
-    listed += ["…"] if len(wrong) > MAX_LISTED else []
-    return (
-        f"{source}: {pluralize(len(wrong), 'category name')} without a label of the training data or checkpoint: "
-        f"{', '.join(listed)}; rename the categories in the file, or remove them with their boxes."
-    )
+            listed.append(repr(name))
+    if len(wrong) > MAX_LISTED:
+        listed.append("…")
+    unknown = f"{pluralize(len(wrong), 'category name')} without a label"
+    remedy = "rename the categories in the file, or remove them with their boxes"
+    names = ", ".join(listed)
+    return f"{source}: {unknown} of the training data or checkpoint: {names}; {remedy}."

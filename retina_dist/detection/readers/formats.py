@@ -1,164 +1,267 @@
-"""The format of the annotations below a folder, the place of a split, and the contract of a format from outside."""
+"""What a data format is: a class that recognises its files below a folder, finds a split and reads it.
+
+The table of formats is the family "reader" of `base.registry`, in the order of recognition.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from retina_dist.base.errors import DataError
-from retina_dist.base.files import PathOrUrl, Url, open_regular
+from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.files import PathOrUrl, Url, parse_path
 from retina_dist.data.images import is_image
-from retina_dist.data.settings import SPLITS
-from retina_dist.data.shards import has_shards
 from retina_dist.detection.readers.items import Items
-from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.readers.records import ImageSource
+from retina_dist.base.registry import lookup, names
+from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
 
-TITLES = {
-    "coco": "COCO json",
-    "shards": "tar shards",
-    "yolo": "YOLO",
-    "openimages": "OpenImages CSV",
-    "csv": "keras-retinanet CSV",
-    "voc": "Pascal VOC",
-    "cvat": "CVAT XML",
-    "labelme": "LabelMe",
-}
-LAYOUTS = (  # of annotation files below data.root
-    "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
-    "annotations/{split}*.json",
-    "{split}/_annotations.coco.json",  # Roboflow's export
-    "{split}.json",
-)
+
+class Place(NamedTuple):
+    """Where a split lies: its annotations, a file or a folder, and the folder that image names are relative to."""
+
+    annotations: PathOrUrl
+    images: PathOrUrl
+    split: str
+
+
+class Content(NamedTuple):
+    """A split as its reader has read it.
+
+    Args:
+        coco: the dictionary that `AnnotationReader.read` describes.
+        images: the folder that its file names are relative to.
+        source: what errors name, such as the annotation file; by default data.root, or `images`.
+        warnings: sentences for the log.
+        sources: where the bytes of each image are, by its id, if not in a file in `images`.
+        remedy: where to put images that are not there; by default a setting names their folder.
+        box_format: the form of each bbox, "xywh" or "xyxy"; by default data.box_format says it.
+        has_corners: the annotation files hold two corners, whatever form `coco` has them in.
+        title: the format's, if it was recognised.
+    """
+
+    coco: dict[str, Any]
+    images: Path | PathOrUrl | str
+    source: object = None
+    warnings: Sequence[str] = ()
+    sources: Mapping[int, ImageSource] | None = None
+    remedy: str = ""
+    box_format: str | None = None
+    has_corners: bool = False
+    title: str = ""
+
+
+class AnnotationReader(ABC):
+    """Reads a data set as COCO.
+
+    `settings` is the class's dataclass below `DetectionData`, and of an instance its values.
+    """
+
+    settings: Any = DetectionData
+    title: ClassVar[str] = ""
+    file_settings: ClassVar[Sequence[str]] = FILE_SETTINGS  # those of them that it reads
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    @classmethod
+    def claims(cls, root: PathOrUrl) -> bool:
+        """Whether the files below a folder are of this format; asked for data.format=auto."""
+        return False
+
+    @classmethod
+    def is_top(cls, folder: PathOrUrl) -> bool:
+        """Whether a folder is surely the data set's own: for the hint to name it, not one inside."""
+        return False
+
+    def has(self, split: str) -> bool:
+        """Whether there is such a split."""
+        return self.read(split) is not None
+
+    @abstractmethod
+    def read(self, split: str) -> Content | tuple[dict[str, Any], Path | PathOrUrl | str] | None:
+        """A COCO dictionary of "train" or "val", and the folder that its file names are relative to.
+
+        The dictionary has `images` (id, file_name; width and height in px are read from the files
+        where they are left out), `annotations` (image_id, category_id, bbox as [x, y, width, height]
+        in px) and `categories` (id, name). None without such a split. Raises DataError.
+        """
+
+
+class FileReader(AnnotationReader):
+    """A format of the package: finds the files of a split, by the settings or by their names."""
+
+    def has(self, split: str) -> bool:
+        return self.find(split) is not None
+
+    def read(self, split: str) -> Content | None:
+        place = self.find(split)
+        if place is None:
+            return None
+        return self.read_place(place)
+
+    def find(self, split: str) -> Place | None:
+        """The place of "train" or "val"; None for a validation split that the settings do not name.
+
+        Raises ConfigError where nothing names a place, and DataError where nothing is there.
+        """
+        data: DetectionData = self.settings
+        annotations, images = data.files_of(split)
+        if annotations is not None:
+            file = parse_path(annotations)
+            folder = parse_path(data.root) if data.root else file.parent
+            place: Place | None = Place(file, folder, split)
+        elif data.root is not None:
+            place = self.find_in(_existing(data.root), split)
+        elif split == "val":
+            return None
+        else:
+            files = "data.train_annotations and data.train_images"
+            raise ConfigError(f"data={data.name} needs data.root=FOLDER, or {files}.")
+        if place is not None and images is not None:
+            return place._replace(images=parse_path(images))
+        return place
+
+    @abstractmethod
+    def find_in(self, root: PathOrUrl, split: str) -> Place | None:
+        """The place of a split below data.root; None for a validation split that is not there."""
+
+    @abstractmethod
+    def read_place(self, place: Place) -> Content | None:
+        """The split that lies there; None for one without images. Raises DataError."""
+
+
+class FolderReader(FileReader):
+    """A format of one local folder with everything in it, which says itself where images are."""
+
+    file_settings: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def claims(cls, root: PathOrUrl) -> bool:
+        return isinstance(root, Path) and cls.claims_folder(root)
+
+    @classmethod
+    @abstractmethod
+    def claims_folder(cls, root: Path) -> bool:
+        """As `claims`, of a local folder."""
+
+    @abstractmethod
+    def read_items(self, root: Path, split: str) -> Items | None:
+        """The images of a split and their boxes; None for one that is not there. Raises DataError."""
+
+    def has(self, split: str) -> bool:
+        return self.read(split) is not None
+
+    def find_in(self, root: PathOrUrl, split: str) -> Place | None:
+        return Place(root, root, split)
+
+    def read_place(self, place: Place) -> Content | None:
+        root = place.annotations
+        if isinstance(root, Url):
+            remedy = "copy it, or make shards of it"
+            raise DataError(f"data.root={root}: {self.title} needs a local folder; {remedy}.")
+        items = self.read_items(root, place.split)
+        if place.split == "train":
+            if items is None:
+                raise DataError(f"{root} has no train images.")
+        elif items is None or not items.items:
+            return None
+        content = content_of(items, root, self.settings.max_pixels)
+        return content._replace(remedy="put each image where docs/data.md shows it")
+
+
+class AutoReader(AnnotationReader):
+    """data.format=auto: reads what it recognises."""
+
+    def has(self, split: str) -> bool:
+        return self.recognised.has(split)
+
+    def read(self, split: str) -> Content | None:
+        content = self.recognised.read(split)
+        if content is None or self.settings.shapes is not None:
+            return content
+        return content._replace(title=self.recognised.title)
+
+    @cached_property
+    def recognised(self) -> FileReader:
+        """The reader of the files that the settings name, or of those in data.root."""
+        data: DetectionData = self.settings
+        named = data.with_values(format=_format_of(data))
+        named.check()
+        reader: FileReader = lookup("reader", named.format)(named)
+        return reader
+
+
+def _format_of(data: DetectionData) -> str:
+    place = data.train_annotations or data.val_annotations
+    if place is None:
+        if data.root is None:
+            return "coco"  # whose reader says what it needs
+        return recognise(_existing(data.root))
+    path = parse_path(place)
+    if path.is_dir():
+        return recognise(path)
+    if path.name.lower().endswith(".csv"):
+        return "csv"
+    return "coco"
+
+
+def _existing(root: str) -> PathOrUrl:
+    path = parse_path(root)
+    if isinstance(path, Path) and not path.is_dir():
+        remedy = "give the one that holds the annotations"
+        raise DataError(f"data.root={path} is not a folder; {remedy}.")
+    return path
+
+
+def content_of(items: Items, source: PathOrUrl, max_pixels: int) -> Content:
+    """Items, whose boxes are two corners, as COCO's dictionary."""
+    if items.shares:
+        items = items.sized(max_pixels)
+    return Content(
+        items.as_coco(),
+        items.images,
+        source,
+        items.warnings,
+        box_format="xywh",
+        has_corners=True,
+    )
 
 
 def recognise(root: PathOrUrl) -> str:
-    """The format of the annotations below a folder, a key of `TITLES`. Raises DataError with what was looked for."""
-    if format := _format_of(root):
-        return format
-    hint = _hint(root) or f"looked for {', '.join(TITLES.values())}; docs/data.md shows their files"
+    """The format of the annotations below a folder. Raises DataError with what was looked for."""
+    for name in names("reader"):
+        if lookup("reader", name).claims(root):
+            return name
+    titles = [lookup("reader", name).title for name in names("reader")]
+    looked = ", ".join(title for title in titles if title)
+    hint = _hint(root) or f"looked for {looked}; docs/data.md shows their files"
     raise DataError(f"{root} has no annotations of boxes: {hint}.")
 
 
-def _format_of(root: PathOrUrl) -> str:
-    if has_shards(root, "train"):  # beside a train.json
-        return "shards"
-    if any(coco_files(root, split) for split in ("train", "val")):
-        return "coco"
-    if any(root.glob("train.csv")):
-        return "csv"
-    if isinstance(root, Url):
-        return ""
-    from retina_dist.detection.readers.yolo import yaml_of
-
-    def first(
-        *patterns: str,
-    ) -> Path | None:  # by name: the order of a folder's files is that of its disk
-        return next(
-            (min(paths) for pattern in patterns if (paths := list(root.glob(pattern)))), None
-        )
-
-    if yaml_of(root) or first("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt"):
-        return "yolo"
-    if first("*annotations-bbox.csv", "*/*annotations-bbox.csv"):
-        return "openimages"
-    if file := first("Annotations/*.xml", "*.xml", "*/*.xml", "*/*/*.xml"):
-        return "cvat" if b"<annotations>" in _head(file) else "voc"
-    file = first("*.json", "*/*.json")
-    return "labelme" if file and b'"shapes"' in _head(file) else ""
-
-
-def read_folder(format: str, root: PathOrUrl, split: str) -> Items | None:
-    """A split of one of `settings.FOLDER_FORMATS`; None for a validation split that is not there. Raises DataError."""
-    from retina_dist.detection.readers.csv_files import read_openimages
-    from retina_dist.detection.readers.labelme import read_labelme
-    from retina_dist.detection.readers.voc import read_cvat, read_voc
-    from retina_dist.detection.readers.yolo import read_yolo
-
-    readers = dict(
-        voc=read_voc,
-        yolo=read_yolo,
-        labelme=read_labelme,
-        cvat=read_cvat,
-        openimages=read_openimages,
-    )
-    if format not in readers:
-        raise DataError(f"data.format={format} is unknown; use {', '.join(TITLES)}.")
-    if isinstance(root, Url):
-        raise DataError(
-            f"data.root={root}: {TITLES[format]} needs a local folder; copy it, or make shards of it."
-        )
-    items = readers[format](root, split)
-    if split == "train" and items is None:
-        raise DataError(f"{root} has no train images.")
-    return items if split == "train" or (items and items.items) else None
-
-
-def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
-    """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
-
-    Of several annotation files of one layout the shortest name wins, so instances_val2017.json before instances_val2017_small.json.
-    Raises DataError with everything that was looked for.
-    """
-    files = coco_files(root, split)
-    if not files:
-        looked = ", ".join(layout.format(split=split) for layout in LAYOUTS)
-        part = ", or hold out a part of train with data.val_fraction=0.1" if split == "val" else ""
-        raise DataError(
-            f"{root} has no {split} annotations in COCO json: looked for {looked}; give data=auto for another format, or name the "
-            f"file with data.{split}_annotations=FILE (evaluate: annotations=FILE){part}."
-        )
-    names, annotations = SPLITS[split], files[0]
-    own, stem = [root / name for name in names], annotations.stem.removeprefix("instances_")
-    folders = (
-        [annotations.parent] if annotations.parent in own else []
-    )  # Roboflow's images lie beside them
-    folders += [root / stem, root / "images" / stem, *own]
-    folders += [*(root / "images" / name for name in names), root / "images"]
-    return annotations, next((folder for folder in folders if folder.is_dir()), root)
-
-
-def coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
-    """The COCO json files of a split below a folder, the likeliest first."""
-    files: list[PathOrUrl] = []
-    for pattern in [layout.format(split=name) for name in SPLITS[split] for layout in LAYOUTS]:
-        files += sorted(root.glob(pattern), key=lambda path: (len(path.name), path.name))
-    return files
-
-
-def _head(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read(4096)
+def first_file(root: Path, *patterns: str) -> Path | None:
+    """By name the first file of the first pattern that has any: a disk's order is its own."""
+    for pattern in patterns:
+        paths = sorted(root.glob(pattern))
+        if paths:
+            return paths[0]
+    return None
 
 
 def _hint(root: PathOrUrl) -> str:
     """The content of a folder without annotations, and the remedy; "" if unknown."""
     if isinstance(root, Url):
         return ""
-    if archives := sorted(file.name for file in root.glob("*.zip")):
+    archives = sorted(file.name for file in root.glob("*.zip"))
+    if archives:
         return f"it holds {', '.join(archives[:3])}; unpack them"
     if any(is_image(file) for file in root.glob("train/*/*")):
-        return "it holds class folders; give experiment=finetune_classifier, or task=classification data=folders"
-    from retina_dist.detection.readers.yolo import yaml_of
-
+        entries = "experiment=finetune_classifier, or task=classification data=folders"
+        return f"it holds class folders; give {entries}"
     for above in root.absolute().parents[:2]:
-        if coco_files(above, "train") or coco_files(above, "val") or yaml_of(above):
+        if any(lookup("reader", name).is_top(above) for name in names("reader")):
             return f"give the folder above, {above}"
     return ""
-
-
-class AnnotationReader(ABC):
-    """Reads a data set as COCO; `settings` is the class's dataclass below `DetectionData`, and of an instance its values."""
-
-    settings: Any = DetectionData
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-
-    @abstractmethod
-    def read(self, split: str) -> tuple[dict[str, Any], Path | PathOrUrl | str] | None:
-        """A COCO dictionary of "train" or "val", and the folder that its file names are relative to; None without such a split.
-
-        The dictionary has `images` (id, file_name; width and height in px are read from the files where they are left out),
-        `annotations` (image_id, category_id, bbox as [x, y, width, height] in px) and `categories` (id, name). Raises DataError.
-        """

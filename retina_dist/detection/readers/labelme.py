@@ -2,61 +2,108 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from retina_dist.base.files import read_bytes
-from retina_dist.base.text import pluralize
-from retina_dist.detection.readers.items import Box, Item, Items, numbered, reading, split_of
+from retina_dist.base.errors import DataError
+from retina_dist.base.text import escape, pluralize
+from retina_dist.detection.readers.formats import FolderReader, first_file
+from retina_dist.detection.readers.items import Box, Item, Items, numbered, split_of
+from retina_dist.detection.readers.parsing import bounds_of, head_of, parse_json, reading
+
+
+class LabelMeReader(FolderReader):
+    """LabelMe's folders of images with a json for each."""
+
+    title: ClassVar[str] = "LabelMe"
+
+    @classmethod
+    def claims_folder(cls, root: Path) -> bool:
+        file = first_file(root, "*.json", "*/*.json")
+        return file is not None and b'"shapes"' in head_of(file)
+
+    def read_items(self, root: Path, split: str) -> Items | None:
+        return read_labelme(root, split)
 
 
 def read_labelme(root: Path, split: str) -> Items:
-    """The images of a split, by the folders that name one. Polygons, circles and other shapes are read as their bounding boxes.
+    """The images of a split, by the folders that name one.
 
-    Points have no box; they are left out with a warning. Raises DataError naming file and shape.
+    Polygons, circles and other shapes are read as their bounding boxes. Points have no box; they are
+    left out with a warning. Raises DataError naming file and shape.
     """
-    items, names, points = [], set(), 0
+    items = []
+    names: set[str] = set()
+    points = 0
     for path in sorted(root.rglob("*.json")):
+        content = parse_json(path, "LabelMe's json")
+        if not isinstance(content, dict) or "shapes" not in content:
+            continue
         with reading(path, "LabelMe's json"):
-            content = json.loads(read_bytes(path))
-            if not isinstance(content, dict) or "shapes" not in content:
-                continue
-            name = content["imagePath"].replace("\\", "/")
-            beside = path.parent / name.rpartition("/")[2]
-            file = os.path.relpath(beside if beside.is_file() else path.parent / name, root)
-            width, height = (
-                content.get("imageWidth"),
-                content.get("imageHeight"),
-            )  # not in files of old versions
-            size = None if width is None or height is None else (int(width), int(height))
-            shapes = [(str(shape["label"]), _corners(shape)) for shape in content["shapes"]]
-        boxes = [Box(name, corners) for name, corners in shapes if corners]
-        names |= {box.name for box in boxes}
+            item, without_box = _item(path, content, root)
+        names.update(box.name for box in item.boxes)
         if split_of(str(path.relative_to(root))) == split:
-            points += len(shapes) - len(boxes)
-            items.append(Item(file, boxes, size))
-    warnings = (
-        [f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"]
-        if points
-        else []
-    )
+            points += without_box
+            items.append(item)
+    warnings = []
+    if points:
+        warnings.append(
+            f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"
+        )
     return Items(items, numbered(names), root, warnings=warnings)
 
 
-def _corners(shape: dict[str, Any]) -> list[float] | None:
+def _item(path: Path, content: dict[str, Any], root: Path) -> tuple[Item, int]:
+    """The image of a file, and how many of its shapes are points."""
+    name = content["imagePath"].replace("\\", "/")
+    place = path.parent / name.rpartition("/")[2]
+    if not os.path.isfile(place):
+        place = path.parent / name
+
+    size = None
+    sides = [content.get(key) for key in ("imageWidth", "imageHeight")]
+    if None not in sides:  # as in files of old versions
+        width, height = (_pixels(path, value) for value in sides)
+        size = (width, height)
+
+    boxes = []
+    shapes = content["shapes"]
+    for number, shape in enumerate(shapes, start=1):
+        corners = _corners(f"{path}: shape {number}", shape)
+        if corners:
+            boxes.append(Box(str(shape["label"]), corners))
+    return Item(os.path.relpath(place, root), boxes, size), len(shapes) - len(boxes)
+
+
+def _pixels(path: Path, value: Any) -> int:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{path} has the image size {value}; write a number of pixels, or null.")
+    return int(value)
+
+
+def _corners(where: str, shape: dict[str, Any]) -> list[float] | None:
+    """The bounding box of a shape; None for a point."""
     if shape["label"] is None:
-        raise ValueError("a shape has no label")
-    points = [(float(x), float(y)) for x, y in shape["points"]]
-    if not all(map(math.isfinite, sum(points, ()))):
-        raise ValueError(f"a shape of {shape['label']} has points that are not finite")
+        raise DataError(f"{where} has no label; add one.")
+    points = [(_coordinate(where, x), _coordinate(where, y)) for x, y in shape["points"]]
     if shape.get("shape_type") == "circle" and len(points) == 2:
-        (x, y), edge = points
-        radius = math.dist((x, y), edge)
+        centre, edge = points
+        radius = math.dist(centre, edge)
+        x, y = centre
         points = [(x - radius, y - radius), (x + radius, y + radius)]
     if len(points) < 2:
         return None
-    xs, ys = zip(*points, strict=True)
-    return [min(xs), min(ys), max(xs), max(ys)]
+    return bounds_of(points)
+
+
+def _coordinate(where: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        shown = escape(value, 20)
+        raise DataError(f"{where} has the coordinate {shown}, not a finite number; correct it.")
+    return number

@@ -1,18 +1,18 @@
-"""The images that annotations name, none outside their folder: where each is, whether it is there, how large it is."""
+"""The images that annotations name: where each is, none outside its folder, and how large."""
 
 from __future__ import annotations
 
 import os
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from retina_dist.base.errors import DataError, ImageError
-from retina_dist.base.files import PathOrUrl, Url
+from retina_dist.base.files import PathOrUrl, Url, parse_path
 from retina_dist.base.text import escape, truncate
 from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import (
@@ -23,7 +23,13 @@ from retina_dist.data.sources import (
     read_in_turn,
 )
 
+if TYPE_CHECKING:
+    from retina_dist.detection.readers.formats import Content
+    from retina_dist.detection.settings import DetectionData
+
 MAX_SIDE = 2**31
+
+ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class ImageRecord:
     """One image of a data set; width and height are those its boxes are in, in pixels."""
 
     image_id: int
-    path: Path | RemoteFile | ArchiveMember | DatasetItem
+    path: ImageSource
     file_name: str
     width: int
     height: int
@@ -42,41 +48,71 @@ class ImageRecord:
         return (self.width, self.height) if self.width and self.height else None
 
 
+class Found(NamedTuple):
+    """The records of a split whose images can be used, and warnings about the others."""
+
+    records: list[ImageRecord]
+    warnings: list[str]
+
+
+def find_records(
+    entries: Sequence[dict[str, Any]], content: Content, data: DetectionData, split: str
+) -> Found:
+    """The record of each entry of `images`, as far as `data` wants its image to be there and readable.
+
+    `content` has the folder of the images, or where their bytes are. Raises DataError.
+    """
+    images = parse_path(content.images)
+    records = [make_record(entry, images, content.source, content.sources) for entry in entries]
+    if data.missing_images == "ignore":
+        return Found(records, [])
+    remedy = content.remedy
+    if not remedy:
+        remedy = f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
+    there = drop_missing(records, images, data.missing_images, remedy)
+    sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
+    return Found(sized.records, [*there.warnings, *sized.warnings])
+
+
 def make_record(
     entry: dict[str, Any],
     images: PathOrUrl,
-    source: PathOrUrl,
-    slices: dict[int, ArchiveMember] | None = None,
+    source: object,
+    sources: Mapping[int, ImageSource] | None = None,
 ) -> ImageRecord:
-    """An entry of `images` in COCO's form, read from `source`, whose file lies in the folder `images` or is one of `slices`.
+    """The record of an entry of `images` in COCO's form, read from `source`.
 
-    Raises DataError.
+    The image is a file in the folder `images`, or where `sources` says by its id. Raises DataError.
     """
     name = entry["file_name"]
-    if slices is not None:  # the file's name names no file
-        inside: str | None = f"(no shard holds image {entry['id']})"
-    else:
-        inside = (
-            _within_url(name, images) if isinstance(images, Url) else _within_folder(name, images)
-        )
     where = f"{source}: image {entry['id']}"
+    if sources is not None:  # the file's name names no file
+        inside: str | None = f"(no shard holds image {entry['id']})"
+    elif isinstance(images, Url):
+        inside = _within_url(name, images)
+    else:
+        inside = _within_folder(name, images)
     if inside is None:
-        raise DataError(
-            f"{where} has file_name {name[:120]!r}, which is outside {images}; write a path below that."
-        )
-    size = []
+        outside = f"has file_name {name[:120]!r}, which is outside {images}"
+        raise DataError(f"{where} {outside}; write a path below that.")
+
     for side in ("width", "height"):
         value = entry.get(side)
         if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
             raise DataError(f"{where} has {side} {escape(value, 80)}, not a number of pixels.")
-        size.append(value or 0)
-    path = RemoteFile(str(images), inside) if isinstance(images, Url) else images / inside
-    return ImageRecord(entry["id"], (slices or {}).get(entry["id"], path), name, size[0], size[1])
+    path: ImageSource = RemoteFile(str(images), inside)
+    if isinstance(images, Path):
+        path = images / inside
+    if sources is not None:
+        path = sources.get(entry["id"], path)
+    width = entry.get("width") or 0
+    height = entry.get("height") or 0
+    return ImageRecord(entry["id"], path, name, width, height)
 
 
 def _within_folder(name: str, images: Path) -> str | None:
-    # By the letters, links unresolved: the folder may be a link, and absolute paths, which keras-retinanet's CSV files
-    # have, may lie in it.
+    # By the letters, links unresolved: the folder may be a link, and absolute paths, which
+    # keras-retinanet's CSV files have, may lie in it.
     folder = os.path.join(os.path.normpath(images.absolute()), "")
     path = os.path.normpath(os.path.join(folder, name.replace("\\", "/")))
     if not os.path.join(path, "").startswith(folder) or re.match(r"[A-Za-z]:[/\\]", name):
@@ -89,78 +125,71 @@ def _within_url(name: str, images: Url) -> str | None:
     inside = posixpath.normpath(name)
     if "://" in name or inside.startswith("/") or re.match(r"[A-Za-z]:/", name):
         return None
-    return (
-        None if ".." in unquote(inside).split("/") else inside
-    )  # a web server takes %2e%2e for ..
+    if ".." in unquote(inside).split("/"):  # a web server takes %2e%2e for ..
+        return None
+    return inside
 
 
-def drop_missing(
-    records: list[ImageRecord],
-    images: PathOrUrl,
-    policy: str,
-    warnings: list[str],
-    split: str | None,
-) -> list[ImageRecord]:
-    """The records of a split whose files are there. Others are an error, or are left out with a warning ("skip").
+def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, remedy: str) -> Found:
+    """The records of a split whose files are there.
 
-    `split` is None where no setting names the folder of the images. Behind a URL one listing of the folder gives them.
+    Others are an error, which says the `remedy`, or with the `policy` "skip" left out with a warning.
+    Behind a URL one listing of the folder gives them.
     """
+    listed: Collection[str] = ()
     remote = any(isinstance(record.path, RemoteFile) for record in records)
-    listed = objects_in(images) if remote and isinstance(images, Url) else {}
+    if remote and isinstance(images, Url):
+        listed = objects_in(images)
     missing = [record for record in records if not _is_there(record.path, listed)]
     if not missing:
-        return records
+        return Found(records, [])
+
     names = truncate([record.file_name for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {names}"
     if policy == "error":
-        setting = f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
-        remedy = setting if split else "put each image where docs/data.md shows it"
-        raise DataError(
-            f"{text}; correct the names, {remedy}, or leave them out with data.missing_images=skip."
-        )
-    warnings.append(f"{text}; left out, also of the metrics")
+        skip = "leave them out with data.missing_images=skip"
+        raise DataError(f"{text}; correct the names, {remedy}, or {skip}.")
     gone = {record.image_id for record in missing}
-    return [record for record in records if record.image_id not in gone]
+    kept = [record for record in records if record.image_id not in gone]
+    return Found(kept, [f"{text}; left out, also of the metrics"])
 
 
-def _is_there(
-    path: Path | RemoteFile | ArchiveMember | DatasetItem, listed: Collection[str]
-) -> bool:
+def _is_there(path: ImageSource, listed: Collection[str]) -> bool:
     if isinstance(path, RemoteFile):
         return path.name in listed
-    try:
-        return isinstance(path, ArchiveMember) or (isinstance(path, Path) and path.is_file())
-    except OSError:  # a name that is too long for any file, for one
-        return False
+    # False for a name that no file can have, such as one that is too long
+    return not isinstance(path, Path) or os.path.isfile(path)
 
 
-def fill_sizes(
-    records: list[ImageRecord], policy: str, max_pixels: int, warnings: list[str]
-) -> list[ImageRecord]:
-    """The records with width and height, from the files' headers where the annotations have none."""
+def fill_sizes(records: Sequence[ImageRecord], policy: str, max_pixels: int) -> Found:
+    """The records with width and height, from the files' headers where the annotations have none.
+
+    An image that cannot be read is an error, or with the `policy` "skip" left out with a warning.
+    """
+    unsized = [record.path for record in records if not record.size]
+    if not unsized:
+        return Found(list(records), [])
+
     sized: list[ImageRecord] = []
     unreadable: list[str] = []
-    unsized = [record.path for record in records if not record.size]
     contents = read_in_turn(path for path in unsized if not isinstance(path, Path))
     for record in records:
-        if not record.size:
-            content = None if isinstance(record.path, Path) else next(contents)
-            try:
-                if isinstance(content, ImageError):
-                    raise content
-                width, height = image_sizes(record.path, max_pixels, content)[0]
-            except ImageError as error:
-                if policy == "error":
-                    raise DataError(
-                        f"image {record.image_id} has no size in its annotations, and {error}"
-                    ) from error
-                unreadable.append(record.file_name)
-                continue
-            record = replace(record, width=width, height=height)
-        sized.append(record)
-    if unsized:
-        warnings.append("some images have no size in the annotations; it was read from the files")
+        if record.size:
+            sized.append(record)
+            continue
+        content = None if isinstance(record.path, Path) else next(contents)
+        try:
+            if isinstance(content, ImageError):
+                raise content
+            shown, _ = image_sizes(record.path, max_pixels, content)
+            sized.append(replace(record, width=shown[0], height=shown[1]))
+        except ImageError as error:
+            if policy == "error":
+                problem = f"image {record.image_id} has no size in its annotations"
+                raise DataError(f"{problem}, and {error}") from error
+            unreadable.append(record.file_name)
+    warnings = ["some images have no size in the annotations; it was read from the files"]
     if unreadable:
         bad = f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}"
         warnings.append(f"{bad}; left out, also of the metrics")
-    return sized
+    return Found(sized, warnings)

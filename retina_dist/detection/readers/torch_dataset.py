@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.ops import box_convert
+from torchvision.tv_tensors import BoundingBoxes
 
 from retina_dist.base.errors import ConfigError, DataError, ImageError
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import pixels_of
 from retina_dist.data.sources import DatasetItem
 from retina_dist.detection.readers.categories import check_names
-from retina_dist.detection.readers.coco import Annotations, annotations_of
-from retina_dist.detection.readers.records import ImageRecord
+from retina_dist.detection.readers.formats import AnnotationReader, Content
 from retina_dist.detection.settings import DetectionData
 
 logger = logging.getLogger(__name__)
@@ -32,17 +32,22 @@ ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
 class TorchDatasetConfig(DetectionData):
     """Data of your own datasets. `DetectionData`'s settings hold too, except those that name files.
 
-    An item is `(image, boxes, labels)`, or as in torchvision `(image, {"boxes": boxes, "labels": labels})`:
+    An item is `(image, boxes, labels)`, or as in torchvision
+    `(image, {"boxes": boxes, "labels": labels})`:
 
-    * image: a file, a PIL image, an array [H, W, 3] or a tensor [3, H, W] in RGB, uint8 or floats from 0 to 1,
-    * boxes: [n, 4] xyxy in pixels of that image (`box_format="xywh"`: x, y, width, height; BoundingBoxes say it themselves),
+    * image: a file, a PIL image, an array [H, W, 3] or a tensor [3, H, W] in RGB, uint8 or floats
+      from 0 to 1,
+    * boxes: [n, 4] xyxy in pixels of that image (`box_format="xywh"`: x, y, width, height;
+      BoundingBoxes say it themselves),
     * labels: [n] whole numbers, 0 for the first of `categories`,
-    * the dictionary may also hold "image_id" (default: number of the item + 1), "iscrowd" [n] and "area" [n], as COCO has them.
+    * the dictionary may also hold "image_id" (default: number of the item + 1), "iscrowd" [n] and
+      "area" [n], as COCO has them.
 
-    Item i must be the same each time: augmentation is set here, by `hflip` and others. All items are read once at the start for
-    their boxes and sizes; a dataset avoids that with a method `annotation(i)`, which returns the dictionary without the image
-    and with "size": (height, width). Data workers get a copy of the dataset, its classes included, so it may be defined in a
-    script or in a notebook; files are best opened in `__getitem__`.
+    Item i must be the same each time: augmentation is set here, by `hflip` and others. All items are
+    read once at the start for their boxes and sizes; a dataset avoids that with a method
+    `annotation(i)`, which returns the dictionary without the image and with "size": (height, width).
+    Data workers get a copy of the dataset, its classes included, so it may be defined in a script or
+    in a notebook; files are best opened in `__getitem__`.
     """
 
     train: InitVar[Dataset[Any]]
@@ -54,28 +59,41 @@ class TorchDatasetConfig(DetectionData):
     ) -> None:
         check_names(categories)
         if categories[0].strip("_").lower() == "background":
-            raise ConfigError(
-                f"categories[0]={categories[0]!r} is a background, which has no label; leave it out."
-            )
-        given, names = {"train": train, "val": val}, tuple(categories)
-        self.datasets = {
-            split: ItemReader(data, split, names)
-            for split, data in given.items()
-            if data is not None
+            first = f"categories[0]={categories[0]!r} is a background"
+            raise ConfigError(f"{first}, which has no label; leave it out.")
+        names = tuple(categories)
+        self.datasets = {"train": ItemReader(train, "train", names)}
+        if val is not None:
+            self.datasets["val"] = ItemReader(val, "val", names)
+
+    def reader(self) -> AnnotationReader:
+        return TorchDatasetReader(self)
+
+
+class TorchDatasetReader(AnnotationReader):
+    """Reads the datasets of a `TorchDatasetConfig`."""
+
+    settings: TorchDatasetConfig
+
+    def has(self, split: str) -> bool:
+        return split in self.settings.datasets
+
+    def read(self, split: str) -> Content | None:
+        items = self.settings.datasets.get(split)
+        if items is None:
+            return None
+        box_format = self.settings.box_format or "xyxy"
+        coco = items.coco(box_format)
+        sources = {
+            entry["id"]: DatasetItem(items, number) for number, entry in enumerate(coco["images"])
         }
-
-    @property
-    def has_corners(self) -> bool:
-        """Whether boxes are read as two corners."""
-        return self.box_format != "xywh"
-
-    def read(self, split: str, **options: Any) -> Annotations | None:
-        """The annotations of "train" or "val", None without a dataset for it; `options` are those of `annotations_of`."""
-        reader = self.datasets.get(split)
-        return (
-            reader.annotations("xyxy" if self.has_corners else "xywh", **options)
-            if reader
-            else None
+        return Content(
+            coco,
+            "",
+            items,
+            sources=sources,
+            box_format="xywh",
+            has_corners=box_format == "xyxy",
         )
 
 
@@ -83,13 +101,13 @@ class ItemReader:
     """Images and boxes of a map-style dataset; `names` has one for each label. Raises DataError, naming the item."""
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
-        if isinstance(dataset, type) or not (
-            hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        ):
-            raise ConfigError(
-                f"{split}={dataset} is not a dataset; give an instance with __getitem__ and __len__."
-            )
-        self.dataset, self.split, self.names = dataset, split, names
+        has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, type) or not has_items:
+            remedy = "give an instance with __getitem__ and __len__"
+            raise ConfigError(f"{split}={dataset} is not a dataset; {remedy}.")
+        self.dataset = dataset
+        self.split = split
+        self.names = names
         self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
 
     def __str__(self) -> str:
@@ -102,42 +120,28 @@ class ItemReader:
         """Image `number`, uint8 [3, h, w] RGB."""
         return self._as_pixels(number, self._item(number)[0])
 
-    def annotations(self, box_format: str, **options: Any) -> Annotations:
-        """All boxes, given as `box_format`, and images that are read later; `options` are those of `annotations_of`."""
+    def coco(self, box_format: str) -> dict[str, Any]:
+        """All boxes, which items give as `box_format`, as COCO ground truth, read once.
 
-        def records_of(entries: list[dict[str, Any]], warnings: list[str]) -> list[ImageRecord]:
-            return [
-                ImageRecord(
-                    entry["id"],
-                    DatasetItem(self, number),
-                    entry["file_name"],
-                    entry["width"],
-                    entry["height"],
-                )
-                for number, entry in enumerate(entries)
-            ]
-
+        Category ids are the labels; images are named by this reader and their number.
+        """
         if box_format not in self._coco:
             self._coco[box_format] = self._read(box_format)
-        return annotations_of(self._coco[box_format], self, records_of, **options)
+        return self._coco[box_format]
 
     def _read(self, box_format: str) -> dict[str, Any]:
-        """COCO ground truth; category ids are the labels."""
         images: list[dict[str, Any]] = []
         boxes: list[dict[str, Any]] = []
         if not callable(getattr(self.dataset, "annotation", None)):
-            logger.info(
-                f"reading the {pluralize(len(self.dataset), 'item')} of the {self} once, for boxes and sizes"
-            )
+            items = pluralize(len(self.dataset), "item")
+            logger.info(f"reading the {items} of the {self} once, for boxes and sizes")
         for number in range(len(self.dataset)):
             target, (height, width) = self._target(number)
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
-            images.append(
-                {"id": image_id, "file_name": f"{self}[{number}]", "width": width, "height": height}
-            )
-            boxes += [
-                {"image_id": image_id, **entry} for entry in self._boxes(number, target, box_format)
-            ]
+            name = f"{self}[{number}]"
+            images.append({"id": image_id, "file_name": name, "width": width, "height": height})
+            for entry in self._boxes(number, target, box_format):
+                boxes.append({"image_id": image_id, **entry})
         categories = [{"id": label, "name": name} for label, name in enumerate(self.names)]
         return {"images": images, "annotations": boxes, "categories": categories}
 
@@ -151,66 +155,67 @@ class ItemReader:
         target = annotation(number)
         try:
             height, width = map(int, target["size"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(
-                f"{self}: annotation({number}) has no size; return size=(height, width) too."
-            ) from error
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            problem = f"{self}: annotation({number}) has no size"
+            raise DataError(f"{problem}; return size=(height, width) too.") from error
         return target, (height, width)
 
     def _item(self, number: int) -> tuple[Any, Mapping[str, Any]]:
         item = self.dataset[number]
-        if isinstance(item, (tuple, list)) and len(item) == 3:
-            return item[0], {"boxes": item[1], "labels": item[2]}
-        if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Mapping):
-            return item[0], item[1]
-        raise DataError(
-            f"{self}[{number}] is a {type(item).__name__} of another form; return {ITEM}."
-        )
+        parts = item if isinstance(item, (tuple, list)) else ()
+        if len(parts) == 3:
+            return parts[0], {"boxes": parts[1], "labels": parts[2]}
+        if len(parts) == 2 and isinstance(parts[1], Mapping):
+            return parts[0], parts[1]
+        kind = type(item).__name__
+        raise DataError(f"{self}[{number}] is a {kind} of another form; return {ITEM}.")
 
     def _boxes(
         self, number: int, target: Mapping[str, Any], box_format: str
     ) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
         where = f"{self}[{number}]"
-        if missing := [key for key in ("boxes", "labels") if key not in target]:
-            raise DataError(f"{where} has no {missing[0]}; return {ITEM}.")
-        form = getattr(
-            getattr(target["boxes"], "format", None), "name", box_format
-        )  # of torchvision's BoundingBoxes
+        for key in ("boxes", "labels"):
+            if key not in target:
+                raise DataError(f"{where} has no {key}; return {ITEM}.")
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
         boxes = columns.pop("boxes")
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
             raise DataError(f"{where} has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
-        boxes = box_convert(boxes.reshape(-1, 4), form.lower(), "xywh")
+        if isinstance(target["boxes"], BoundingBoxes):
+            box_format = target["boxes"].format.value
+        boxes = box_convert(boxes.reshape(-1, 4), box_format.lower(), "xywh")
+
         for key, column in columns.items():
             if column.shape != (len(boxes),) and column.numel() + len(boxes):
-                raise DataError(
-                    f"{where} has {key} {list(column.shape)} for {len(boxes)} boxes; give one for each."
-                )
-        labels = [self._whole(number, "label", label) for label in columns.pop("labels").tolist()]
-        if wrong := [label for label in labels if not 0 <= label < len(self.names)]:
-            last = len(self.names) - 1
-            raise DataError(
-                f"{where} has label {wrong[0]}, but the last is {last}; add its name, or count from 0."
-            )
-        values = zip(
-            labels, boxes.tolist(), *(column.tolist() for column in columns.values()), strict=True
-        )
-        return [
-            dict(zip(("category_id", "bbox", *columns), entry, strict=True)) for entry in values
-        ]
+                problem = f"has {key} {list(column.shape)} for {len(boxes)} boxes"
+                raise DataError(f"{where} {problem}; give one for each.")
+        labels = self._labels(number, columns.pop("labels"))
+        keys = ("category_id", "bbox", *columns)
+        values = [labels, boxes.tolist(), *(column.tolist() for column in columns.values())]
+        return [dict(zip(keys, entry, strict=True)) for entry in zip(*values, strict=True)]
+
+    def _labels(self, number: int, column: Tensor) -> list[int]:
+        labels = [self._whole(number, "label", label) for label in column.tolist()]
+        for label in labels:
+            if not 0 <= label < len(self.names):
+                last = len(self.names) - 1
+                problem = f"has label {label}, but the last is {last}"
+                remedy = "add its name, or count from 0"
+                raise DataError(f"{self}[{number}] {problem}; {remedy}.")
+        return labels
 
     def _array(self, number: int, key: str, values: Any) -> Tensor:
         try:
             return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor."
-            ) from error
+            problem = f"has {key} that are not numbers ({error})"
+            raise DataError(f"{self}[{number}] {problem}; give a tensor.") from error
 
     def _whole(self, number: int, key: str, value: Any) -> int:
         try:
-            if (whole := int(value)) == float(value):
+            whole = int(value)
+            if whole == float(value):
                 return whole
         except (TypeError, ValueError, OverflowError, RuntimeError):
             pass
@@ -222,14 +227,16 @@ class ItemReader:
             pixels = pixels_of(image)
         except DataError as error:
             raise ImageError(f"{self}[{number}]: {error}") from error
-        return pixels.permute(1, 2, 0).clone(memory_format=torch.contiguous_format).permute(2, 0, 1)
+        upright = pixels.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
+        return upright.permute(2, 0, 1)
 
 
 class _ByValue:
     """Pickles an object with the classes of the main script or notebook that it needs: data workers do not import those."""
 
     def __init__(self, value: Any, name: str) -> None:
-        self.value, self.name = value, name
+        self.value = value
+        self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle
@@ -239,7 +246,6 @@ class _ByValue:
         except Exception as error:  # whatever the dataset holds refuses in its own way
             reason = f"{type(error).__name__}: {error}"
             remedy = "open files in __getitem__, or set num_workers=0"
-            raise ConfigError(
-                f"{self.name} cannot be sent to data workers ({reason}); {remedy}."
-            ) from error
+            problem = f"{self.name} cannot be sent to data workers ({reason})"
+            raise ConfigError(f"{problem}; {remedy}.") from error
         return pickle.loads, (content,)  # in the worker, of what this process has sent

@@ -24,7 +24,7 @@ from retina_dist.data.sources import ArchiveMember
 from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.readers.coco import Annotations
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.formats import recognise
 from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps

@@ -21,7 +21,8 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import RemoteFile, read, read_all
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.records import make_record
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split

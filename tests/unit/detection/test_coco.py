@@ -21,9 +21,10 @@ from retina_dist.base.errors import DataError
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
 from retina_dist.detection.doctor import examine
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations, load_annotations
-from retina_dist.detection.readers.formats import find_split
+from retina_dist.detection.readers.coco import find_split
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import implausible_boxes, read_split
@@ -352,7 +353,7 @@ def test_boxes_of_a_dataset_in_another_form() -> None:
     for data in (said, by_torchvision, own(torch.tensor(CORNERS), None)):
         assert read_split(data, "train").boxes[0].tolist() == CORNERS
     said.box_format = None
-    with pytest.raises(DataError, match=f"data=own: train: 4 of 5 {AS_SIDES}"):
+    with pytest.raises(DataError, match=f"train dataset: train: 4 of 5 {AS_SIDES}"):
         read_split(said, "train")
 
 

@@ -25,8 +25,8 @@ from retina_dist.detection.coco_metrics import (
     write_results,
 )
 from retina_dist.detection.evaluation import evaluate
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import Annotations
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy

@@ -23,7 +23,8 @@ from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.doctor import anchor_coverage, examine
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou
-from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.task import DetectionTask
 from retina_dist.doctor import DoctorConfig

@@ -13,8 +13,10 @@ from PIL import Image
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.convert import ConvertConfig, convert
-from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.formats import TITLES, find_split, recognise
+from retina_dist.detection.readers.coco import find_split
+from retina_dist.detection.readers.formats import recognise
+from retina_dist.detection.readers.load import load_annotations
+from retina_dist.base.registry import names
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 from tests.coco_files import split_of
@@ -64,13 +66,14 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
     ):
         find_split(tmp_path, "val")
     with pytest.raises(
-        DataError, match="has no annotations of boxes: looked for COCO json, .*YOLO, .*docs/data.md"
+        DataError,
+        match="has no annotations of boxes: looked for .*COCO json, .*YOLO, .*docs/data.md",
     ):
         recognise(tmp_path)
-    for format in ("auto", *TITLES):
+    for format in names("reader"):
         with pytest.raises(DataError, match="absent is not a folder; give the one"):
             read(tmp_path / "absent", format=format)
-    with pytest.raises(DataError, match="data.format=xml is unknown; use coco, "):
+    with pytest.raises(ConfigError, match="data.format=xml is not one of auto, shards, coco, "):
         load_annotations(tmp_path, tmp_path, format="xml")
     (tmp_path / "train.csv").touch()
     assert recognise(tmp_path) == "csv"

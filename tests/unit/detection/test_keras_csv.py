@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from retina_dist.base.errors import DataError
-from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.csv_files import read_csv
+from retina_dist.detection.readers.keras_csv import read_csv
+from retina_dist.detection.readers.load import load_annotations
 
 CLASSES = "cow,1\ncat,0\n"
 

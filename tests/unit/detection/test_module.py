@@ -20,7 +20,8 @@ from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import NO_IMAGE, Batch, Sample, collate
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
-from retina_dist.detection.readers.coco import Annotations, load_annotations
+from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from tests.coco_files import SIZES, noise_images, write_coco
 

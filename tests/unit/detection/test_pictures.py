@@ -13,7 +13,7 @@ from torch import Tensor
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.pictures import class_color, draw_boxes, write_report_details
-from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.load import load_annotations
 from tests.coco_files import write_coco
 
 NAMES = ("cat", "dog", "Müller-Ж")

@@ -13,7 +13,7 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.config.compose import load_config
 from retina_dist.detection import commands
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.readers.voc import read_cvat
+from retina_dist.detection.readers.cvat import read_cvat
 from tests.unit.serving.server import make_image, small_detector
 
 THRESHOLD = 0.3

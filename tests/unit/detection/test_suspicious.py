@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import load_annotations
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.suspicious import (
     examine_labels,
     suspects_of,

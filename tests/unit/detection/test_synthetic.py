@@ -17,8 +17,8 @@ from retina_dist.detection.data.synthetic import (
     synthetic_annotations,
     synthetic_batch,
 )
-from retina_dist.detection.readers.coco import load_annotations
-from retina_dist.detection.readers.formats import find_split
+from retina_dist.detection.readers.coco import find_split
+from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.strategies.single_device import SingleDeviceStrategy

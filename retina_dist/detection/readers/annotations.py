@@ -1,0 +1,155 @@
+"""What was read of a data set: images, the boxes to train on, and the ground truth to judge by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from retina_dist.base.text import pluralize
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.records import ImageRecord
+
+ROUNDING = 0.01  # pixels: what six digits of a share of a side leave
+CLIPPED = "reaching out of the image"
+
+
+@dataclass
+class Annotations:
+    """A data set's images with the boxes to train on, and the ground truth to judge by.
+
+    Args:
+        coco: in COCO's form, boxes as in the file, missing id, area and iscrowd filled in.
+        records: the images.
+        boxes: of each record, float32 [n, 4] xyxy within the image; no crowd regions.
+        labels: of each record, int64 [n].
+        categories: the category id and the name of each label.
+        num_crowd: crowd regions.
+        clipped: boxes that reached out of their image.
+        dropped: how many boxes cannot be trained on, by the reason.
+        warnings: sentences for the log.
+        format: the title of the data format, where it was recognised.
+        held_out: the share of the training images that these are.
+        box_format: the form in which the boxes were read, "xyxy", or the one that the settings
+            vouch for, "xywh"; None: xywh, which nobody has said.
+    """
+
+    coco: dict[str, Any]
+    records: tuple[ImageRecord, ...]
+    boxes: list[np.ndarray]
+    labels: list[np.ndarray]
+    categories: Categories
+    num_crowd: int = 0
+    clipped: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    format: str = ""
+    held_out: float | None = None
+    box_format: str | None = None
+
+    def with_rows(self, rows: Sequence[int]) -> Annotations:
+        """The images of these rows, the ground truth of these alone, and the counts of their boxes."""
+        records = [self.records[row] for row in rows]
+        coco = ground_truth_of(self.coco, {record.image_id for record in records})
+        part = clean(coco, records, self.categories)
+        return replace(part, warnings=self.warnings, format=self.format, box_format=self.box_format)
+
+
+def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:
+    """The part of a COCO dictionary that is about these images."""
+    images = [image for image in coco["images"] if image["id"] in image_ids]
+    annotations = [entry for entry in coco["annotations"] if entry["image_id"] in image_ids]
+    return coco | {"images": images, "annotations": annotations}
+
+
+def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Boxes within their images, and which of them are faulty.
+
+    Args:
+        boxes: [n, 4] x, y, width, height in pixels.
+        sizes: [n, 2] (width, height) of each box's image.
+
+    Returns the corners [n, 4] float32, clipped to the image, and a mask [n] for each kind of fault.
+    A box has at most one fault: the first of the dictionary. All but the last exclude it from
+    training.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # boxes that are not finite
+        corners = np.hstack((boxes[:, :2], boxes[:, :2] + boxes[:, 2:]))
+        clipped = np.clip(corners, 0, np.tile(sizes, 2))
+        # judged as training will see it: a side can vanish in the rounding
+        inside = clipped.astype(np.float32)
+        moved = (np.abs(clipped - corners) > ROUNDING).any(axis=1)
+    faults = {
+        "not finite": ~np.isfinite(boxes).all(axis=1),
+        "of zero or negative size": (boxes[:, 2:] <= 0).any(axis=1),
+        "outside the image": ~(inside[:, 2:] > inside[:, :2]).all(axis=1),
+        CLIPPED: moved,
+    }
+    sound = np.ones(len(boxes), dtype=bool)
+    for mask in faults.values():
+        mask &= sound
+        sound &= ~mask
+    return inside, faults
+
+
+def sizes_of(records: Sequence[ImageRecord]) -> np.ndarray:
+    """(width, height) of each image, float64 [n, 2]; infinite where it is not known."""
+    sizes = [(record.width or np.inf, record.height or np.inf) for record in records]
+    return np.array(sizes, dtype=np.float64).reshape(-1, 2)
+
+
+def boxes_of(entries: Sequence[dict[str, Any]]) -> np.ndarray:
+    """The bbox of each annotation, float64 [n, 4]."""
+    return np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
+
+
+def clean(
+    coco: dict[str, Any], records: Sequence[ImageRecord], categories: Categories
+) -> Annotations:
+    """The boxes to train on: finite, clipped to their image, with an area, no crowd regions."""
+    row_of = {record.image_id: row for row, record in enumerate(records)}
+    entries = coco["annotations"]
+    crowd = np.array([entry["iscrowd"] for entry in entries], dtype=bool)
+    rows = np.array([row_of[entry["image_id"]] for entry in entries], dtype=np.int64)
+    ids = np.array([entry["category_id"] for entry in entries], dtype=np.int64)
+
+    inside, masks = box_faults(boxes_of(entries), sizes_of(records)[rows])
+    counts = {fault: int((mask & ~crowd).sum()) for fault, mask in masks.items()}
+    clipped = counts.pop(CLIPPED)
+    good = ~(crowd | np.any([masks[fault] for fault in counts], axis=0))
+    order = np.flatnonzero(good)[np.argsort(rows[good], kind="stable")]
+
+    boxes: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    if records:
+        cuts = np.searchsorted(rows[order], np.arange(1, len(records)))
+        boxes = np.split(inside[order], cuts)
+        labels = np.split(categories.labels_of(ids[order]), cuts)
+    return Annotations(
+        coco=coco,
+        records=tuple(records),
+        boxes=boxes,
+        labels=labels,
+        categories=categories,
+        num_crowd=int(crowd.sum()),
+        clipped=clipped,
+        dropped={fault: count for fault, count in counts.items() if count},
+    )
+
+
+def without_empty(full: Annotations) -> Annotations:
+    """Leave out the images without boxes, with a warning that counts them; the ground truth stays."""
+    rows = [row for row, boxes in enumerate(full.boxes) if len(boxes)]
+    empty = len(full.records) - len(rows)
+    if not empty:
+        return full
+    left_out = f"{pluralize(empty, 'image')} without boxes left out"
+    return replace(
+        full,
+        records=tuple(full.records[row] for row in rows),
+        boxes=[full.boxes[row] for row in rows],
+        labels=[full.labels[row] for row in rows],
+        warnings=[*full.warnings, f"{left_out} (data.keep_empty_images=false)"],
+    )

@@ -1,0 +1,106 @@
+"""The way from what a reader has read to annotations: check, number the labels, find the images, clean the boxes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.files import PathOrUrl, parse_path
+from retina_dist.detection.readers.annotations import Annotations, clean, ground_truth_of
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.check import check_content
+from retina_dist.detection.readers.formats import Content, FileReader, Place
+from retina_dist.detection.readers.records import find_records
+from retina_dist.base.registry import lookup
+from retina_dist.detection.settings import DetectionData
+
+
+def load_annotations(
+    annotations: str | PathOrUrl,
+    images: str | PathOrUrl,
+    *,
+    split: str = "train",
+    categories: Categories | None = None,
+    **settings: Any,
+) -> Annotations:
+    """Read a data set whose files are named. Each place may be a path or a URL.
+
+    Args:
+        annotations: a COCO json, a keras-retinanet CSV, or the local folder of another format.
+        images: the folder that file names are relative to; for format="shards", with a COCO json,
+            the one that holds the shards of `split`.
+        split: the part of a folder that has several.
+        categories: fixes the labels, as for `annotations_of`.
+        settings: of `DetectionData`: `format` ("coco" unless given), `classes` (of a CSV, by default
+            classes.csv beside it), `box_format`, `bad_images`, `max_pixels`, and `missing_images`,
+            which may also be "ignore": image files are not looked for.
+
+    Raises DataError, naming file and entry.
+    """
+    data = DetectionData(**{"name": "given", "format": "coco"} | settings)
+    reader = lookup("reader", data.format)(data)
+    if not isinstance(reader, FileReader):
+        raise ConfigError(f"format={data.format} is not one of named files; give theirs.")
+    place = Place(parse_path(annotations), parse_path(images), split)
+    with pausing_gc():
+        content = reader.read_place(place)
+        if content is None:
+            raise DataError(f"{annotations} has no {split} images.")
+        return annotations_of(content, data, split, categories)
+
+
+def annotations_of(
+    content: Content, data: DetectionData, split: str, categories: Categories | None = None
+) -> Annotations:
+    """The annotations of what a reader has read, as `data` says to treat them.
+
+    Args:
+        content: the split; it is not changed.
+        data: how boxes are read, and what to do about images that are not there or unreadable. Such
+            an image is left out of the ground truth too.
+        split: its name, for messages.
+        categories: fixes the labels by their names, as a validation set takes those of training.
+            `Annotations.categories` then has the ids of this file.
+
+    Raises DataError, naming source and entry, also for a name that `categories` lack.
+    """
+    source = content.source or data.root or content.images
+    content = content._replace(source=source)
+    box_format = content.box_format or data.box_format
+    has_corners = box_format == "xyxy"
+    coco, warnings = check_content(content.coco, source, has_corners=has_corners)
+
+    if categories is None:
+        labels = Categories.from_coco(coco["categories"])
+        for name, times in labels.repeated_names.items():
+            named = f"{times} categories are named {name!r} and stay apart"
+            warnings.append(f"{source}: {named}; rename or merge them")
+    else:
+        labels = categories.matched(coco["categories"], source)
+        if categories.renumbered_by(labels):
+            same = "gives other ids to the same category names"
+            warnings.append(f"{source} {same}; the names decide")
+
+    found = find_records(coco["images"], content, data, split)
+    if len(found.records) < len(coco["images"]):
+        coco = ground_truth_of(coco, {record.image_id for record in found.records})
+    part = clean(coco, found.records, labels)
+    part.warnings = [*warnings, *content.warnings, *found.warnings]
+    part.format = content.title
+    part.box_format = "xyxy" if has_corners or content.has_corners else data.box_format
+    return part
+
+
+@contextmanager
+def pausing_gc() -> Iterator[None]:
+    """Within it Python looks for no cycles: millions of small values would be visited again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
