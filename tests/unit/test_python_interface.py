@@ -23,6 +23,7 @@ from retina_dist.base.errors import ConfigError, DataError, ImageError, UserErro
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
+from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, why_missing
@@ -247,7 +248,8 @@ BOXES = torch.tensor([[1.0, 2.0, 11.0, 12.5], [0.0, 0.0, 30.0, 20.0]])
 def read(
     dataset: Any, names: tuple[str, ...] = ("cat", "dog"), split: str = "train"
 ) -> rd.Annotations:
-    found = rd.TorchDatasetConfig(train=dataset, categories=names).read(split)
+    data = rd.TorchDatasetConfig(name="own", train=dataset, categories=names)
+    found = read_split(data, split, check=False)
     assert found is not None
     return found
 
