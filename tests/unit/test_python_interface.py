@@ -346,7 +346,7 @@ def test_wrong_datasets_are_named() -> None:
         match="train dataset cannot be sent to data workers .*; open files in __getitem__",
     ):
         pickle.dumps(unsendable)
-    assert rd.TorchDatasetConfig(train=Items(), categories=["a"]).read("val") is None
+    assert not rd.TorchDatasetConfig(train=Items(), categories=["a"]).reader().has("val")
 
 
 def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Path) -> None:
