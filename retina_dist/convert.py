@@ -15,9 +15,9 @@ from typing import Any
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import check_folder, write_json
+from retina_dist.base.registry import names
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.base.registry import names
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split, sized_coco
 from retina_dist.tracking.console import print_redacted

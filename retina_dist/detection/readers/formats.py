@@ -13,10 +13,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, Url, parse_path
+from retina_dist.base.registry import lookup, names
 from retina_dist.data.images import is_image
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.records import ImageSource
-from retina_dist.base.registry import lookup, names
 from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
 
 

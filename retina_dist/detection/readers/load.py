@@ -9,12 +9,12 @@ from typing import Any
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, parse_path
+from retina_dist.base.registry import lookup
 from retina_dist.detection.readers.annotations import Annotations, clean, ground_truth_of
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.check import check_content
 from retina_dist.detection.readers.formats import Content, FileReader, Place
 from retina_dist.detection.readers.records import find_records
-from retina_dist.base.registry import lookup
 from retina_dist.detection.settings import DetectionData
 
 

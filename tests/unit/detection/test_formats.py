@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.registry import names
 from retina_dist.convert import ConvertConfig, convert
 from retina_dist.detection.readers.coco import find_split
 from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.readers.load import load_annotations
-from retina_dist.base.registry import names
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 from tests.coco_files import split_of
