@@ -31,7 +31,7 @@ class ExportConfig(OfCheckpoint):
     images: str | None = setting(
         None, "a file, folder or glob of images to compare on; null: drawn shapes"
     )
-    num_images: int = setting(3, "images to compare on", at_least=1)
+    num_images: int = setting(3, "images to compare on", at_least=1, at_most=1000)
     box_tolerance: float = setting(
         0.1, "px; a larger difference to PyTorch is an error", at_least=0
     )

@@ -13,7 +13,8 @@ from functools import partial
 
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task
-from retina_dist.serving.server import ServeConfig, serve
+from retina_dist.serving.server import serve
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.task.predictor import task_of
 
 

@@ -22,6 +22,7 @@ from retina_dist.base.text import pluralize
 
 T = TypeVar("T")
 
+PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) or AZURE_STORAGE_CONNECTION_STRING"
 EXTRAS = {"adlfs": '"retina-dist[azure]"', "huggingface_hub": '"retina-dist[hub]"'}
 WAITS = (
@@ -302,7 +303,15 @@ def names_in(folder: PathOrUrl) -> list[str]:
 def check_folder(root: str) -> None:
     """Raise ConfigError where `root`, a command's setting of this name, is not a folder."""
     if not parse_path(root).is_dir():
-        raise ConfigError(f"root={root} is not a folder; give the one of the data.")
+        remedy = "give the one of the data"
+        if is_packed(root):
+            remedy = "unpack it, and give the folder"
+        raise ConfigError(f"root={root} is not a folder; {remedy}.")
+
+
+def is_packed(path: str | Path) -> bool:
+    """Whether the name is that of an archive or a compressed file, which is to be unpacked first."""
+    return Path(path).suffix.lower() in PACKED
 
 
 def write_bytes(target: PathOrUrl, data: bytes) -> None:

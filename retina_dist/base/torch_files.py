@@ -6,6 +6,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,9 +30,11 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
         data = read_bytes(source)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         place = f"in {source}" if isinstance(error, IsADirectoryError) else str(source)
-        raise CheckpointError(
-            f"there is no checkpoint {place}; give a run folder, or its .pt file."
-        ) from error
+        remedy = "give a run folder, or its .pt file"
+        in_run = source.parent / "checkpoints" / source.name
+        if isinstance(in_run, Path) and in_run.is_file():
+            remedy = f"write {in_run}"
+        raise CheckpointError(f"there is no checkpoint {place}; {remedy}.") from error
     except OSError as error:
         raise CheckpointError(
             f"{source} cannot be read ({error}); use another checkpoint."

@@ -33,9 +33,10 @@ from retina_dist.data.images import MAX_PIXELS, pixels_of
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.export import LEAST, differences, exporter_of, run_exported
+from retina_dist.detection.export import MIN_SIDE, differences, exporter_of, run_exported
 from retina_dist.detection.settings import DetectionData
-from retina_dist.serving.server import ServeConfig, server_of
+from retina_dist.serving.server import server_of
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.task.export_formats import Runner
 
 # Detections of one label that are nearer are the same one.
@@ -79,8 +80,10 @@ def forms(detector: Detector, checkpoint: str) -> Iterator[tuple[str, Predict]]:
     """Each form by its name, ready to detect; the first is `Detector.predict`."""
     yield "PyTorch", lambda path: detector.predict(path)[0]
     for form in (".pt", ".pt2", ".onnx"):
-        if form == ".pt2" and detector.min_size < LEAST:
-            sizes = f"it takes {LEAST} px a side or more, this detector has {detector.min_size} px"
+        if form == ".pt2" and detector.min_size < MIN_SIDE:
+            sizes = (
+                f"it takes {MIN_SIDE} px a side or more, this detector has {detector.min_size} px"
+            )
             print(f".pt2 is left out: {sizes}")
             continue
         yield form, partial(_exported, detector, exporter_of(detector, checkpoint).read_back(form))

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchcodec.decoders import decode_jpeg
 
 from retina_dist.base.errors import DataError, ImageError
-from retina_dist.base.files import Url, open_regular, parse_path
+from retina_dist.base.files import Url, is_packed, open_regular, parse_path
 from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 
@@ -262,6 +262,8 @@ def find_images(pattern: str) -> list[Path]:
             f"input={pattern} is a URL; copy the images, and give a local file, folder or glob."
         )
     if path.is_file():
+        if is_packed(path):
+            raise DataError(f"input={pattern} is not an image; unpack it, and give the folder.")
         return [path]
     places = (
         [path.iterdir(), path.rglob("*")]

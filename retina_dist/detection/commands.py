@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from retina_dist.base.files import write_json
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import is_packed, write_json, write_text
 from retina_dist.base.text import pluralize
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.detection import evaluation
@@ -28,7 +29,7 @@ from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.splits import read_split, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
-from retina_dist.task.predictor import predict_files
+from retina_dist.task.predict_files import plan_predictions, predict_files
 from retina_dist.tracking.console import print_redacted
 
 if TYPE_CHECKING:
@@ -38,67 +39,101 @@ if TYPE_CHECKING:
 
 
 def evaluate(config: EvaluateConfig) -> str:
-    """COCO metrics and errors as a table, on the main rank; every rank calls it."""
+    """COCO metrics and errors as a table, on the main rank; every rank calls it.
+
+    Raises ConfigError where `annotations` or `results` is a folder or an archive.
+    """
+    if config.annotations:
+        others = ""
+        if config.checkpoint:
+            others = f", or the folder of a data set: root={config.annotations}"
+        _check_json("annotations", config.annotations, others)
+    if config.results:
+        _check_json("results", config.results)
     return evaluation.evaluate(config)[1]
 
 
+def _check_json(key: str, path: str, others: str = "") -> None:
+    """Raise ConfigError for a folder or an archive; `others` is what else may be given."""
+    if is_packed(path):
+        raise ConfigError(f"{key}={path} is an archive; unpack it, and give its COCO json.")
+    if Path(path).is_dir():
+        example = ""
+        for found in sorted(Path(path).rglob("*.json"))[:1]:
+            example = f", such as {key}={found}"
+        raise ConfigError(f"{key}={path} is a folder; give a COCO json{example}{others}.")
+
+
 def predict(config: PredictConfig) -> Path:
-    """Write `output_dir`/NAME.jpg for each image, COCO's results.json and images.json, which names its ids; return the folder."""
+    """Write a NAME.jpg of each image, results.json and images.json; return their folder.
+
+    results.json holds every detection in COCO's form, images.json the names of its ids. Pictures
+    and the file of a tool (`format`) show those from `score_threshold` on.
+    """
+    plan = plan_predictions(config.input, config.output_dir)
+    detector = predictor_of(config, config.device)
     predicted: list[Predicted] = []
 
-    def draw(detector: Detector, pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
-        names, kept = detector.categories.names, output["scores"] >= config.score_threshold
-        labels = output["labels"][kept]
-        counts = torch.bincount(labels, minlength=len(names)).tolist()
-        words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n)
-        if not words:
-            best = (
-                f"the highest score is {output['scores'].max():.2f}"
-                if len(kept)
-                else "there is no candidate"
-            )
-            words = f"nothing at score_threshold={config.score_threshold}; {best}"
+    def draw(pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
         objects = detector.to_dict(output, config.score_threshold)["detections"]
         predicted.append(Predicted("", pixels.shape[2], pixels.shape[1], objects))
-        picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
-        return to_pil_image(picture), words
+        return _picture_of(detector, pixels, output, config.score_threshold)
 
-    detector, outputs = predict_files(config, predictor_of, draw)
-    rows = detections_to_rows(
-        [output for _, output in outputs.values()], list(outputs), detector.categories
-    )
-    folder = Path(str(config.output_dir))
-    write_results(rows, folder / "results.json")
-    images = [{"id": i, "file_name": str(file)} for i, (file, _) in outputs.items()]
-    named = {
-        i: n
-        for i, n in zip(detector.categories.ids, detector.categories.names, strict=True)
-        if i >= 0
-    }
-    lists = {"images": images, "categories": [{"id": i, "name": name} for i, name in named.items()]}
-    write_json(folder / "images.json", lists)
+    outputs = predict_files(detector, plan, draw, config.max_pixels)
+
+    detections, files, images = [], [], []
+    for number, (file, output) in outputs.items():
+        detections.append(output)
+        files.append(file)
+        images.append({"id": number, "file_name": str(file)})
+    categories = []
+    for category_id, name in zip(detector.categories.ids, detector.categories.names, strict=True):
+        if category_id >= 0:
+            categories.append({"id": category_id, "name": name})
+    rows = detections_to_rows(detections, list(outputs), detector.categories)
+    write_results(rows, plan.folder / "results.json")
+    write_json(plan.folder / "images.json", {"images": images, "categories": categories})
+
     written = "results.json"
     if config.format != "coco":
-        name, write = TOOLS[config.format]
-        files = [file for file, _ in outputs.values()]
-        top = (
-            config.input
-            if Path(config.input).is_dir()
-            else os.path.commonpath([file.parent for file in files])
-        )
-        if (
-            config.format == "label_studio"
-        ):  # which takes no folder as its root that is a storage itself
-            top = os.path.dirname(os.path.abspath(top))
-        named_images = [
-            one._replace(name=os.path.relpath(f, top))
-            for one, f in zip(predicted, files, strict=True)
-        ]
-        text = write(named_images, list(named.values()))
-        (folder / name).write_text(text, encoding="utf-8")
+        name, make = TOOLS[config.format]
+        named = _named_below(config, predicted, files)
+        write_text(plan.folder / name, make(named, detector.class_names))
         written += f" and {name}"
-    print(f"{pluralize(len(outputs), 'image')} and {written} in {folder}")
-    return folder
+    print(f"{pluralize(len(outputs), 'image')} and {written} in {plan.folder}")
+    return plan.folder
+
+
+def _picture_of(
+    detector: Detector, pixels: Tensor, output: Detections, threshold: float
+) -> tuple[Image.Image, str]:
+    """The image with the boxes that score at least `threshold`, and how many there are of each."""
+    names = detector.categories.names
+    kept = output["scores"] >= threshold
+    labels = output["labels"][kept]
+    picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
+
+    counts = torch.bincount(labels, minlength=len(names)).tolist()
+    words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n)
+    if not words:
+        best = "there is no candidate"
+        if len(kept):
+            best = f"the highest score is {output['scores'].max():.2f}"
+        words = f"nothing at score_threshold={threshold}; {best}"
+    return to_pil_image(picture), words
+
+
+def _named_below(
+    config: PredictConfig, predicted: list[Predicted], files: list[Path]
+) -> list[Predicted]:
+    """`predicted` with the paths of their files below the folder that the tool will know."""
+    top = config.input
+    if not Path(top).is_dir():
+        top = os.path.commonpath([file.parent for file in files])
+    if config.format == "label_studio":  # which takes no folder as its root that is a storage too
+        top = os.path.dirname(os.path.abspath(top))
+    pairs = zip(predicted, files, strict=True)
+    return [image._replace(name=os.path.relpath(file, top)) for image, file in pairs]
 
 
 def write_shards(config: ShardsConfig) -> None:
@@ -106,15 +141,17 @@ def write_shards(config: ShardsConfig) -> None:
     data = replace(config.data, keep_empty_images=True)
     train = read_split(data, "train")
     assert train is not None, "a missing train split is an error"
-    parts = {"train": train, "val": read_split(data, "val", train.categories)}
-    splits = {
-        split: _split(part, data.max_pixels) for split, part in parts.items() if part is not None
-    }
+    splits = {"train": _split(train, data.max_pixels)}
+    val = read_split(data, "val", train.categories)
+    if val is not None:
+        splits["val"] = _split(val, data.max_pixels)
     write_splits(config.output, splits, config.shard_mb, print_redacted)
 
 
 def _split(part: Annotations, max_pixels: int) -> ShardSplit:
     members = [Member(record.image_id, record.path) for record in part.records]
-    return ShardSplit(
-        members, lambda: (json.dumps(sized_coco(part, max_pixels)) + "\n").encode(), part.warnings
-    )
+
+    def annotations() -> bytes:
+        return (json.dumps(sized_coco(part, max_pixels)) + "\n").encode()
+
+    return ShardSplit(members, annotations, part.warnings)

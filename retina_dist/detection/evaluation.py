@@ -36,7 +36,7 @@ from retina_dist.tracking.console import heartbeat
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
     from retina_dist.predict import PredictConfig
-    from retina_dist.serving.server import ServeConfig
+    from retina_dist.serving.settings import ServeConfig
 
 
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:

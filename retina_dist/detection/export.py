@@ -1,4 +1,4 @@
-"""The detector as an ONNX, PT2 or state_dict file, compared with the original before the file is written.
+"""The detector as an ONNX, PT2 or state_dict file, compared with the original before it is there.
 
 ONNX and PT2 hold the whole detector as one graph: pixels in, boxes out.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torchvision.ops import nms
 from torchvision.transforms.v2.functional import resize_image
 
-from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
 from retina_dist.data.images import AnyImage, find_images, pixels_of
 from retina_dist.detection.batch import Batch, Detections
@@ -33,20 +33,24 @@ from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.task.export_formats import Exporter, Runner, check_ending
 from retina_dist.task.model_card import write_card
+from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.export import ExportConfig
 
-INPUT, OUTPUTS = "images", ("boxes", "scores", "labels")
-# px; below, the coarsest level is one cell high or wide, which torch.export takes for a special case
-LEAST = 4 * CANVAS_DIVISOR + 1
+INPUT = "images"
+OUTPUTS = ("boxes", "scores", "labels")
+# px; below, the coarsest level is one cell high or wide, which torch.export takes for special
+MIN_SIDE = 4 * CANVAS_DIVISOR + 1
+TORCHVISION_EPS = 1e-5  # of the batch norms of torchvision's class
 
 
 class ExportableRetinaNet(nn.Module):
-    """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4] float32 xyxy in its pixels, scores [N] float32, labels [N] int64.
+    """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4], scores [N], both float32, and labels [N].
 
-    The same as `RetinaNet` on the smallest canvas, but for the order of equal scores, and with more than 1000 candidates
-    (`postprocess.MOST_MOVED_CPU`) for overlaps within float32's rounding of the NMS threshold.
+    Boxes are xyxy in pixels of the image, labels int64. The same as `RetinaNet` on the smallest canvas, but for
+    the order of equal scores, and with more than 1000 candidates (`postprocess.MOST_MOVED_CPU`) for
+    overlaps within float32's rounding of the NMS threshold.
     """
 
     def __init__(self, model: RetinaNet) -> None:
@@ -54,60 +58,78 @@ class ExportableRetinaNet(nn.Module):
         self.model = model.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        model, (height, width) = self.model, images.shape[-2:]
+        model = self.model
+        height, width = images.shape[-2:]
         values = (images.to(torch.float32) / 255 - model.mean.float()) / model.deviation.float()
         values = F.pad(values, (0, -width % CANVAS_DIVISOR, 0, -height % CANVAS_DIVISOR))
+
         features = list(model.backbone(values).values())
         outputs = model.head(features)
         levels = self._anchors(values, features)
         counts = [level.shape[0] for level in levels]
-        candidates = best_candidates(
+        scores, anchors, labels = best_candidates(
             outputs["cls_logits"], counts, model.score_thresh, model.topk_candidates
         )
-        scores, anchors, labels = candidates
+
         boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
-        boxes = torch.stack(
-            (boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)), dim=-1
-        ).flatten(2)
-        is_candidate = scores > model.score_thresh  # [1, N]
+        columns = boxes[..., 0::2].clamp(0, width)
+        rows = boxes[..., 1::2].clamp(0, height)
+        boxes = torch.stack((columns, rows), dim=-1).flatten(2)  # [1, N, 4]
+        is_candidate = (scores > model.score_thresh) & ~boxes.isnan().any(dim=-1)  # [1, N]
         moved = moved_by_label(boxes, labels, is_candidate)
+
         candidate = is_candidate.nonzero()[:, 1]
-        boxes, moved, scores, labels = (x[0, candidate] for x in (boxes, moved, scores, labels))
-        kept = _nms(moved, scores, model.nms_thresh)[: model.detections_per_img]
+        boxes = boxes[0, candidate]
+        scores = scores[0, candidate]
+        labels = labels[0, candidate]
+        kept = _nms(moved[0, candidate], scores, model.nms_thresh)[: model.detections_per_img]
         return boxes[kept], scores[kept], labels[kept]
 
     def _anchors(self, canvas: Tensor, features: list[Tensor]) -> list[Tensor]:
-        """The anchors [A_l, 4] of each level, as torchvision's generator makes them, for sizes known when the graph runs."""
+        """The anchors [A_l, 4] of each level, as torchvision's generator makes them.
+
+        The sizes are those of the tensors when the graph runs.
+        """
         generator = self.model.anchor_generator
         generator.set_cell_anchors(torch.float32, canvas.device)
         sizes = [feature.shape[-2:] for feature in features]
-        strides = [
-            [canvas.shape[-2] // height, canvas.shape[-1] // width] for height, width in sizes
-        ]
+        strides = []
+        for height, width in sizes:
+            strides.append([canvas.shape[-2] // height, canvas.shape[-1] // width])
         levels: list[Tensor] = generator.grid_anchors(sizes, strides)
         return levels
 
 
 def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """`nms` of any number of boxes with scores >= 0; torchvision tells torch.export that at least two are left."""
-    apart = boxes.new_tensor(
-        [[-2, -2, -1, -1], [-4, -4, -3, -3]]
-    )  # two that overlap with none and come last
-    return nms(
-        torch.cat((boxes, apart)), torch.cat((scores, scores.new_tensor([-1, -2]))), iou_threshold
-    )[:-2]
+    """`nms` of any number of boxes with scores >= 0.
+
+    torchvision tells torch.export that at least two are left, so two are added that overlap with
+    none and come last.
+    """
+    apart = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
+    lowest = scores.new_tensor([-1, -2])
+    kept = nms(torch.cat((boxes, apart)), torch.cat((scores, lowest)), iou_threshold)
+    return kept[:-2]
 
 
 def exportable(model: Any) -> nn.Module:
-    """One image [1, 3, h, w] uint8 RGB to its boxes, scores and labels, as a module in evaluation mode."""
-    return ExportableRetinaNet(model) if isinstance(model, RetinaNet) else model.exportable().eval()
+    """One image [1, 3, h, w] uint8 RGB to its boxes, scores and labels, in evaluation mode."""
+    if isinstance(model, RetinaNet):
+        return ExportableRetinaNet(model)
+    module: nn.Module = model.exportable().eval()
+    return module
 
 
 def export_graph(model: nn.Module, size: Sequence[int] | None = None) -> ExportedProgram:
-    """The graph for images of one size (height, width), or of any; run by torch, that takes sides from `LEAST` px on only."""
+    """The graph for images of one size (height, width), or of any.
+
+    That of any size takes sides from `MIN_SIDE` px on where torch runs it.
+    """
     height, width = size or (300, 400)  # any that give more than one cell on the coarsest level
     example = torch.zeros(1, 3, height, width, dtype=torch.uint8)
-    dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
+    dynamic = None
+    if not size:
+        dynamic = {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():
         return torch.export.export(
             exportable(model), (example,), dynamic_shapes=dynamic, strict=False
@@ -115,75 +137,121 @@ def export_graph(model: nn.Module, size: Sequence[int] | None = None) -> Exporte
 
 
 def export(config: ExportConfig) -> dict[str, float]:
-    """Write `output` if it detects what the checkpoint does, and return the largest differences (`boxes`, `scores`)."""
+    """Write `output` if it detects what the checkpoint does.
+
+    Returns the largest differences, `boxes` in px and `scores`, and the number of `detections`.
+    Raises ConfigError for settings that exclude each other, and UserError where there is nothing to
+    compare or the differences are too large.
+    """
     output = Path(config.output)
     check_ending(output)
-    if config.size is not None and (len(config.size) != 2 or min(config.size) < 1):
-        raise ConfigError(
-            f"size={config.size} is not a height and a width in px, such as [800,1066]."
-        )
-    if output.suffix == ".pt" and config.size is not None:
-        raise ConfigError(f"size={config.size} has no effect on a .pt; leave it out.")
+    _check_size(config.size, output)
     detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
-    low, high = detector.min_size, detector.max_size
-    if (
-        output.suffix == ".pt2"
-        and config.size is None
-        and low < LEAST
-        and isinstance(detector.model, RetinaNet)
-    ):
-        raise ConfigError(
-            f"a .pt2 for any size needs {LEAST} px a side, not {low}; give size=[{low},{high}]."
-        )
-    rng, side = np.random.default_rng(0), max(32, low)
-    images: Sequence[AnyImage] = [draw_scene(rng, side)[0] for _ in range(config.num_images)]
-    if config.images:
-        images = find_images(config.images)[: config.num_images]
-    batches = [_prepared(detector, image, config.size) for image in images]
-    expected = [detections for batch in batches for detections in detector.run([batch])]
-    if not any(len(detections["scores"]) for detections in expected):
-        best = detector.record.get("best") or {}
-        trained = (
-            f" (its run's best {best['name']} is {best['value']:.3f})"
-            if best.get("value") is not None
-            else ""
-        )
-        nothing = f"{config.checkpoint} detects nothing in {len(images)} images to compare{trained}"
-        raise UserError(f"{nothing}; train it for longer, or give images=FOLDER of its objects.")
-    worst = {"detections": float(sum(len(detections["scores"]) for detections in expected))}
+    _check_sides(detector, config.size, output)
 
-    def compare(run: Runner) -> None:
-        parts = [
-            differences(detector, detections, run_exported(run, batch), config.score_tolerance)
-            for detections, batch in zip(expected, batches, strict=True)
-        ]
-        worst["boxes"], worst["scores"] = (
-            torch.cat([torch.zeros(1, 2), *parts]).amax(dim=0).tolist()
-        )
-        for name, unit, most in (
-            ("boxes", " px", config.box_tolerance),
-            ("scores", "", config.score_tolerance),
-        ):
-            if not worst[name] <= most:
-                apart = (
-                    f"its {name} differ by up to {worst[name]:.3g}{unit}, more than {most}{unit}"
-                )
-                raise UserError(
-                    f"{output} was not written: {apart}; report it, or raise the tolerance."
-                )
+    with heartbeat():
+        comparison = _Comparison(detector, config)
+        exporter = exporter_of(detector, config.checkpoint, config.size)
+        exporter.write(output, comparison.check)
 
-    exporter_of(detector, config.checkpoint, config.size).write(output, compare)
+    worst = comparison.worst
     print(
-        f"{output}: {output.stat().st_size / 1e6:.1f} MB; largest difference in {worst['detections']:.0f} detections on "
-        f"{len(batches)} images: {worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
+        f"{output}: {output.stat().st_size / 1e6:.1f} MB; "
+        f"largest difference in {worst['detections']:.0f} detections on "
+        f"{len(comparison.batches)} images: "
+        f"{worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
     )
     print(f"described in {write_card(output, detector, config.checkpoint, config.intended_use)}")
     eps = batch_norm_eps(detector.model)
-    if output.suffix == ".pt" and eps not in (None, 1e-5):
+    if output.suffix == ".pt" and eps not in (None, TORCHVISION_EPS):
         print(
-            f"set eps={eps:g} on the batch norms of the model that takes {output}: a state_dict does not hold it"
+            f"set eps={eps:g} on the batch norms of the model that takes {output}: "
+            "a state_dict does not hold it"
         )
     return worst
+
+
+def _check_size(size: list[int] | None, output: Path) -> None:
+    if size is None:
+        return
+    if len(size) != 2 or min(size) < 1:
+        raise ConfigError(f"size={size} is not a height and a width in px, such as [800,1066].")
+    if output.suffix == ".pt":
+        raise ConfigError(f"size={size} has no effect on a .pt; leave it out.")
+
+
+def _check_sides(detector: Detector, size: list[int] | None, output: Path) -> None:
+    """Raise ConfigError for a .pt2 of any size whose detector takes images that are too small."""
+    low = detector.min_size
+    is_dynamic = output.suffix == ".pt2" and size is None
+    if is_dynamic and low < MIN_SIDE and isinstance(detector.model, RetinaNet):
+        raise ConfigError(
+            f"a .pt2 for any size needs {MIN_SIDE} px a side, not {low}; "
+            f"give size=[{low},{detector.max_size}]."
+        )
+
+
+class _Comparison:
+    """What a detector finds in some images, and how far an exported file is from it (`worst`)."""
+
+    def __init__(self, detector: Detector, config: ExportConfig) -> None:
+        self.detector = detector
+        self.config = config
+        self.batches: list[Batch] = []
+        self.expected: list[Detections] = []
+        for number, image in enumerate(_images_to_compare(config, max(32, detector.min_size))):
+            set_status(f"detecting, {number} of {config.num_images} images to compare")
+            batch = _prepared(detector, image, config.size)
+            self.batches.append(batch)
+            self.expected += detector.run([batch])
+
+        count = sum(len(detections["scores"]) for detections in self.expected)
+        if not count:
+            raise UserError(self._nothing())
+        self.worst = {"detections": float(count)}
+
+    def check(self, run: Runner) -> None:
+        """Raise UserError where the exported model differs by more than the tolerances."""
+        config = self.config
+        parts = [torch.zeros(1, 2)]
+        for detections, batch in zip(self.expected, self.batches, strict=True):
+            set_status(f"comparing, {len(parts) - 1} of {len(self.batches)} images")
+            found = run_exported(run, batch)
+            parts.append(differences(self.detector, detections, found, config.score_tolerance))
+        boxes, scores = torch.cat(parts).amax(dim=0).tolist()
+        self.worst |= {"boxes": boxes, "scores": scores}
+
+        limits = (
+            ("boxes", " px", config.box_tolerance),
+            ("scores", "", config.score_tolerance),
+        )
+        for name, unit, limit in limits:
+            if not self.worst[name] <= limit:
+                raise UserError(
+                    f"{config.output} was not written: its {name} differ by up to "
+                    f"{self.worst[name]:.3g}{unit}, more than {limit}{unit}; "
+                    "report it, or raise the tolerance."
+                )
+
+    def _nothing(self) -> str:
+        best = self.detector.record.get("best") or {}
+        trained = ""
+        if best.get("value") is not None:
+            trained = f" (its run's best {best['name']} is {best['value']:.3f})"
+        return (
+            f"{self.config.checkpoint} detects nothing in {len(self.batches)} images to compare"
+            f"{trained}; train it for longer, or give images=FOLDER of its objects."
+        )
+
+
+def _images_to_compare(config: ExportConfig, side: int) -> Iterator[AnyImage]:
+    """The images that the settings name, or drawn shapes of `side` px."""
+    if config.images:
+        yield from find_images(config.images)[: config.num_images]
+        return
+    rng = np.random.default_rng(0)
+    for _ in range(config.num_images):
+        yield draw_scene(rng, side)[0]
 
 
 def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:
@@ -191,12 +259,21 @@ def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None 
     metadata = {**detector.metadata(), "checkpoint": redacted(checkpoint)}
     if size:
         metadata["input"] += f", {size}"
-    graph, with_state = partial(export_graph, detector.model, size), partial(_with_state, detector)
-    return Exporter(graph, INPUT, OUTPUTS, detector.model.state_dict(), with_state, metadata)
+    return Exporter(
+        graph=partial(export_graph, detector.model, size),
+        input_name=INPUT,
+        output_names=OUTPUTS,
+        state=detector.model.state_dict(),
+        with_state=partial(_with_state, detector),
+        metadata=metadata,
+    )
 
 
 def run_exported(run: Runner, batch: Batch) -> Detections:
-    """The detections of an exported model in an image that the detector prepared, in pixels of the `original_sizes`."""
+    """The detections of an exported model in an image that the detector prepared.
+
+    Boxes are in pixels of the `original_sizes`.
+    """
     height, width = batch.image_sizes[0].tolist()
     boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
     scale = (batch.original_sizes[0] / batch.image_sizes[0]).flip(0).repeat(2)
@@ -206,34 +283,42 @@ def run_exported(run: Runner, batch: Batch) -> Detections:
 def differences(
     detector: Detector, one: Detections, other: Detections, margin: float = 0.0
 ) -> Tensor:
-    """[N, 2]: differences of box (px) and score of each detection from the nearest of its label on the other side; else inf.
+    """[N, 2]: how far box (px) and score of each detection are from its nearest on the other side.
 
-    Detections that the other side may lack do not count: with a score within `margin` of the threshold, or of the lowest one of an
-    image with as many detections as the model gives.
+    The nearest is one of its label; without any they are inf. Detections that the other
+    side may lack do not count: with a score within `margin` of the threshold, or of the lowest one
+    of an image with as many detections as the model gives.
     """
-    rows = [torch.zeros(0, 2, dtype=torch.float64)]
-    for these, those in ((one, other), (other, one)):
-        least = getattr(detector.model, "score_thresh", -math.inf)
-        if len(those["scores"]) == getattr(
-            detector.model, "detections_per_img", None
-        ):  # the rest was cut off
-            least = max(least, float(those["scores"].min()))
-        counted = ~(these["scores"] <= least + margin)  # NaN too
-        apart = (
-            (these["boxes"][counted][:, None].double() - those["boxes"].double()).abs().amax(dim=2)
-        )  # [N, M]
-        scores = (these["scores"][counted][:, None].double() - those["scores"].double()).abs()
-        pairs = torch.stack((apart, scores), dim=2).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        pairs[these["labels"][counted][:, None] != those["labels"]] = torch.inf
-        pairs = torch.cat(
-            (pairs, pairs.new_full((len(pairs), 1, 2), torch.inf)), dim=1
-        )  # of no detection
-        rows.append(pairs[torch.arange(len(pairs)), pairs.sum(dim=2).argmin(dim=1)])
-    return torch.cat(rows)
+    empty = torch.zeros(0, 2, dtype=torch.float64)
+    ours = _apart(detector, one, other, margin)
+    theirs = _apart(detector, other, one, margin)
+    return torch.cat((empty, ours, theirs))
+
+
+def _apart(detector: Detector, these: Detections, those: Detections, margin: float) -> Tensor:
+    """[N, 2]: `differences` of the detections of one side."""
+    lowest = getattr(detector.model, "score_thresh", -math.inf)
+    limit = getattr(detector.model, "detections_per_img", None)
+    if len(those["scores"]) == limit:  # the rest was cut off
+        lowest = max(lowest, float(those["scores"].min()))
+    counted = ~(these["scores"] <= lowest + margin)  # NaN too
+
+    boxes = these["boxes"][counted][:, None].double() - those["boxes"].double()  # [N, M, 4]
+    scores = these["scores"][counted][:, None].double() - those["scores"].double()  # [N, M]
+    pairs = torch.stack((boxes.abs().amax(dim=2), scores.abs()), dim=2)  # [N, M, 2]
+    pairs = pairs.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    pairs[these["labels"][counted][:, None] != those["labels"]] = torch.inf
+    no_detection = pairs.new_full((len(pairs), 1, 2), torch.inf)
+    pairs = torch.cat((pairs, no_detection), dim=1)
+    nearest = pairs.sum(dim=2).argmin(dim=1)
+    return pairs[torch.arange(len(pairs)), nearest]
 
 
 def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Batch:
-    """The image as the detector prepares it, or resized to `size`; boxes will be in pixels of the resized image."""
+    """The image as the detector prepares it, or resized to `size`.
+
+    Boxes will be in pixels of the resized image.
+    """
     if size is not None:
         image = resize_image(pixels_of(image), list(size), antialias=True)
         low, high = sorted(size)

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect
 from retina_dist import __version__
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
-from retina_dist.serving.server import ServeConfig
+from retina_dist.serving.settings import ServeConfig
 from retina_dist.task.model_card import model_card
 
 # Content-Security-Policy of the page, which may ask this server only.

@@ -1,4 +1,4 @@
-"""A model as an .onnx, .pt2 or state_dict file, compared with the original before the file gets its name."""
+"""A model as an .onnx, .pt2 or state_dict file, compared with the original before it is there."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from retina_dist import __version__
-from retina_dist.base.errors import ConfigError
+from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.files import write_atomically
 from retina_dist.base.torch_files import load_torch
 
 logger = logging.getLogger(__name__)
 
 ENDINGS = (".onnx", ".pt2", ".pt")
-Runner = Callable[
-    [Tensor], Sequence[Tensor]
-]  # an image [1, 3, h, w] uint8 to the tensors of `output_names`
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+# An image [1, 3, h, w] uint8 to the tensors of `output_names`.
+Runner = Callable[[Tensor], Sequence[Tensor]]
 
 
 def check_ending(output: Path) -> None:
     """Raise ConfigError for a file that no exporter writes, or whose packages are missing."""
     if output.suffix not in ENDINGS:
         raise ConfigError(f"output={output} has no known ending; use one of {', '.join(ENDINGS)}.")
-    missing = [
-        package for package in ("onnx", "onnxscript", "onnxruntime") if find_spec(package) is None
-    ]
+    missing = [package for package in ONNX_PACKAGES if find_spec(package) is None]
     if output.suffix == ".onnx" and missing:
         raise ConfigError(
             f'an .onnx file needs {", ".join(missing)}; pip install "retina-dist[export]".'
@@ -47,7 +45,16 @@ def check_ending(output: Path) -> None:
 
 @dataclass(frozen=True)
 class Exporter:
-    """A model to export: `graph` traces the model, `with_state` makes torchvision's class of `state`, `metadata` is in the file."""
+    """A model to export.
+
+    Args:
+        graph: traces the model.
+        input_name: the name of the image in the graph.
+        output_names: those of the tensors that the graph gives.
+        state: the model's state_dict, for a .pt file.
+        with_state: makes what runs such a state_dict, such as torchvision's own class.
+        metadata: JSON values by name, written into the file.
+    """
 
     graph: Callable[[], ExportedProgram]
     input_name: str
@@ -57,12 +64,16 @@ class Exporter:
     metadata: Mapping[str, Any]
 
     def write(self, output: Path, compare: Callable[[Runner], None]) -> None:
-        """Write `output` in the form of its ending and read it back; if `compare` raises an error, an old file stays."""
+        """Write `output` in the form of its ending, read it back and let `compare` run it.
+
+        If `compare` raises an error, an old file stays.
+        """
 
         def make(temporary: Path) -> None:
             logger.info(
                 f"writing {output}, then comparing it with PyTorch: up to some minutes on a CPU"
             )
+            set_status(f"writing {output.name}")
             with _quiet():
                 self._write(temporary, output.suffix)
                 compare(self._read(temporary, output.suffix))
@@ -78,46 +89,70 @@ class Exporter:
             return self._read(path, form)
 
     def _write(self, path: Path, form: str) -> None:
-        installed = {package.name: package.version for package in distributions()}
-        versions = {
-            name: installed.get(name) for name in ("torch", "torchvision", "onnx", "onnxscript")
-        }
-        metadata = {**self.metadata, "versions": {"retina_dist": __version__, **versions}}
-        metadata = {key: json.dumps(value) for key, value in metadata.items()}
         if form == ".pt":
             torch.save(self.state, path)
         elif form == ".pt2":
             file = io.BytesIO()
-            torch.export.save(self.graph(), file, extra_files=metadata)
+            torch.export.save(self.graph(), file, extra_files=self._texts())
             path.write_bytes(file.getvalue())
         else:
-            graph: Any = self.graph()
-            names: Any = {"input_names": [self.input_name], "output_names": list(self.output_names)}
-            program = torch.onnx.export(
-                graph, (), dynamo=True, verbose=False, external_data=False, **names
-            )
-            assert program is not None
-            program.model.metadata_props.update(metadata)
-            path.write_bytes(program.model_proto.SerializeToString())
+            self._write_onnx(path)
+
+    def _write_onnx(self, path: Path) -> None:
+        graph: Any = self.graph()
+        program = torch.onnx.export(
+            graph,
+            (),
+            input_names=[self.input_name],
+            output_names=list(self.output_names),
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+        )
+        assert program is not None
+        program.model.metadata_props.update(self._texts())
+        path.write_bytes(program.model_proto.SerializeToString())
+
+    def _texts(self) -> dict[str, str]:
+        """The metadata as JSON by name, with the versions of the packages that write the file."""
+        installed = {package.name: package.version for package in distributions()}
+        versions: dict[str, str | None] = {"retina_dist": __version__}
+        for name in ("torch", "torchvision", "onnx", "onnxscript"):
+            versions[name] = installed.get(name)
+        metadata = {**self.metadata, "versions": versions}
+        return {key: json.dumps(value) for key, value in metadata.items()}
 
     def _read(self, path: Path, form: str) -> Runner:
         if form == ".pt":
             return torch.inference_mode()(self.with_state(load_torch(path)[0]))
         if form == ".pt2":
-            module = torch.export.load(io.BytesIO(path.read_bytes())).module()
-            outputs = torch.no_grad()(module)
-            return lambda image: (
-                values if isinstance(values := outputs(image), tuple) else (values,)
-            )
-        import onnxruntime
+            return _pt2_runner(path)
+        return _onnx_runner(path, self.input_name, list(self.output_names))
 
-        session = onnxruntime.InferenceSession(
-            path.read_bytes(), providers=["CPUExecutionProvider"]
-        )
-        names = list(self.output_names)
-        return lambda image: [
-            torch.from_numpy(x) for x in session.run(names, {self.input_name: image.numpy()})
-        ]
+
+def _pt2_runner(path: Path) -> Runner:
+    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+
+    @torch.no_grad()
+    def run(image: Tensor) -> Sequence[Tensor]:
+        outputs = module(image)
+        if isinstance(outputs, tuple):
+            return outputs
+        return (outputs,)
+
+    return run
+
+
+def _onnx_runner(path: Path, input_name: str, output_names: list[str]) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+    def run(image: Tensor) -> Sequence[Tensor]:
+        arrays = session.run(output_names, {input_name: image.numpy()})
+        return [torch.from_numpy(array) for array in arrays]
+
+    return run
 
 
 @contextmanager

@@ -30,7 +30,15 @@ Result = TypeVar("Result")
 class Evaluator(ABC, Generic[Result]):
     """Metrics of a model over the validation images `val`: call it with the model, on every rank.
 
-    `batches` makes this rank's share. `best_result` belongs to the best validation by `best`.
+    A subclass says what it keeps of a batch (`update`) and what it makes of all that is kept
+    (`compute`), as torchmetrics does.
+
+    Args:
+        val: the validation images of all ranks.
+        batches: makes the batches of this rank.
+        strategy: what gathers the parts of the ranks.
+        autocast: the context of the forward passes, for their precision.
+        best: the metric that chooses `best_result` among the results of several validations.
     """
 
     def __init__(
@@ -41,13 +49,11 @@ class Evaluator(ABC, Generic[Result]):
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         best: BestMetric | None = None,
     ) -> None:
-        self.val, self.batches, self.strategy, self.autocast, self.best = (
-            val,
-            batches,
-            strategy,
-            autocast,
-            best,
-        )
+        self.val = val
+        self.batches = batches
+        self.strategy = strategy
+        self.autocast = autocast
+        self.best = best
         self.last_result: Result | None = None
         self.best_result: Result | None = None
 
@@ -92,7 +98,7 @@ class Evaluator(ABC, Generic[Result]):
 
     @abstractmethod
     def compute(self, parts: list[Any]) -> tuple[Result, dict[str, float]]:
-        """The result and the metrics by name, from the `parts` of all ranks. On every rank."""
+        """The result and the metrics by name, of the `parts` of all ranks; every rank calls it."""
 
 
 class ImageTask(Task):
@@ -128,7 +134,10 @@ class ImageTask(Task):
 
     @abstractmethod
     def classes_in(self, state: Mapping[str, Any], source: object) -> Sequence[str]:
-        """The name of each label of the checkpoint `source`, whose `checkpoint_state` is `state`. Raises CheckpointError."""
+        """The name of each label of the checkpoint `source`, whose `checkpoint_state` is `state`.
+
+        Raises CheckpointError where it does not say.
+        """
 
     @abstractmethod
     def write_results(self, result: Any, folder: Path) -> None:
@@ -136,42 +145,54 @@ class ImageTask(Task):
 
     def describe(self) -> str:
         lines = [f"  {name:<9}{text}" for name, text in self.facts()]
-        lines += [
-            f"  warning: {text}"
-            for part in (self.train, self.val)
-            if part
-            for text in part.warnings
-        ]
+        for part in (self.train, self.val):
+            if part:
+                lines += [f"  warning: {text}" for text in part.warnings]
         return "\n".join(lines)
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
-        """Raise CheckpointError unless the labels of the checkpoint `source` have the same names."""
-        theirs, ours = self.classes_in(state, source), self.class_names
-        if list(theirs) != list(ours):
-            other = [
-                repr(n) for n in dict.fromkeys([*theirs, *ours]) if (n in theirs) != (n in ours)
-            ]
-            raise CheckpointError(
-                f"{source} was trained on other classes than data={self.config.data.name} has "
-                f"({', '.join(other[:3]) or 'another order'}); resume with the same data, or start with model.weights={source}."
-            )
+        """Raise CheckpointError unless the checkpoint `source` has the same names of labels."""
+        theirs = list(self.classes_in(state, source))
+        ours = list(self.class_names)
+        if theirs == ours:
+            return
+
+        only_one_has = sorted({*theirs} ^ {*ours}, key=[*theirs, *ours].index)
+        difference = "another order"
+        if only_one_has:
+            difference = ", ".join(map(repr, only_one_has[:3]))
+        raise CheckpointError(
+            f"{source} was trained on other classes than data={self.config.data.name} has "
+            f"({difference}); resume with the same data, or start with model.weights={source}."
+        )
 
     def build_data(self) -> TaskData:
         """The batches of this rank: of random images on the device, or of those that are read."""
-        config, strategy = self.config, self.strategy
-        job: dict[str, Any] = {"accumulate": config.trainer.micro_batches, "rank": strategy.rank}
-        job["world_size"] = strategy.world_size
-        if config.data.synthetic:
-            images = {"num_images": self.num_images, "batch_size": config.data.batch_size}
-            return SyntheticData(self.synthetic_batch, **images, **job)
-        data = self.unaugmented() if config.trainer.overfit_batches else config.data
-        job |= {
-            "train": self.train,
-            "val": self.val,
-            "seed": config.seed,
-            "device": strategy.device,
+        config = self.config
+        share: dict[str, Any] = {
+            "accumulate": config.trainer.micro_batches,
+            "rank": self.strategy.rank,
+            "world_size": self.strategy.world_size,
         }
-        module: TaskData = self.data_module(data, **job)
+        if config.data.synthetic:
+            return SyntheticData(
+                self.synthetic_batch,
+                num_images=self.num_images,
+                batch_size=config.data.batch_size,
+                **share,
+            )
+
+        data = config.data
+        if config.trainer.overfit_batches:
+            data = self.unaugmented()
+        module: TaskData = self.data_module(
+            data,
+            train=self.train,
+            val=self.val,
+            seed=config.seed,
+            device=self.strategy.device,
+            **share,
+        )
         return module
 
     def build_evaluator(self, data: Any) -> Validator | None:
@@ -187,18 +208,27 @@ class ImageTask(Task):
 
     def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, Any]]:
         """Each real image of a batch by id and file, with the losses that it has on its own."""
-        names, batch = self.file_names(), batch.to(self.strategy.device)
-        each = ((int(batch.image_ids[row]), model(batch.image(row))) for row in batch.real_rows())
-        plain = ((i, {name: float(loss) for name, loss in losses.items()}) for i, losses in each)
-        return [{"image_id": i, "file_name": names[i], "losses": losses} for i, losses in plain]
+        names = self.file_names()
+        batch = batch.to(self.strategy.device)
+        images = []
+        for row in batch.real_rows():
+            image_id = int(batch.image_ids[row])
+            losses = {name: float(loss) for name, loss in model(batch.image(row)).items()}
+            images.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
+        return images
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
-        """metrics.json of the last validation; `write_results` of the best one, unless an earlier start had a better one."""
+        """Write metrics.json of the last validation, and `write_results` of the best one.
+
+        The results of an earlier start stay where it had a better validation.
+        """
         if self.evaluator is None or self.evaluator.last_result is None:
             return
-        write_json(folder / "metrics.json", self.evaluator.last_result.to_dict())
-        if self.evaluator.best_result is not None or not (folder / "analysis.json").is_file():
-            self.write_results(self.evaluator.best_result or self.evaluator.last_result, folder)
+        last = self.evaluator.last_result
+        best = self.evaluator.best_result
+        write_json(folder / "metrics.json", last.to_dict())
+        if best is not None or not (folder / "analysis.json").is_file():
+            self.write_results(best or last, folder)
 
     def describe_results(self, folder: Path) -> list[str]:
         """The metric of each class, or the file that has it if there are many."""
@@ -207,7 +237,8 @@ class ImageTask(Task):
         values = self.evaluator.last_result.per_class
         if len(values) > MAX_LOGGED_CLASSES:
             return [f"  {self.class_metric} of {len(values)} classes: {folder / 'metrics.json'}"]
-        return [
-            f"  {n:<24}{self.class_metric} {'-' if x is None else format(x, '.3f')}"
-            for n, x in values.items()
-        ]
+        lines = []
+        for name, value in values.items():
+            number = "-" if value is None else f"{value:.3f}"
+            lines.append(f"  {name:<24}{self.class_metric} {number}")
+        return lines

@@ -1,4 +1,7 @@
-"""The model card of the service's page and of exports: what a model is, what it was trained on and how well it does."""
+"""The model card of the service's page and of exports.
+
+It says what a model is, what it was trained on and how well it does.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ from retina_dist.base.files import write_text
 from retina_dist.base.redaction import redacted
 from retina_dist.task.predictor import Predictor
 
-MOST_CLASSES = 100  # named in a card
-USE = "Images like those it was trained on. Evaluate it on your own first; where a mistake does harm, let a person decide."
+MAX_CLASSES = 100  # named in a card
+USE = (
+    "Images like those it was trained on. Evaluate it on your own first; "
+    "where a mistake does harm, let a person decide."
+)
 
 Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
@@ -21,27 +27,42 @@ Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 def model_card(
     predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None
 ) -> Card:
-    """The sections Model, Intended use, Versions and, after a run, settings, data and figures of its training."""
-    record, names = predictor.record, predictor.class_names
-    more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
-    model = {
-        "name": f"{predictor.kind} {redacted(checkpoint)}",
-        "classes": f"{len(names)}: {', '.join(names[:MOST_CLASSES])}{more}",
-        "parameters": f"{sum(p.numel() for p in predictor.model.parameters()):,}",
-        **_rows(predictor.metadata()),
+    """The sections Model, Intended use and Versions and, after a run, those of its training.
+
+    These are Model settings, Training data and Figures.
+    """
+    record = predictor.record
+    names = predictor.class_names
+    classes = f"{len(names)}: {', '.join(names[:MAX_CLASSES])}"
+    if len(names) > MAX_CLASSES:
+        classes += f" and {len(names) - MAX_CLASSES} more"
+
+    card: Card = {
+        "Model": {
+            "name": f"{predictor.kind} {redacted(checkpoint)}",
+            "classes": classes,
+            "parameters": f"{sum(p.numel() for p in predictor.model.parameters()):,}",
+            **_rows(predictor.metadata()),
+        },
+        "Intended use": {"images and use": intended_use or USE},
     }
+
     config = record.get("config") or {}
-    card = {"Model": model, "Intended use": {"images and use": intended_use or USE}}
-    if settings := config.get("model"):
+    settings = config.get("model")
+    if settings:
         card["Model settings"] = _rows(settings)
-    if data := config.get("data"):
+    data = config.get("data")
+    if data:
+        images = f"{data.get('batch_size')} images over {record.get('world_size')} processes"
         card["Training data"] = {
             "root": redacted(str(data.get("root") or data.get("train_annotations"))),
             "fingerprint of its images": str(record.get("images")),
-            "length": f"{record['step']} steps of {data.get('batch_size')} images over {record.get('world_size')} processes",
+            "length": f"{record['step']} steps of {images}",
         }
-    if metrics := record.get("metrics"):
+    metrics = record.get("metrics")
+    if metrics:
         card["Figures"] = {name: f"{value:.4g}" for name, value in metrics.items()}
+
     card["Versions"] = record.get("versions") or {"retina_dist": __version__}
     return card
 
@@ -49,10 +70,16 @@ def model_card(
 def write_card(
     output: Path, predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None
 ) -> Path:
-    """Write NAME_card.md beside the exported file NAME.*, with the file's SHA-256; return its path."""
-    digest = hashlib.sha256(output.read_bytes()).hexdigest()
+    """Write NAME_card.md beside the exported file NAME.*, with the file's SHA-256.
+
+    Returns its path.
+    """
     card = model_card(predictor, checkpoint, intended_use)
-    card["File"] = {"name": output.name, "bytes": f"{output.stat().st_size:,}", "SHA-256": digest}
+    card["File"] = {
+        "name": output.name,
+        "bytes": f"{output.stat().st_size:,}",
+        "SHA-256": hashlib.sha256(output.read_bytes()).hexdigest(),
+    }
     path = output.with_name(f"{output.stem}_card.md")
     write_text(path, as_markdown(card))
     return path
@@ -69,11 +96,11 @@ def as_markdown(card: Card) -> str:
 
 def _rows(values: Mapping[str, Any]) -> dict[str, str]:
     """The plain values, without lists and sections."""
-    return {
-        k.replace("_", " "): redacted(str(v))
-        for k, v in values.items()
-        if isinstance(v, str | int | float)
-    }
+    rows = {}
+    for name, value in values.items():
+        if isinstance(value, str | int | float):
+            rows[name.replace("_", " ")] = redacted(str(value))
+    return rows
 
 
 def _cell(text: str) -> str:

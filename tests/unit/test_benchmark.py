@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.benchmark import data, scaling, step
 from retina_dist.config.compose import load_config
 
@@ -48,6 +49,14 @@ def test_both_take_the_same_first_step(tmp_path: Path, capsys: pytest.CaptureFix
         "round 1 of 2",
         "round 2 of 2",
     ]
+
+
+@pytest.mark.parametrize("canvases", ["[[128]]", "[[128,128,128]]", "[[128,100]]"])
+def test_a_canvas_is_a_height_and_a_width_of_whole_strides(canvases: str) -> None:
+    with pytest.raises(
+        ConfigError, match="is not a list of heights and widths, each a multiple of 32"
+    ):
+        load_config("benchmark_step", [f"canvases={canvases}"])
 
 
 # data

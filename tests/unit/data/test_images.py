@@ -24,7 +24,7 @@ from retina_dist.data.images import (
     pixels_of,
     read_image,
 )
-from retina_dist.task.predictor import predict_files
+from retina_dist.task.predict_files import plan_predictions, predict_files
 
 ORIENTATION = 0x0112
 FRAMES = [Image.new("RGB", (1, 1), colour) for colour in ((200, 0, 0), (0, 200, 0))]
@@ -296,11 +296,11 @@ def test_each_readable_image_has_a_name_that_no_other_has(
         Image.new("RGB", (4, 3)).save(file)
     files[2].write_bytes(b"no image")
     model: Any = SimpleNamespace(run_each=lambda pixels: [pixels.shape])
-    how: Any = (lambda config, device: model, lambda *_: (Image.new("RGB", (4, 3)), "drawn"))
 
     def predict(pattern: str, folder: str) -> dict[int, tuple[Path, Any]]:
-        settings = {"input": f"{tmp_path}/{pattern}", "output_dir": str(tmp_path / folder)}
-        return predict_files(SimpleNamespace(**settings, device="cpu", max_pixels=100), *how)[1]  # type: ignore[arg-type]
+        plan = plan_predictions(f"{tmp_path}/{pattern}", str(tmp_path / folder))
+        draw = lambda *_: (Image.new("RGB", (4, 3)), "drawn")  # noqa: E731
+        return predict_files(model, plan, draw, max_pixels=100)
 
     assert predict("*/*.png", "out") == {
         number: (files[number], (3, 3, 4)) for number in (0, 1, 3, 4)

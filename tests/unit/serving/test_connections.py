@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.serving.server import ServeConfig
+from retina_dist.serving.settings import ServeConfig
 from tests.commands import run_command, wait_for
 from tests.unit.serving.test_serving import Fake
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from retina_dist.serving.scoring import Scorer
-from retina_dist.serving.server import ServeConfig
+from retina_dist.serving.settings import ServeConfig
 from tests import browser
 from tests.unit.serving.server import make_image, small_detector
 

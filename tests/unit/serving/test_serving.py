@@ -15,7 +15,8 @@ import pytest
 from retina_dist.base.errors import ConfigError
 from retina_dist.detection.detector import Detector, ImageResult
 from retina_dist.serving.scoring import RequestError, Scorer
-from retina_dist.serving.server import ServeConfig, listen
+from retina_dist.serving.server import listen
+from retina_dist.serving.settings import ServeConfig
 from tests.commands import wait_for
 from tests.unit.serving.server import (
     MAX_PIXELS,

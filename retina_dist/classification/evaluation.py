@@ -1,0 +1,111 @@
+"""Metrics of a classifier's checkpoint over its validation set or another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.files import write_json
+from retina_dist.classification.analysis import analyse
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.metrics import ClassificationResult
+from retina_dist.classification.samples import Samples
+from retina_dist.classification.settings import ClassificationData
+from retina_dist.reporting.analysis import lines_of
+from retina_dist.reporting.intervals import Resampled
+from retina_dist.reporting.pictures import write_details
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.select import make_strategy
+from retina_dist.task.predictor import data_of_checkpoint
+from retina_dist.tracking.console import heartbeat
+
+if TYPE_CHECKING:
+    from retina_dist.evaluate import EvaluateConfig
+    from retina_dist.predict import PredictConfig
+    from retina_dist.serving.settings import ServeConfig
+
+# Settings of evaluate, predict and serve that only a detector has, with their values unless given.
+OF_DETECTORS = {
+    "format": "coco",
+    "results": None,
+    "annotations": None,
+    "images": None,
+    "box_format": None,
+    "tile": None,
+}
+
+
+def evaluate(config: EvaluateConfig) -> str:
+    """Metrics and accuracies with 95 % intervals, a line each, on the main rank.
+
+    Their files and report.html go to `output_dir`. Every rank calls it.
+    """
+    with make_strategy(device=config.device) as strategy, heartbeat():
+        classifier, data, val = strategy.run_collectively(partial(_open, config, strategy.device))
+        data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
+        result = classifier.evaluator_of(val, data, strategy).evaluate(classifier.model)
+    if detect_launch().rank:
+        return ""
+
+    folder = Path(config.output_dir) if config.output_dir else None
+    analysis, resampled = analyse(result, val.names, folder)
+    if folder:
+        write_json(folder / "metrics.json", result.to_dict())
+        write_details(folder, partial(val.read_image, max_pixels=data.max_pixels))
+    return "\n".join([format_table(result, resampled), *lines_of(analysis)])
+
+
+def format_table(result: ClassificationResult, resampled: Resampled) -> str:
+    """The metrics and the accuracy of each class, a line each, with their 95 % intervals.
+
+    A dash stands for an undefined one.
+    """
+    width = max(22, *map(len, result.classes))
+
+    def line(title: str, value: float | None, name: str) -> str:
+        number, interval = "-", ""
+        if value is not None and math.isfinite(value):
+            number = f"{value:.4f}"
+            if name in resampled.values:
+                interval = f"   {resampled.interval(name)}"
+        return f"{title:<{width + 2}}{number}{interval}".rstrip()
+
+    lines = [line(name.removeprefix("val/"), x, name) for name, x in result.metrics.items()]
+    lines[0] += "   95 % interval"
+    lines += ["", "accuracy of each class"]
+    for name, value in result.per_class.items():
+        lines.append(line(f"  {name}", value, f"val/top1/{name}"))
+    return "\n".join(lines)
+
+
+def _open(
+    config: EvaluateConfig, device: torch.device
+) -> tuple[TrainedClassifier, ClassificationData, Samples]:
+    """The classifier, and the images to evaluate it on."""
+    classifier = predictor_of(config, device)
+    data = data_of_checkpoint(
+        classifier.record, ClassificationData, config.checkpoint, root=config.root
+    )
+    return classifier, data, classifier.val_of(data)
+
+
+def predictor_of(
+    config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device
+) -> TrainedClassifier:
+    """The classifier of `config.checkpoint`.
+
+    Raises ConfigError for a setting that only a detector has.
+    """
+    for key, default in OF_DETECTORS.items():
+        value = getattr(config, key, default)
+        if value != default:
+            raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
+    return TrainedClassifier.from_checkpoint(
+        str(config.checkpoint), device=device, precision=config.precision
+    )

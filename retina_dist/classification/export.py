@@ -1,0 +1,113 @@
+"""The classifier as an ONNX, PT2 or state_dict file, compared with the original before that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torchvision import models
+
+from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.redaction import redacted
+from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.drawn import CLASSES, draw_shape
+from retina_dist.classification.model import model_options
+from retina_dist.data.images import AnyImage, find_images
+from retina_dist.task.export_formats import Exporter, Runner, check_ending
+from retina_dist.task.model_card import write_card
+from retina_dist.tracking.console import heartbeat
+
+if TYPE_CHECKING:
+    from retina_dist.export import ExportConfig
+
+
+class ExportableClassifier(nn.Module):
+    """uint8 RGB [1, 3, S, S], resized and cropped -> probabilities [1, K]."""
+
+    def __init__(self, classifier: TrainedClassifier) -> None:
+        super().__init__()
+        self.classifier = classifier.model
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.classifier.logits(image).softmax(1)
+
+
+def export(config: ExportConfig) -> float:
+    """Write `output` if it agrees with the checkpoint's classifier.
+
+    Returns the largest difference of a probability. Raises UserError where it is too large.
+    """
+    output = Path(config.output)
+    check_ending(output)
+    if config.size is not None:
+        raise ConfigError(
+            f"size={config.size} is for detectors; a classifier takes its validation's size."
+        )
+    classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
+    images = _images_to_compare(config, max(16, classifier.short_side))
+    inputs = [classifier.prepare(image) for image in images]
+    worst = torch.zeros(())
+
+    def compare(run: Runner) -> None:
+        for image in inputs:
+            apart = (run(image)[0] - classifier.probabilities(image)).abs()
+            worst.copy_(torch.maximum(worst, apart.max()))  # NaN stays
+        if not worst <= config.score_tolerance:
+            raise UserError(
+                f"{output} was not written: its probabilities differ by {worst:.3g}; "
+                f"raise score_tolerance={config.score_tolerance}."
+            )
+
+    exporter = Exporter(
+        graph=partial(_graph, classifier, inputs[0]),
+        input_name="image",
+        output_names=["probabilities"],
+        state=classifier.model.model.state_dict(),
+        with_state=partial(_with_state, classifier),
+        metadata={**classifier.metadata(), "checkpoint": redacted(config.checkpoint)},
+    )
+    with heartbeat():
+        exporter.write(output, compare)
+
+    size = output.stat().st_size / 1e6
+    print(
+        f"{output}: {size:.1f} MB; "
+        f"largest difference of a probability on {len(inputs)} images: {worst:.2g}"
+    )
+    print(f"described in {write_card(output, classifier, config.checkpoint, config.intended_use)}")
+    return float(worst)
+
+
+def _images_to_compare(config: ExportConfig, side: int) -> Sequence[AnyImage]:
+    """The images that the settings name, or drawn shapes of `side` px."""
+    if config.images:
+        return find_images(config.images)[: config.num_images]
+    rng = np.random.default_rng(0)
+    return [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
+
+
+def _graph(classifier: TrainedClassifier, image: Tensor) -> ExportedProgram:
+    return torch.export.export(ExportableClassifier(classifier).eval(), (torch.zeros_like(image),))
+
+
+def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> Runner:
+    """torchvision's own class with these weights, whose batch norms are not ours."""
+    name = classifier.arguments["architecture"]
+    extra = model_options(name, classifier.arguments["image_size"])
+    theirs = models.get_model(name, weights=None, num_classes=len(classifier.classes), **extra)
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert not unexpected
+    for key in missing:
+        assert key.endswith("num_batches_tracked")  # which a frozen norm does not count
+    theirs.eval()
+
+    def run(image: Tensor) -> list[Tensor]:
+        return [theirs(classifier.model.normalized(image)).softmax(1)]
+
+    return run

@@ -1,0 +1,64 @@
+"""The settings of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import MISSING, setting, validate
+from retina_dist.config.run_config import OfCheckpoint
+
+
+@dataclass
+class ServeConfig(OfCheckpoint):
+    """`python -m retina_dist.serve`."""
+
+    checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
+    host: str = setting("127.0.0.1", "0.0.0.0: all addresses of this machine")
+    port: int = setting(8080, "0: any free one", at_least=0, at_most=65_535)
+    api_key: str | None = setting(
+        None, "required as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY"
+    )
+    score_threshold: float = setting(
+        0.0, "in addition to the checkpoint's own", at_least=0, below=1
+    )
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects", at_least=32
+    )
+    tile_overlap: float = setting(
+        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
+    )
+    max_body_mb: float = setting(20.0, "1e6 bytes of a request", at_least=0.001, at_most=2000)
+    max_pixels: int = setting(
+        50_000_000, "images whose header claims more are refused", at_least=1, at_most=10**9
+    )
+    max_images: int = setting(16, "in a request", at_least=1, at_most=10**4)
+    max_queue: int = setting(
+        64, "images accepted and not answered; more get 429", at_least=1, at_most=10**4
+    )
+    max_batch: int | None = setting(
+        None, "images of a pass; null: 8 on a GPU, 1 on a CPU", at_least=1, at_most=1024
+    )
+    wait_ms: float = setting(
+        5.0, "how long a batch waits for more images", at_least=0, at_most=10**4
+    )
+    shutdown_s: int = setting(
+        30, "after SIGTERM, for running requests; later ones get 503", at_least=0, at_most=86_400
+    )
+    device: str = "auto"
+    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        if self.max_images > self.max_queue:
+            raise ConfigError(
+                f"max_images={self.max_images} never fit into max_queue={self.max_queue}; raise it."
+            )
+        if self.api_key == "":
+            raise ConfigError(
+                "api_key is empty; give a key, or null for a server that asks for none."
+            )

@@ -1,0 +1,115 @@
+"""Image files through a predictor: a picture of each, written beside the results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+from torch import Tensor
+
+from retina_dist.base.errors import ConfigError, DataError, ImageError
+from retina_dist.base.files import write_atomically
+from retina_dist.base.text import escape
+from retina_dist.data.images import SUFFIXES, find_images, read_image
+from retina_dist.task.predictor import Predictor
+
+# Files that predict writes beside the images.
+RESULTS = (
+    "results.json",
+    "images.json",
+    "predictions.csv",
+    "labels.json",
+    "label_studio.json",
+    "annotations.xml",
+)
+
+# The picture of an image [3, h, w] and its output, and a few words on it.
+Draw = Callable[[Tensor, Any], tuple[PIL.Image.Image, str]]
+
+
+@dataclass(frozen=True)
+class PredictionPlan:
+    """The images to look at, and where the picture of each goes."""
+
+    pattern: str
+    folder: Path
+    files: list[Path]
+    pictures: list[Path]
+
+
+def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
+    """Find the images of `pattern` and give each a NAME.jpg in `output_dir`.
+
+    By default that is the first free one of predictions, predictions-2, ... Raises DataError
+    without an image, and ConfigError where a file would be overwritten.
+    """
+    files = find_images(pattern)
+    folder = Path(output_dir or _first_free("predictions"))
+
+    pictures: dict[Path, None] = {}  # in the order of the files
+    for number, file in enumerate(files):
+        name = file.stem
+        while folder / f"{name}.jpg" in pictures:
+            name += f"_{number}"
+        pictures[folder / f"{name}.jpg"] = None
+
+    for path in (*pictures, *map(folder.joinpath, RESULTS)):
+        if path.exists():
+            raise ConfigError(
+                f"{escape(path)} exists and would be overwritten; "
+                "give another output_dir, or leave it out."
+            )
+    return PredictionPlan(pattern, folder, files, list(pictures))
+
+
+def predict_files(
+    predictor: Predictor[Any, Any], plan: PredictionPlan, draw: Draw, max_pixels: int
+) -> dict[int, tuple[Path, Any]]:
+    """Write the picture of each image; return file and output by number in `plan.files`.
+
+    An unreadable file is named and left out. Raises DataError if all are, and UserError for a
+    picture that the disk refuses.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    outputs: dict[int, tuple[Path, Any]] = {}
+    for number, (file, path) in enumerate(zip(plan.files, plan.pictures, strict=True)):
+        try:
+            pixels = read_image(file, max_pixels=max_pixels)
+        except ImageError as error:
+            reason = escape(str(error).split(";")[0])  # without the advice for data sets
+            print(f"warning: {reason}; left out", file=sys.stderr)
+            continue
+
+        (output,) = predictor.run_each(pixels)
+        picture, words = draw(pixels, output)
+        _save(picture, path)
+        print(escape(f"{file}: {words} -> {path}"))
+        outputs[number] = file, output
+
+    if not outputs:
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise DataError(
+            f"none of the {len(plan.files)} files of input={plan.pattern} is a readable image; "
+            f"give {kinds}."
+        )
+    return outputs
+
+
+def _save(picture: PIL.Image.Image, path: Path) -> None:
+    def write(temporary: Path) -> None:
+        picture.save(temporary, "JPEG", quality=92)
+
+    write_atomically(path, write)
+
+
+def _first_free(name: str) -> str:
+    free = name
+    number = 1
+    while Path(free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -1,0 +1,128 @@
+"""The commands on a detector: what they say of a wrong place, and a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
+from retina_dist.base.files import check_folder
+from retina_dist.config.compose import load_config
+from retina_dist.data.images import find_images
+from retina_dist.detection import commands
+from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
+from tests.unit.serving.server import content, make_image
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.pt").write_bytes(sealed({"step": 1, **content()}))
+    return folder
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "one\ntwo.png").write_bytes(make_image())
+    return folder
+
+
+def predict(run: Path, images: Path, *settings: str) -> Path:
+    folder = images.parent / "out"
+    command = [f"checkpoint={run}", f"input={images}", f"output_dir={folder}", "device=cpu"]
+    return commands.predict(load_config("predict", [*command, *settings]))
+
+
+def test_a_line_is_printed_for_each_image(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file name with a newline makes no second one."""
+    predict(run, images)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{images}/one\\ntwo.png: ")
+    assert last == f"1 image and results.json in {images.parent / 'out'}"
+    with pytest.raises(ConfigError, match=r"one\\ntwo.jpg exists and would be overwritten"):
+        predict(run, images)
+
+
+def full_disk(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "settings", "file"),
+    [
+        (Image.Image, "save", [], "out/one\ntwo.jpg"),
+        (Path, "write_bytes", ["format=cvat"], "out/results.json"),
+    ],
+)
+def test_a_full_disk_is_said_with_the_file(
+    run: Path,
+    images: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: type,
+    name: str,
+    settings: list[str],
+    file: str,
+) -> None:
+    monkeypatch.setattr(target, name, full_disk)
+    with pytest.raises(UserError, match="make room in") as caught:
+        predict(run, images, *settings)
+    assert str(caught.value).startswith(f"{images.parent / file} could not be written")
+
+
+def packed(folder: Path) -> Path:
+    path = folder / "data.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.png", make_image())
+    return path
+
+
+def with_json(folder: Path) -> Path:
+    (folder / "instances.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (packed, r"annotations=.*data.zip is an archive; unpack it, and give its COCO json"),
+        (with_json, r"is a folder; give a COCO json, such as annotations=.*/instances.json, or "),
+        (lambda folder: folder, r"is a folder; give a COCO json, or the folder of .*: root=/"),
+    ],
+)
+def test_annotations_are_a_file(
+    run: Path, tmp_path: Path, make: Callable[[Path], Path], words: str
+) -> None:
+    config = load_config("evaluate", [f"checkpoint={run}", f"annotations={make(tmp_path)}"])
+    with pytest.raises(ConfigError, match=words):
+        commands.evaluate(config)
+
+
+def test_images_in_an_archive_are_to_be_unpacked(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.zip is not an image; unpack it"):
+        find_images(str(packed(tmp_path)))
+    with pytest.raises(ConfigError, match=r"data.zip is not a folder; unpack it"):
+        check_folder(str(packed(tmp_path)))
+
+
+def test_a_checkpoint_of_a_run_is_in_its_folder_of_checkpoints(run: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"write {run}/checkpoints/last.pt\.$"):
+        load_checkpoint(run / "last.pt")
+
+
+def test_an_export_is_compared_on_so_many_images() -> None:
+    settings = ["checkpoint=a.pt", "output=a.onnx", "num_images=1000000"]
+    with pytest.raises(
+        ConfigError, match="num_images=1000000 is too large; it must be at most 1000"
+    ):
+        load_config("export", settings)
