@@ -91,7 +91,7 @@ CASES = (
 
 def difference(one: Outcome, other: Outcome) -> float:
     """The largest relative difference of any kind in any step."""
-    differences = []
+    differences: list[float] = []
     for kind, steps in one.items():
         differences += map(_relative, steps, other[kind])
         assert len(steps) == len(other[kind]), f"other steps of {kind}"

@@ -67,7 +67,7 @@ def make_images(folder: Path, count: int) -> None:
     frequency[0, 0] = 1.0
 
     images = []
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for number in range(1, count + 1):
         name = f"{number:06d}.jpg"
         Image.fromarray(_photo_like(rng, frequency)).save(

@@ -402,15 +402,21 @@ def _check(
     # NCCL connects at its first collective, and may hang: show what is known before.
     if strategy.device.type == "cuda" and strategy.world_size > 1:
         first = _report(config, ranks, (), job, folder)
-        _on_each(strategy, "the first report", lambda: strategy.is_main and show(first))
+        _on_each(strategy, "the first report", lambda: _show_on_main(strategy, show, first))
     links = []
     if strategy.world_size > 1:
         set_status("measuring the network")
         links = [measure_link(strategy, size) for size in SIZES_MB]
     report = _report(config, ranks, links, job, folder)
+    _show_on_main(strategy, show, report)
+    return report.count("error")
+
+
+def _show_on_main(
+    strategy: DistributedStrategy, show: Callable[[DoctorReport], None], report: DoctorReport
+) -> None:
     if strategy.is_main:
         show(report)
-    return report.count("error")
 
 
 def _written_folder(config: DoctorConfig) -> Path:

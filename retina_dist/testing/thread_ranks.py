@@ -57,8 +57,13 @@ class ThreadRank(SingleDeviceStrategy):
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
         everyone = torch.stack(self.exchange(f"all_reduce {op}", x))
-        reductions = {"min": torch.amin, "max": torch.amax, "sum": torch.sum, "mean": torch.mean}
-        return reductions[op](everyone, 0)
+        if op == "min":
+            return everyone.amin(0)
+        if op == "max":
+            return everyone.amax(0)
+        if op == "sum":
+            return everyone.sum(0)
+        return everyone.mean(0)
 
     def all_gather(self, rows: Tensor) -> Tensor:
         return torch.cat(self.exchange("all_gather", rows))
