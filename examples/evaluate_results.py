@@ -2,8 +2,9 @@
 
     python examples/evaluate_results.py instances_val.json results.json
 
-`results.json` is a COCO results list, [{"image_id": 1, "category_id": 3, "bbox": [x, y, width, height], "score": 0.9}, ...], as
-ultralytics, Detectron2, MMDetection and others write it. `python -m retina_dist.evaluate` does the same with more tables.
+`results.json` is a COCO results list, [{"image_id": 1, "category_id": 3, "bbox": [x, y, width,
+height], "score": 0.9}, ...], as ultralytics, Detectron2, MMDetection and others write it.
+`python -m retina_dist.evaluate` does the same with more tables.
 """
 
 from __future__ import annotations

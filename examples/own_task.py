@@ -1,4 +1,4 @@
-"""A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports as any training has them.
+"""A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports.
 
 PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line
 """

@@ -3,8 +3,9 @@
     python examples/search_learning_rate.py /data/mine 1e-4 1e-3 1e-2
     torchrun --nproc-per-node 2 examples/search_learning_rate.py /data/mine 1e-4 1e-3 1e-2
 
-Started again, it takes finished rates from their run folders and continues an interrupted one. docs/python.md has a search with
-Optuna; on the command line, `-m optimizer.lr=0.0001,0.001,0.01` does the same as this script.
+Started again, it takes finished rates from their run folders and continues an interrupted one.
+docs/python.md has a search with Optuna; on the command line, `-m optimizer.lr=0.0001,0.001,0.01`
+does the same as this script.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import retina_dist as rd
 
 
 def main(folder: str, *rates: str, max_duration: str = "2epochs", **settings: object) -> str:
-    """Train once for each rate, and return the rate of the highest AP; `settings` are arguments of `DetectionData`."""
+    """Train once for each rate, and return the rate of the highest AP; `settings` are arguments of
+    `DetectionData`.
+    """
     scores = {}
     for rate in rates:
         run = Path("runs") / "search" / rate

@@ -1,7 +1,8 @@
 """Collect the pages of the documentation site, with links that hold there as they do on GitHub.
 
-README.md is the front page. The reference of the Python names follows from `retina_dist/__init__.pyi`. A link to a file that is no
-page of the site goes to the repository (GITHUB_REPOSITORY, set by the workflow); without one it becomes plain text.
+README.md is the front page. The reference of the Python names follows from
+`retina_dist/__init__.pyi`. A link to a file that is no page of the site goes to the repository
+(GITHUB_REPOSITORY, set by the workflow); without one it becomes plain text.
 
     python scripts/docs_site.py build/site && zensical build --strict -f build/site/mkdocs.yml
 """
@@ -69,7 +70,9 @@ CONTRACTS = (
 
 
 def write(folder: Path) -> None:
-    """Write mkdocs.yml into `folder`, and the pages and images into `folder`/pages; what was there is removed."""
+    """Write mkdocs.yml into `folder`, and the pages and images into `folder`/pages; what was there
+    is removed.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     put(folder / "mkdocs.yml", (ROOT / "docs" / "mkdocs.yml").read_bytes())
     folder = folder / "pages"
@@ -127,7 +130,9 @@ def public_names() -> Iterator[tuple[str, str]]:
 
 
 def directive(module: str, name: str) -> list[str]:
-    """The lines that make mkdocstrings describe a name; the arguments of settings are in the page of all settings."""
+    """The lines that make mkdocstrings describe a name; the arguments of settings are in the page
+    of all settings.
+    """
     lines = [f"::: retina_dist.{module}.{name}"]
     section = OF_SETTINGS.get(name)
     if section:

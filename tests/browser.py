@@ -1,4 +1,5 @@
-"""Headless Chromium for the tests of pages, driven by its DevTools protocol over a pipe: no other package is needed.
+"""Headless Chromium for the tests of pages, driven by its DevTools protocol over a pipe: no other
+package is needed.
 
 https://chromedevtools.github.io/devtools-protocol
 """

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Disturb small trainings again and again, resume them, and compare their end with that of an undisturbed one.
+"""Disturb small trainings again and again, resume them, and compare their end with that of an
+undisturbed one.
 
-  python -m tests.chaos                                    100 faults over one process, DDP and Horovod on two
+  python -m tests.chaos                      100 faults over one process, DDP and Horovod on two
   python -m tests.chaos --faults 6 --kinds single --seed 7
 
-A fault comes at a random moment of a random step: one process is killed, all are killed, one is asked to end, one is stopped
-for good, the disk is full, or the newest checkpoint is damaged before the next start. After each the job must end by
-itself, in time, and resume from its folder by resume=auto. It has survived when, in the end, every tensor of model, average and
-optimizer and every row of metrics.csv but the speed equals the undisturbed run's, bit for bit. Everything random comes of --seed.
+A fault comes at a random moment of a random step: one process is killed, all are killed, one is
+asked to end, one is stopped for good, the disk is full, or the newest checkpoint is damaged before
+the next start. After each the job must end by itself, in time, and resume from its folder by
+resume=auto. It has survived when, in the end, every tensor of model, average and optimizer and
+every row of metrics.csv but the speed equals the undisturbed run's, bit for bit. Everything random
+comes of --seed.
 """
 
 from __future__ import annotations
@@ -82,7 +85,9 @@ class Tally:
 
 
 class Chain:
-    """One training of a kind, in its own folder, with faults until its end or until there were `wanted`."""
+    """One training of a kind, in its own folder, with faults until its end or until there were
+    `wanted`.
+    """
 
     def __init__(self, kind: str, seed: int, folder: Path, data: Path, tally: Tally) -> None:
         self.kind, self.random = kind, random.Random(f"{kind}/{seed}")
@@ -90,7 +95,9 @@ class Chain:
         self.label = f"{kind}, seed {seed}"
 
     def run(self, wanted: int) -> int:
-        """Disturb until the training is done or `wanted` faults were made, then let it finish; the number of faults."""
+        """Disturb until the training is done or `wanted` faults were made, then let it finish; the
+        number of faults.
+        """
         faults: list[str] = []
         may_be_filled = os.path.ismount(
             self.folder.parent
@@ -139,7 +146,8 @@ class Chain:
             code = job.wait(END_S + 60)
         if code:
             self.tally.failures.append(
-                f"{self.label}: the last start ended with exit code {code}: {last_words(self.folder)}"
+                f"{self.label}: the last start ended with exit code {code}: "
+                f"{last_words(self.folder)}"
             )
 
     def _until(self, job: subprocess.Popen[bytes], step: int) -> None:
@@ -179,7 +187,9 @@ def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[by
 def running(
     line: list[str], folder: Path, log_file: Path, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A job of the run `folder`, in its own process group; none of its processes is left afterwards."""
+    """A job of the run `folder`, in its own process group; none of its processes is left
+    afterwards.
+    """
     env = {**environment(1), "PYTHONPATH": str(ROOT)}
     with log_file.open("ab") as log:
         job = subprocess.Popen(
@@ -248,7 +258,9 @@ def steps_done(folder: Path) -> int:
 
 
 def rank_processes(folder: Path) -> list[int]:
-    """The ranks' process numbers, in rank order: what trains into `folder`, without its data workers."""
+    """The ranks' process numbers, in rank order: what trains into `folder`, without its data
+    workers.
+    """
     ranks: dict[int, int] = {}
     for process in sorted(
         Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)
@@ -375,7 +387,8 @@ def main() -> None:
             made = chain.run(min(chosen.per_training, chosen.faults - faults))
             faults += made
             print(
-                f"{chain.label}: {made} faults, {'; '.join(tally.failures) or 'all survived so far'}",
+                f"{chain.label}: {made} faults,",
+                "; ".join(tally.failures) or "all survived so far",
                 flush=True,
             )
             shutil.rmtree(folder, ignore_errors=True)
@@ -386,7 +399,9 @@ def main() -> None:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk that may be filled, where this user may mount one; else a plain folder, and disks are not filled."""
+    """A disk that may be filled, where this user may mount one; else a plain folder, and disks are
+    not filled.
+    """
     place = folder / "disk"
     place.mkdir()
     mounted = (
@@ -412,7 +427,8 @@ def report(tally: Tally, first: int, last: int) -> None:
         seconds = f"{max(ended):.1f} s" if ended else "-"
         print(f"{key:<28}{tally.survived[key]:>10}{tally.total[key]:>7}{seconds:>14}")
     print(
-        f"{sum(tally.survived.values())} of {sum(tally.total.values())} survived, seeds {first} to {last}."
+        f"{sum(tally.survived.values())} of {sum(tally.total.values())} survived, "
+        f"seeds {first} to {last}."
     )
     for failure in tally.failures:
         print(f"NOT SURVIVED: {failure}")

@@ -23,7 +23,9 @@ def write_coco(
     boxes: Iterable[tuple[int, int, Sequence[float], int]],
     names: Mapping[int, str] = {1: "thing"},  # noqa: B006  it is only read
 ) -> None:
-    """`boxes` are (image id, category id, [x, y, w, h], iscrowd), numbered from 1; `names` are those of the categories."""
+    """`boxes` are (image id, category id, [x, y, w, h], iscrowd), numbered from 1; `names` are
+    those of the categories.
+    """
     keys = ("image_id", "category_id", "bbox", "iscrowd")
     annotations = [
         {"id": i, **dict(zip(keys, box, strict=True))} for i, box in enumerate(boxes, start=1)

@@ -1,6 +1,8 @@
-"""Commands as a user starts them, in tenths of a second: each is forked from a process that has imported torch and the package.
+"""Commands as a user starts them, in tenths of a second: each is forked from a process that has
+imported torch and the package.
 
-Only what is about processes themselves (launchers, signals to a process group, an installation) needs `run_process`.
+Only what is about processes themselves (launchers, signals to a process group, an installation)
+needs `run_process`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ PRELOADED += ["retina_dist.detection.task", "retina_dist.classification.task"]
 
 
 def run_process(line: Sequence[str], *, cwd: Path, timeout: float = 300) -> str:
-    """What a command line prints, run with one thread in an environment without traces of a launcher; its exit code must be 0."""
+    """What a command line prints, run with one thread in an environment without traces of a
+    launcher; its exit code must be 0.
+    """
     variables = {**environment(1), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout
@@ -68,9 +72,11 @@ def run_command(
     check: bool = True,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m MODULE ARGUMENTS` from `cwd`, with one thread; `env` is added to this process's environment.
+    """`python -m MODULE ARGUMENTS` from `cwd`, with one thread; `env` is added to this process's
+    environment.
 
-    With `check` the exit code must be 0. A command that takes longer than `timeout` seconds is killed, and an error.
+    With `check` the exit code must be 0. A command that takes longer than `timeout` seconds is
+    killed, and an error.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +105,9 @@ def run_command(
 def _run(
     module: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], *outputs: str
 ) -> None:
-    """In the forked process: take over the command's folder, environment, arguments and outputs, and become it."""
+    """In the forked process: take over the command's folder, environment, arguments and outputs,
+    and become it.
+    """
     for number, output in enumerate(outputs, start=1):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()

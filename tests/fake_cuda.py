@@ -1,15 +1,18 @@
-"""A CUDA device that computes nothing: a whole training step runs on it without a GPU, and what would make the host wait raises.
+"""A CUDA device that computes nothing: a whole training step runs on it without a GPU, and what
+would make the host wait raises.
 
     with fake_cuda() as gpu:
         strategy = SingleDeviceStrategy("cuda")
-        state = build_state(config, model, strategy)  # model.to("cuda"), optimizers, EMA, autocast and GradScaler work
+        # model.to("cuda"), optimizers, EMA, autocast and GradScaler work
+        state = build_state(config, model, strategy)
         step = TrainStep(state, plan, strategy, precision="bf16")
         step([batch.pin_memory()])  # constants are made here, once
         with gpu.watch():
             step([batch.pin_memory()])  # raises HostStall
 
-Tensors are PyTorch's fake tensors (shape, type, strides and device, no values). What this proves, and where the proof ends, is in
-docs/planning.md, "What is proven without a GPU". Tensors made inside are of no use outside.
+Tensors are PyTorch's fake tensors (shape, type, strides and device, no values). What this proves,
+and where the proof ends, is in docs/planning.md, "What is proven without a GPU". Tensors made
+inside are of no use outside.
 """
 
 from __future__ import annotations
@@ -51,8 +54,9 @@ QUIET = (
 class FakeCudaMode(FakeTensorMode):
     """torch's, for a backward pass without a GPU.
 
-    Autograd notes the device of what it differentiates and looks for that device's stream, which does not exist. It is therefore
-    told "meta" for "cuda" (`device_for_c`), and operators that C++ then asks for on "meta" are made on "cuda".
+    Autograd notes the device of what it differentiates and looks for that device's stream, which
+    does not exist. It is therefore told "meta" for "cuda" (`device_for_c`), and operators that C++
+    then asks for on "meta" are made on "cuda".
     """
 
     def __init__(self) -> None:
@@ -96,7 +100,9 @@ class FakeCudaMode(FakeTensorMode):
 
 
 def device_for_c(args: Sequence[Any]) -> torch.device:
-    """What C++ takes for a fake tensor's device: to autograd "meta" for "cuda"; to autocast, which asks too, the truth."""
+    """What C++ takes for a fake tensor's device: to autograd "meta" for "cuda"; to autocast, which
+    asks too, the truth.
+    """
     (tensor,) = args
     mode = tensor.fake_mode
     if mode.in_kernel_invocation:
@@ -142,7 +148,9 @@ def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
 def apply(
     module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Module:
-    """nn.Module's for `to` and `cuda`, without swapping a fake tensor's memory, which torch refuses."""
+    """nn.Module's for `to` and `cuda`, without swapping a fake tensor's memory, which torch
+    refuses.
+    """
     for child in module.children() if recurse else ():
         child._apply(function)
     with torch.no_grad():
@@ -174,7 +182,8 @@ ALLOWED_WAITS = (
     AllowedWait(
         "retina_dist.engine.nonfinite",
         "accept",
-        "once a step, all work of the passes queued: every rank must know whether to apply the step before the weights change",
+        "once a step, all work of the passes queued: every rank must know whether to apply the "
+        "step before the weights change",
     ),
     AllowedWait(
         "retina_dist.engine.train_logger",
@@ -200,7 +209,9 @@ class FakeCuda(TorchDispatchMode):
 
     @contextmanager
     def watch(self, allowed: Sequence[AllowedWait] = ALLOWED_WAITS) -> Iterator[None]:
-        """Within it, every wait that is not `allowed`, and every copy from the host but a pinned batch's, raises HostStall."""
+        """Within it, every wait that is not `allowed`, and every copy from the host but a pinned
+        batch's, raises HostStall.
+        """
         before, self._allowed = self._allowed, allowed
         try:
             yield
@@ -222,7 +233,9 @@ class FakeCuda(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def wait(self, what: str, remedy: str) -> float:
-        """Count a wait that is allowed here and return what the host reads; raises HostStall for any other."""
+        """Count a wait that is allowed here and return what the host reads; raises HostStall for
+        any other.
+        """
         frame = sys._getframe(1)
         while self._allowed and frame.f_back:
             place = (frame.f_globals.get("__name__"), frame.f_code.co_name)
@@ -287,12 +300,16 @@ class FakeCuda(TorchDispatchMode):
                 non_blocking and tensor.untyped_storage()._cdata in self._pinned
             ):
                 raise self._stall(
-                    f"{func} copies a tensor {tuple(tensor.shape)} from the host, and waits for the copy",
-                    "make it on the device (torch.full, arange), make it once, or pin it with the batch and give non_blocking=True",
+                    f"{func} copies a tensor {tuple(tensor.shape)} from the host, "
+                    "and waits for the copy",
+                    "make it on the device (torch.full, arange), make it once, "
+                    "or pin it with the batch and give non_blocking=True",
                 )
 
     def _check_mixture(self, func: Any, hosts: Sequence[Tensor]) -> None:
-        """A CPU scalar in element-wise arithmetic is a kernel's argument; `where` and all other operators copy it."""
+        """A CPU scalar in element-wise arithmetic is a kernel's argument; `where` and all other
+        operators copy it.
+        """
         for tensor in hosts:
             if (
                 tensor.dim()
@@ -360,10 +377,13 @@ class _Stream:
 
 @contextmanager
 def fake_cuda() -> Iterator[FakeCuda]:
-    """A context in which `device="cuda"` is a fake device; real tensors that come in are taken for fake ones on the CPU."""
+    """A context in which `device="cuda"` is a fake device; real tensors that come in are taken for
+    fake ones on the CPU.
+    """
     gpu = FakeCuda()
     stream = type("FakeStream", (_Stream,), {"gpu": gpu})
-    # torch.cuda.is_available() stays as it is: fake tensors ask it whether there is a device to initialise.
+    # torch.cuda.is_available() stays as it is: fake tensors ask it whether there is a device to
+    # initialise.
     cuda: dict[str, Any] = {
         "Stream": stream,
         "Event": stream,

@@ -17,7 +17,9 @@ def plan_of(
     schedule: str = "constant",
     **settings: Any,
 ) -> Plan:
-    """`resolve_plan` with each setting by its own name; checkpoints and checks of the replicas only where they are asked for."""
+    """`resolve_plan` with each setting by its own name; checkpoints and checks of the replicas only
+    where they are asked for.
+    """
     settings = {"checkpoint_every": "0steps", "check_replicas_every": "0steps", **settings}
 
     def section(kind: Any, **named: Any) -> Any:

@@ -166,6 +166,11 @@ def trained(*overrides: str) -> DetectionRunConfig:
 # a training
 
 
+FILES = {"command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"}
+FILES |= {"analysis.json", "details.json", "images.csv", "metrics.json"}
+FILES |= {"first_batch.jpg", "report.html"}
+
+
 def test_a_run_that_is_resumed_is_one_run(
     client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,48 +185,41 @@ def test_a_run_that_is_resumed_is_one_run(
     assert run.data.params == flattened(asdict(config))
     first = logged(tmp_path / "run")
     assert history(client, run) == first
+
     resumed = trained(*longer, "resume=run/checkpoints/step_00000003.pt", "optimizer.lr=5e-4")
     assert [r.info.run_id for r in runs(client)] == [run.info.run_id]
     (run,) = runs(client)
     assert history(client, run) == logged(tmp_path / "run") != first
     steps = [p.step for p in client.get_metric_history(run.info.run_id, "train/loss")]
     assert sorted(steps) == [1, 2, 3, 4, 4, 5, 5, 6, 6]  # both are kept
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
-    tags = run.data.tags
     assert run.data.params["optimizer.lr"] == "0.001"  # MLflow changes none
-    assert (tags["backend"], tags["world_size"], tags["run_folder"]) == (
-        "one process",
-        "1",
-        str(tmp_path / "run"),
-    )
-    assert tags["torch"].startswith("2.")
-    assert "| optimizer.lr | 0.001 | " in tags["mlflow.note.content"], (
-        "what differs from the defaults"
-    )
-    (used,) = run.inputs.dataset_inputs
-    assert (used.dataset.name, len(used.dataset.digest)) == (config.data.name, 36)
-    assert artifacts(client, run) == {
-        *("command.json", "config.yaml", "result.json", "timings.json", "metrics.csv"),
-        *(
-            "analysis.json",
-            "details.json",
-            "first_batch.jpg",
-            "images.csv",
-            "metrics.json",
-            "report.html",
-        ),
-    }
-    for name in ("metrics.csv", "report.html"):
-        file = client.download_artifacts(run.info.run_id, name, str(tmp_path))
-        assert Path(file).read_bytes() == (tmp_path / "run" / name).read_bytes()
-    assert tags["checkpoints"] == str(tmp_path / "run" / "checkpoints")
-    assert (
-        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["optimizer"]["lr"]
-        == resumed.optimizer.lr
-    )
+    check_tags(run, tmp_path / "run", config.data.name)
+    check_files(client, run, tmp_path)
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert settings["optimizer"]["lr"] == resumed.optimizer.lr
+
     said = "".join(capfd.readouterr())
     assert (said.count("MLflow: new run run ("), said.count("MLflow: existing run run (")) == (1, 1)
     assert "warning: " not in said
+
+
+def check_tags(run: Any, folder: Path, data: str) -> None:
+    """What MLflow shows beside the metrics: status, place, versions, changed settings, data."""
+    tags = run.data.tags
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert (tags["backend"], tags["world_size"]) == ("one process", "1")
+    assert (tags["run_folder"], tags["checkpoints"]) == (str(folder), str(folder / "checkpoints"))
+    assert tags["torch"].startswith("2.")
+    assert "| optimizer.lr | 0.001 | " in tags["mlflow.note.content"]
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, len(used.dataset.digest)) == (data, 36)
+
+
+def check_files(client: Any, run: Any, folder: Path) -> None:
+    assert artifacts(client, run) == FILES
+    for name in ("metrics.csv", "report.html"):
+        file = client.download_artifacts(run.info.run_id, name, str(folder))
+        assert Path(file).read_bytes() == (folder / "run" / name).read_bytes()
 
 
 def test_a_run_that_exists_is_joined_and_left_open(

@@ -63,7 +63,8 @@ def ap_of_rare_classes(trainer: rd.Trainer) -> float:
 def test_rare_classes_gain_from_repeats(tmp_path: Path) -> None:
     """From one detector, trained without repeats, equally many steps with and without them.
 
-    Seen with torch 2.15 on a CPU: AP of the rare classes .0297, .0316, .0287 without and .0332, .0320, .0361 with repeats.
+    Seen with torch 2.15 on a CPU: AP of the rare classes .0297, .0316, .0287 without and .0332,
+    .0320, .0361 with repeats.
     """
     root = skewed_shapes(tmp_path / "shapes")
     start = train(root, tmp_path / "start", 600).checkpoint

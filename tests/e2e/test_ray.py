@@ -1,4 +1,6 @@
-"""Ray Train on a cluster of two nodes (two raylets of this machine): the same weights as torchrun's, one worker killed."""
+"""Ray Train on a cluster of two nodes (two raylets of this machine): the same weights as
+torchrun's, one worker killed.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_an_early_stopped_run_has_nothing_to_do(
     assert best in "".join(capsys.readouterr())
     for _ in range(2):
         assert run(tmp_path / "run", *frozen, "trainer.patience=2", "resume=auto")["step"] == 3
-        words = "nothing to do: stopped early: val/loss has not improved in 2 validations. Raise trainer.patience"
+        words = "nothing to do: stopped early: val/loss has not improved in 2 validations. "
+        words += "Raise trainer.patience"
         assert words in "".join(capsys.readouterr())
     assert run(tmp_path / "run", *frozen, "trainer.patience=3", "resume=auto")["step"] == 4
 
@@ -71,7 +72,8 @@ def test_a_resume_without_all_of_its_state_or_images_is_refused(
     run(tmp_path / "run", "trainer.stop_after=1steps")
     closing = "".join(capsys.readouterr()).strip().splitlines()[-1]
     assert closing.startswith(
-        "trainer.stop_after ended the run at step 1 of 20; to continue, repeat the command without it"
+        "trainer.stop_after ended the run at step 1 of 20; "
+        "to continue, repeat the command without it"
     )
     assert closing.endswith(f"and with resume=auto output_dir={tmp_path / 'run'}")
     last = tmp_path / "run" / "checkpoints" / "step_00000001.pt"

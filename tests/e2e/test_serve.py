@@ -1,4 +1,6 @@
-"""The REST endpoint as a process; under load (make long), bad input gets 4xx, memory stays flat, SIGTERM drains."""
+"""The REST endpoint as a process; under load (make long), bad input gets 4xx, memory stays flat,
+SIGTERM drains.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_answers_and_ends_in_order(checkpoint: Path) -> None:
-    """After SIGTERM what was accepted is answered; no request, however wrong, leaves a traceback in the log."""
+    """After SIGTERM what was accepted is answered; no request, however wrong, leaves a traceback in
+    the log.
+    """
     image = make_image(form="JPEG")
     with serving(checkpoint) as server, ThreadPoolExecutor(1) as pool:
         status, answer = server.ask("image/jpeg", image)
@@ -108,7 +112,8 @@ def test_it_answers_and_ends_in_order(checkpoint: Path) -> None:
             ("127.0.0.1", urlsplit(server.address).port or 0), timeout=60
         ) as connection:
             connection.sendall(
-                b"HEAD /score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxx\r\nabc\r\n"
+                b"HEAD /score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"xx\r\nabc\r\n"
             )
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 4")
         accepted = pool.submit(server.ask, "application/json", as_json(*[image] * 16))
@@ -154,7 +159,8 @@ def test_10_000_answers_are_each_of_their_own_image(checkpoint: Path) -> None:
         codes = Counter(pool.map(malformed, range(BAD)))
         assert all(400 <= code < 500 for code in codes), codes
         print(
-            f"memory {sizes[REQUESTS // 10] / 1e6:.0f} -> {sizes[REQUESTS - 1] / 1e6:.0f} MB; malformed {dict(codes)}"
+            f"memory {sizes[REQUESTS // 10] / 1e6:.0f} -> {sizes[REQUESTS - 1] / 1e6:.0f} MB; "
+            f"malformed {dict(codes)}"
         )
         assert sizes[REQUESTS - 1] - sizes[REQUESTS // 10] < MOST_GROWTH
 
@@ -205,5 +211,6 @@ def test_throughput_with_and_without_batches(checkpoint: Path) -> None:
                     rates[size].append(200 / (time.perf_counter() - start))
                 assert set(codes) == {200}
     print(
-        f"requests/s {max(rates[1]):.0f} alone, {max(rates[8]):.0f} in batches of 8: {max(rates[8]) / max(rates[1]):.2f}"
+        f"requests/s {max(rates[1]):.0f} alone, {max(rates[8]):.0f} in batches of 8: "
+        f"{max(rates[8]) / max(rates[1]):.2f}"
     )

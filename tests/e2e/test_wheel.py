@@ -1,4 +1,6 @@
-"""What `pip install` gives: the whole package with its configurations, and a command that runs from any folder."""
+"""What `pip install` gives: the whole package with its configurations, and a command that runs from
+any folder.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel in it, for PYTHONPATH: it comes before an editable install of the checkout."""
+    """A folder with the wheel in it, for PYTHONPATH: it comes before an editable install of the
+    checkout.
+    """
     target = tmp_path_factory.mktemp("installed")
     run(
         "-m",

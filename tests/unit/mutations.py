@@ -1,4 +1,6 @@
-"""Ways to damage what a user hands in, drawn from a seeded generator, and a guard that lets nothing but one named error pass."""
+"""Ways to damage what a user hands in, drawn from a seeded generator, and a guard that lets nothing
+but one named error pass.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class HangError(BaseException):
 
 
 def is_read(function: Callable[[], object], one_line: bool) -> bool:
-    """Whether it succeeds, in LIMIT_S, or else raises a UserError, in `one_line` if so required; any other error passes."""
+    """Whether it succeeds, in LIMIT_S, or else raises a UserError, in `one_line` if so required;
+    any other error passes.
+    """
     before = signal.signal(signal.SIGALRM, _hang)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
@@ -140,7 +144,9 @@ def mutated_json(content: dict[str, Any], draw: random.Random) -> bytes:
 
 
 def mutated_bytes(content: bytes, draw: random.Random, head: int = 64) -> bytes:
-    """Bytes changed, half of them in the first `head`; cut off, doubled, or with a mark of some encoding put in."""
+    """Bytes changed, half of them in the first `head`; cut off, doubled, or with a mark of some
+    encoding put in.
+    """
     found = bytearray(content or b" ")
     for _ in range(draw.choice((1, 1, 3, 20))):
         at = draw.randrange(min(head, len(found)) if draw.random() < 0.5 else len(found))

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# What each room may import beside itself and base/; a module is named where the whole room would be too much.
-# The floors, from the lowest: base; what knows no other room; engine; config; data, task, run; the two tasks; the commands.
+# What each room may import beside itself and base/; a module is named where the whole room would be
+# too much. The floors, from the lowest: base; what knows no other room; engine; config; data, task,
+# run; the two tasks; the commands.
 RUN_CONFIG = "config.run_config"  # the settings of a run, as types
 OF_TASKS = {"config", "data", "engine", "model", "reporting", "strategies", "task", "tracking"}
 ALLOWED: dict[str, set[str]] = {
@@ -36,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"config", "engine", "optim", "reporting", "run", "strategies"},
     "benchmark": {"detection", "optim", "run", "serving", *OF_TASKS},
 }
-# The dataclass of a command's settings, in the module of the command, may be named as a type by what the command calls.
+# The dataclass of a command's settings, in the module of the command, may be named as a type by
+# what the command calls.
 COMMANDS = {"doctor", "evaluate", "export", "predict", "serve", "shards", "serving.server"}
 WITH_HYDRA = {"config.compose", "config.entry_point", "run.records", "run.sweep"}
 # Files that import each other, be it inside a function; none may be added.
@@ -80,7 +82,7 @@ def type_only(tree: ast.AST) -> set[ast.AST]:
 
 
 def names_of(tree: ast.AST, *, types: bool = True) -> set[str]:
-    """What a file imports, in functions too, without what only types need where `types` is false."""
+    """What a file imports, in functions too; without `types` not what only types need."""
     left_out = set() if types else type_only(tree)
     found = set()
     for node in ast.walk(tree):
@@ -159,7 +161,9 @@ def annotations_of(tree: ast.AST, names: set[str]) -> list[ast.expr]:
 
 
 def test_any_is_no_way_around_the_floors() -> None:
-    """A configuration that is typed `Any` may be one of a room above, which the imports do not show."""
+    """A configuration that is typed `Any` may be one of a room above, which the imports do not
+    show.
+    """
     untyped = 0
     for path in FILES:
         types = annotations_of(tree_of(path), {"config", "settings"})

@@ -1,4 +1,6 @@
-"""The benchmarks: the figures depend on the machine; what is compared, written and refused does not."""
+"""The benchmarks: the figures depend on the machine; what is compared, written and refused does
+not.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,16 @@ from retina_dist.benchmark import data, scaling, step
 from retina_dist.config.compose import load_config
 
 SMALL = [
-    "model=retinanet_tiny", "canvases=[[64,64]]", "batch_sizes=[2]", "num_classes=3", "boxes=2", "steps=1", "warmup=0",
-    "rounds=2", "strategy.device=cpu",
-]  # fmt: skip
+    "model=retinanet_tiny",
+    "canvases=[[64,64]]",
+    "batch_sizes=[2]",
+    "num_classes=3",
+    "boxes=2",
+    "steps=1",
+    "warmup=0",
+    "rounds=2",
+    "strategy.device=cpu",
+]
 CLASSES = [
     "task=classification",
     "data.synthetic={num_classes: 3, num_images: 3}",
@@ -105,8 +114,10 @@ def test_a_process_measures_its_steps(
 
 def test_the_length_of_an_epoch_by_hand_and_drawn() -> None:
     speeds: dict[tuple[str, int], list[float]] = {
-        ("python", 1): [10.0, 12.0, 11.0], ("torchrun", 2): [20.0, 22.0, 21.0], ("mpirun", 2): [16.0, 18.0, 17.0]
-    }  # fmt: skip
+        ("python", 1): [10.0, 12.0, 11.0],
+        ("torchrun", 2): [20.0, 22.0, 21.0],
+        ("mpirun", 2): [16.0, 18.0, 17.0],
+    }
     rows: list[dict[str, Any]] = [
         scaling.row_of(job, values, speeds["python", 1], 13_200) | {"backend": "a backend"}
         for job, values in speeds.items()

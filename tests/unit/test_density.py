@@ -19,7 +19,8 @@ BRANCHING = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Asser
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
 
-# Of 1,000 lines of code; torchtitan, detectron2 and rf-detr have 7 to 10 conditional expressions and 13 to 28 comprehensions.
+# Of 1,000 lines of code; torchtitan, detectron2 and rf-detr have 7 to 10 conditional expressions
+# and 13 to 28 comprehensions.
 MAX_OF_1000_LINES = {
     "conditional expression": 31,
     "comprehension": 54,
@@ -94,7 +95,7 @@ def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]
 
 @pytest.fixture(scope="module")
 def counted() -> Counter[str]:
-    """Lines of code, tokens and dense expressions of the package, without docstrings and comments."""
+    """Lines of code, tokens and dense expressions, without docstrings and comments."""
     total: Counter[str] = Counter()
     for path in FILES:
         text = path.read_text()

@@ -1,4 +1,6 @@
-"""The documentation site: every page is on it and found by its search, and a dead link stops the build."""
+"""The documentation site: every page is on it and found by its search, and a dead link stops the
+build.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands and links of the README and docs/: every command composes, every relative link resolves."""
+"""Commands and links of the README and docs/: every command composes, every link resolves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ LAUNCHERS = ("torchrun", "horovodrun", "mpirun")
 
 
 def commands_of(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(configuration, overrides) of each of the package's commands in shell blocks and in inline code."""
+    """(configuration, overrides) of each of the package's commands in shell blocks and in inline
+    code.
+    """
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -65,7 +67,9 @@ def command_of(words: list[str]) -> tuple[str, list[str]] | None:
 
 
 def overrides_of(words: list[str]) -> list[tuple[str, ...]]:
-    """The overrides of a command, those of each job of a sweep; without Hydra's flags and placeholders."""
+    """The overrides of a command, those of each job of a sweep; without Hydra's flags and
+    placeholders.
+    """
     sweep = "-m" in words or "--multirun" in words
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     settings = [setting.replace("...", "") for setting in settings]
@@ -166,7 +170,9 @@ def test_files_that_the_pages_name_exist() -> None:
 
 
 def test_a_release_has_absolute_links(tmp_path: Path) -> None:
-    """PyPI shows the README without the other files; only the release knows where the repository is."""
+    """PyPI shows the README without the other files; only the release knows where the repository
+    is.
+    """
     steps = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"][
         "build"
     ]["steps"]

@@ -1,4 +1,6 @@
-"""Whatever a user hands in ends in success or in one named error: no other traceback, no hang, no memory without bound."""
+"""Whatever a user hands in ends in success or in one named error: no other traceback, no hang, no
+memory without bound.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +82,15 @@ def train_on(found: Annotations) -> None:
         return
     json.dumps(found.coco)
     settings = DetectionData(
-        name="x", batch_size=2, val_batch_size=2, min_sizes=[32], max_size=64, num_workers=0, bad_images="skip",
+        name="x",
+        batch_size=2,
+        val_batch_size=2,
+        min_sizes=[32],
+        max_size=64,
+        num_workers=0,
+        bad_images="skip",
         max_pixels=MAX_PIXELS,
-    )  # fmt: skip
+    )
     data = CocoDataModule(settings, train=found, val=found)
     for batch in [
         *data.val_batches(),

@@ -1,4 +1,4 @@
-"""`import retina_dist as rd`: the README's example, your own Dataset, errors, and what editors see."""
+"""`import retina_dist as rd`: the README's example, your own Dataset, errors, what editors see."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLE = re.findall(r"^## From Python\n.*?^```python\n(.*?)^```", README, re.M | re.S)[0]
 
-# Before the README's text, so that it takes seconds: two steps, one thread, few images, no data workers.
+# Before the README's text, so that it takes seconds: two steps, one thread, few images, no data
+# workers.
 SHORT = """
 import functools
 import retina_dist
 retina_dist.Trainer = functools.partial(retina_dist.Trainer, fast_dev_run=True, num_threads=1)
-retina_dist.ShapesConfig = functools.partial(retina_dist.ShapesConfig, num_train=12, num_val=4, image_size=64)
+retina_dist.ShapesConfig = functools.partial(
+    retina_dist.ShapesConfig, num_train=12, num_val=4, image_size=64
+)
 retina_dist.DetectionData = functools.partial(retina_dist.DetectionData, num_workers=0)
 """
 
-# A script without a main guard, whose dataset the data workers cannot import; its arguments say which runs to make.
+# A script without a main guard, whose dataset the data workers cannot import; its arguments say
+# which runs to make.
 SCRIPT = """
 import json
 import sys
@@ -63,7 +67,8 @@ class Shapes(torch.utils.data.Dataset):
         coco = json.loads((FOLDER / "annotations" / f"instances_{split}.json").read_text())
         self.names = [category["name"] for category in coco["categories"]]
         label = {category["id"]: i for i, category in enumerate(coco["categories"])}
-        self.images = [(image["id"], FOLDER / split / image["file_name"]) for image in coco["images"]]
+        files = FOLDER / split
+        self.images = [(image["id"], files / image["file_name"]) for image in coco["images"]]
         self.objects = {image_id: [] for image_id, _ in self.images}
         for entry in coco["annotations"]:
             self.objects[entry["image_id"]].append({**entry, "label": label[entry["category_id"]]})
@@ -74,19 +79,28 @@ class Shapes(torch.utils.data.Dataset):
     def __getitem__(self, i):
         image_id, path = self.images[i]
         objects = self.objects[image_id]
-        boxes = torch.tensor([found["bbox"] for found in objects], dtype=torch.float32).reshape(-1, 4)
+        boxes = [found["bbox"] for found in objects]
+        boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         columns = {key: [found[key] for found in objects] for key in ("iscrowd", "area")}
-        return Image.open(path), {"boxes": boxes, "labels": [found["label"] for found in objects], **columns}
+        labels = [found["label"] for found in objects]
+        return Image.open(path), {"boxes": boxes, "labels": labels, **columns}
 
 
 train, val = Shapes("train"), Shapes("val")
-batches = {"batch_size": 4, "val_batch_size": 2, "min_sizes": [64], "max_size": 64, "photometric": 0.5}
+batches = {"batch_size": 4, "val_batch_size": 2, "min_sizes": [64], "max_size": 64}
+batches["photometric"] = 0.5
 own = rd.TorchDatasetConfig(train=train, val=val, categories=train.names, **batches)
 for name in sys.argv[1:]:
     trainer = rd.Trainer(
         data=own if name == "own" else rd.DetectionData(root=str(FOLDER), **batches),
-        model=rd.ModelConfig(backbone="mobilenet_v3_small", variant="v2", fpn_channels=64, norm="sync_bn", score_threshold=0.001),
+        model=rd.ModelConfig(
+            backbone="mobilenet_v3_small",
+            variant="v2",
+            fpn_channels=64,
+            norm="sync_bn",
+            score_threshold=0.001,
+        ),
         optimizer=rd.OptimizerConfig(name="adamw", lr=1e-3),
         logging=rd.LoggingConfig(tensorboard=False, plots=False),
         max_duration="1epoch",
@@ -96,7 +110,8 @@ for name in sys.argv[1:]:
     )
     metrics = trainer.fit()
     found = trainer.evaluate().stats
-    assert all(abs(found[key] - metrics[f"coco/{key}"]) < 1e-9 for key in found if found[key] >= 0), (found, metrics)
+    defined = [key for key in found if found[key] >= 0]
+    assert all(abs(found[key] - metrics[f"coco/{key}"]) < 1e-9 for key in defined), (found, metrics)
 print("done")
 """
 
@@ -304,7 +319,8 @@ def test_annotations_of_its_own_spare_the_images() -> None:
         (
             (PIXELS.float(), BOXES, [0, 1]),
             ImageError,
-            r"train dataset\[0\]: an image has floats from 0 to 250; give uint8 or floats from 0 to 1",
+            r"train dataset\[0\]: an image has floats from 0 to 250; "
+            r"give uint8 or floats from 0 to 1",
         ),
         ((PIXELS, BOXES, [0]), DataError, r"has labels \[1\] for 2 boxes; give one for each"),
         (
@@ -351,9 +367,15 @@ def test_wrong_datasets_are_named() -> None:
 
 def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Path) -> None:
     data = rd.TorchDatasetConfig(
-        train=Items(*[(PIXELS, BOXES, [1, 0])] * 4), categories=["cat", "dog"], min_sizes=[32, 64], max_size=64,
-        batch_size=2, photometric=0.5, num_workers=0, name="own",
-    )  # fmt: skip
+        train=Items(*[(PIXELS, BOXES, [1, 0])] * 4),
+        categories=["cat", "dog"],
+        min_sizes=[32, 64],
+        max_size=64,
+        batch_size=2,
+        photometric=0.5,
+        num_workers=0,
+        name="own",
+    )
     trainer = rd.Trainer(
         data=data,
         optimizer=SGD,
@@ -378,7 +400,8 @@ def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
         if "class " not in text
     ]
     for number, text in enumerate([EXAMPLE, *blocks]):
-        before = "import torch\n\nimport retina_dist as rd\n\ntensor = torch.zeros(3, 8, 8, dtype=torch.uint8)\n"
+        before = "import torch\n\nimport retina_dist as rd\n\n"
+        before += "tensor = torch.zeros(3, 8, 8, dtype=torch.uint8)\n"
         (tmp_path / f"block_{number}.py").write_text(before + text)
     assert number >= 4
     line = [
