@@ -113,7 +113,9 @@ def places(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutated_json(content: dict[str, Any], draw: random.Random) -> bytes:
-    """The file with bytes changed, or with a few values replaced, left out, repeated or exchanged."""
+    """The file with bytes changed, or with a few values replaced, left out, repeated
+    or exchanged.
+    """
     if draw.random() < 0.2:
         return mutated_bytes(json.dumps(content).encode(), draw)
     content = copy.deepcopy(content)
@@ -206,7 +208,9 @@ SIZES = (0, 1, 2, 4, 7, 255, 1001, 65535, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 
 
 def with_claimed_size(content: bytes, draw: random.Random) -> bytes:
-    """A PNG, JPEG or BMP whose header claims other sides, checksums set right; others as they are."""
+    """A PNG, JPEG or BMP whose header claims other sides, checksums set right; others as
+    they are.
+    """
     found = bytearray(content)
     width, height = draw.choice(SIZES), draw.choice(SIZES)
     if content.startswith(b"\x89PNG"):
