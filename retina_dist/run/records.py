@@ -87,6 +87,14 @@ def redacted_command(words: list[str]) -> str:
     return redacted(shown)  # --token VALUE
 
 
+def markdown_of_start(folder: Path) -> str:
+    """The last start of a run as Markdown: its command and the settings that it changed."""
+    start = json.loads(read_bytes(folder / COMMAND))[-1]
+    rows = [f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"]]
+    table = "| setting | value | default |\n|---|---|---|\n" + "".join(rows)
+    return f"    {start['command']}\n\n{table}"
+
+
 def commit() -> str | None:
     """The commit of this code's checkout, with "+" when files were changed since; None outside of one."""
 
