@@ -127,7 +127,8 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes
     }
     train_step = TrainStep(state, plan, strategy, **stepping)
-    return TrainLoop(train_step, data, Recorder(), **{"store": store, **changes})
+    callbacks = changes.pop("callbacks", None) or Recorder()
+    return TrainLoop(train_step, data, callbacks, **{"store": store, **changes})
 
 
 def weights(one: TrainLoop) -> Tensor:
