@@ -20,7 +20,7 @@ from retina_dist.base.settings import setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import OfCheckpoint, command_of_task
 from retina_dist.reporting.page import page_if_possible
-from retina_dist.reporting.report import write_report
+from retina_dist.reporting.run_report import write_report
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.task.predictor import task_of
 

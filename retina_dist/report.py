@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.reporting.report import write_report
+from retina_dist.reporting.run_report import write_report
 from retina_dist.run.sweep import TABLE, write_sweep_report
 
 

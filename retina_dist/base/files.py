@@ -12,7 +12,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -23,13 +23,13 @@ from retina_dist.base.text import pluralize
 T = TypeVar("T")
 
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
-AZURE = "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) or AZURE_STORAGE_CONNECTION_STRING"
+AZURE = (
+    "set AZURE_STORAGE_ACCOUNT_NAME (with az login or a machine's identity) "
+    "or AZURE_STORAGE_CONNECTION_STRING"
+)
 EXTRAS = {"adlfs": '"retina-dist[azure]"', "huggingface_hub": '"retina-dist[hub]"'}
-WAITS = (
-    0.5,
-    1.0,
-    2.0,
-)  # seconds before the second, third and last attempt to reach a place behind a URL
+# Seconds before the second, third and last attempt to reach a place behind a URL.
+WAITS = (0.5, 1.0, 2.0)
 REFUSALS = (
     PermissionError,
     FileExistsError,
@@ -38,13 +38,17 @@ REFUSALS = (
     TypeError,
     ImportError,
 )
-ENOUGH_S = 60.0  # of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s
+# Seconds of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s.
+MAX_ATTEMPTS_S = 60.0
+# With these a spreadsheet takes a text for a formula, https://owasp.org/www-community/attacks/CSV_Injection
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a temporary file beside `path`, in a folder made if need be, sync it and rename it.
 
-    When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the old file is then as it was.
+    When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the old file
+    is then as it was.
     """
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
@@ -55,8 +59,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = f": make room in {path.parent}, or write to another disk" if full else ""
+        remedy = ""
+        if is_disk_full(error):
+            remedy = f": make room in {path.parent}, or write to another disk"
         raise UserError(
             f"{path} could not be written ({error}); older files are untouched{remedy}."
         ) from error
@@ -65,26 +70,45 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             temporary.unlink()
 
 
+def is_disk_full(error: OSError) -> bool:
+    """Whether a file could not be written because a disk, or a user's share of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within it, an OSError that names no file, as that of a full disk, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
-    """Raise ConfigError unless `text`, the value of `key`, is a file or folder that can be written here; leaves nothing behind."""
-    path, what, problem = Path(text), "folder" if folder else "file", ""
+    """Raise ConfigError unless `text`, the value of `key`, is a file or folder that can be written here.
+
+    Leaves nothing behind.
+    """
+    kind = "folder" if folder else "file"
     if "://" in str(text):
-        raise ConfigError(f"{key}={text} is a URL; give a local {what}.")
+        raise ConfigError(f"{key}={text} is a URL; give a local {kind}.")
+
+    path = Path(text)
+    problem = ""
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)  # raises for NUL, and for a name that is too long
-            problem = (
-                ""
-                if (path.is_dir() if folder else path.is_file())
-                else f"exists and is not a {what}"
-            )
-        tempfile.TemporaryFile(
-            dir=nearest_existing(path if folder else path.absolute().parent)
-        ).close()
+            is_right = path.is_dir() if folder else path.is_file()
+            if not is_right:
+                problem = f"exists and is not a {kind}"
+        place = nearest_existing(path if folder else path.absolute().parent)
+        tempfile.TemporaryFile(dir=place).close()
     except (OSError, ValueError) as error:
         problem = problem or f"cannot be written ({getattr(error, 'strerror', None) or error})"
     if problem:
-        raise ConfigError(f"{key}={text} {problem}; give another {what}.")
+        raise ConfigError(f"{key}={text} {problem}; give another {kind}.")
 
 
 def nearest_existing(path: Path) -> Path:
@@ -94,12 +118,19 @@ def nearest_existing(path: Path) -> Path:
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """A file to read. Raises OSError for a pipe or a device, which could keep a reader for ever, and for a missing file."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    """A file to read.
+
+    Raises OSError for a missing file, and for a pipe or a device, which could keep a reader for ever.
+    """
+    file = open(path, "rb", opener=_open_without_wait)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "this is not a regular file", str(path))
     return file
+
+
+def _open_without_wait(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def read_bytes(source: PathOrUrl) -> bytes:
@@ -116,10 +147,8 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # network file systems that take files only
+        # network file systems that take files only
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)
@@ -129,9 +158,10 @@ def sync_folder(folder: Path) -> None:
 class Url:
     """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods that the package needs.
 
-    A write replaces an object whole or not at all, as a PUT does. Each call asks fsspec for the file system, which belongs to a
-    thread and a process, and is made again after `WAITS` when the network or the service fails. Raises FileNotFoundError for what
-    is not there and UserError for a place that cannot be reached or written.
+    A write replaces an object whole or not at all, as a PUT does. Each call asks fsspec for the file system,
+    which belongs to a thread and a process, and is made again after `WAITS` when the network or the service
+    fails. Raises FileNotFoundError for what is not there and UserError for a place that cannot be reached or
+    written.
     """
 
     text: str
@@ -155,28 +185,36 @@ class Url:
         return Url(self.text.rsplit("/", 1)[0])
 
     def read_bytes(self) -> bytes:
-        return self._call("read", lambda system, path: system.cat_file(path))
+        """The content of the file."""
+
+        def read(system: Any, path: str) -> bytes:
+            return system.cat_file(path)
+
+        return self._call("read", read)
 
     def read_parts(
         self, parts: Sequence[tuple[str, int | None, int | None]]
     ) -> list[bytes | FileNotFoundError]:
         """Parts (name, first byte, byte after the last; None, None: all) of files in this folder, fetched together if possible."""
-        names, starts, ends = map(list, zip(*parts, strict=True))
+        names = [name for name, _, _ in parts]
+        starts = [start for _, start, _ in parts]
+        ends = [end for _, _, end in parts]
 
         def fetch(system: Any, folder: str) -> list[bytes | FileNotFoundError]:
-            answers = system.cat_ranges(
-                [f"{folder}/{name}" for name in names], starts, ends, on_error="return"
-            )
+            paths = [f"{folder}/{name}" for name in names]
+            answers = list(system.cat_ranges(paths, starts, ends, on_error="return"))
             for i, answer in enumerate(answers):
                 if isinstance(answer, (FileNotFoundError, IsADirectoryError)):
                     answers[i] = FileNotFoundError(f"there is no {self}/{names[i]}")
                 elif isinstance(answer, BaseException):
                     raise answer
-            return list(answers)
+            return answers
 
         return self._call("read", fetch)
 
     def write_bytes(self, data: bytes) -> None:
+        """Replace the file, in a folder made if need be."""
+
         def put(system: Any, path: str) -> None:
             try:
                 system.pipe_file(path, data)
@@ -187,7 +225,12 @@ class Url:
         self._call("written", put)
 
     def unlink(self) -> None:
-        self._call("removed", lambda system, path: system.rm_file(path))
+        """Remove the file."""
+
+        def remove(system: Any, path: str) -> None:
+            system.rm_file(path)
+
+        self._call("removed", remove)
 
     def glob(self, pattern: str) -> list[Url]:
         """The files whose names, from here, fit."""
@@ -198,11 +241,10 @@ class Url:
 
         def listing(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()
-            files = (
-                system.glob(f"{path}/{pattern}", detail=True)
-                if pattern
-                else system.find(path, detail=True)
-            )
+            if pattern:
+                files = system.glob(f"{path}/{pattern}", detail=True)
+            else:
+                files = system.find(path, detail=True)
             start = len(path.rstrip("/")) + 1
             return {str(name)[start:]: facts for name, facts in files.items()}
 
@@ -212,56 +254,65 @@ class Url:
             return {}
 
     def is_dir(self) -> bool:
-        return self._call("looked at", lambda system, path: bool(system.isdir(path)))
+        """Whether it is a folder."""
+
+        def look(system: Any, path: str) -> bool:
+            return bool(system.isdir(path))
+
+        return self._call("looked at", look)
 
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
-        from fsspec.core import url_to_fs
-
-        try:
-            system, path = url_to_fs(self.text)
-        except ImportError as error:
-            package = getattr(error.__cause__, "name", None) or "fsspec[full]"
-            raise UserError(
-                f"{self} needs a missing package; pip install {EXTRAS.get(package, package)}."
-            ) from error
-        except Exception as error:
-            remedy = (
-                AZURE
-                if self.text.startswith(("az:", "abfs"))
-                else "give a path or a URL of fsspec's"
-            )
-            raise UserError(
-                f"{self} cannot be opened ({describe_error(error)}); {remedy}."
-            ) from error
-        start, attempt = time.monotonic(), 1
+        """`method` of the file system and the path in it, with further attempts; `what` it does is for the error."""
+        system, path = self._open()
+        start = time.monotonic()
+        attempt = 1
         while True:
             try:
                 return method(system, path)
             except (FileNotFoundError, IsADirectoryError) as error:
                 raise FileNotFoundError(f"there is no {self}") from error
             except Exception as error:  # each file system has other exception classes
-                took_s, refused = time.monotonic() - start, _is_refusal(error)
-                if refused or attempt > len(WAITS) or took_s + WAITS[attempt - 1] > ENOUGH_S:
-                    tries = (
-                        "" if refused else f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
-                    )
-                    reason = f"{describe_error(error)}{tries}"
-                    raise UserError(
-                        f"{self} could not be {what} ({reason}); check network and credentials."
-                    ) from error
-                time.sleep(WAITS[attempt - 1])
-                attempt += 1
+                took_s = time.monotonic() - start
+                reason = describe_error(error)
+                if not _is_refusal(error):
+                    reason += f", {pluralize(attempt, 'attempt')} in {took_s:.1f} s"
+                    if attempt <= len(WAITS) and took_s + WAITS[attempt - 1] <= MAX_ATTEMPTS_S:
+                        time.sleep(WAITS[attempt - 1])
+                        attempt += 1
+                        continue
+                raise UserError(
+                    f"{self} could not be {what} ({reason}); check network and credentials."
+                ) from error
+
+    def _open(self) -> tuple[Any, str]:
+        """The file system, and the path in it."""
+        from fsspec.core import url_to_fs
+
+        try:
+            return url_to_fs(self.text)
+        except ImportError as error:
+            package = getattr(error.__cause__, "name", None) or "fsspec[full]"
+            raise UserError(
+                f"{self} needs a missing package; pip install {EXTRAS.get(package, package)}."
+            ) from error
+        except Exception as error:
+            remedy = "give a path or a URL of fsspec's"
+            if self.text.startswith(("az:", "abfs")):
+                remedy = AZURE
+            raise UserError(
+                f"{self} cannot be opened ({describe_error(error)}); {remedy}."
+            ) from error
 
 
 def _is_refusal(error: object) -> bool:
-    """Whether another attempt would not change the answer: by its class, or the HTTP status of aiohttp, azure-core or requests."""
+    """Whether another attempt would not change the answer.
+
+    It is told by the class, or by the HTTP status of aiohttp, azure-core or requests.
+    """
+    if isinstance(error, REFUSALS):
+        return True
     status = getattr(error, "status", None) or getattr(error, "status_code", None)
-    return (
-        isinstance(error, REFUSALS)
-        or isinstance(status, int)
-        and status < 500
-        and status not in (408, 429)
-    )
+    return isinstance(status, int) and status < 500 and status not in (408, 429)
 
 
 PathOrUrl = Path | Url
@@ -290,8 +341,9 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
 def names_in(folder: PathOrUrl) -> list[str]:
     """The sorted names in a folder; [] if it does not exist. Raises UserError when it cannot be listed."""
     try:
-        listed = folder.all_files() if isinstance(folder, Url) else os.listdir(folder)
-        return sorted(name for name in listed if "/" not in name)
+        if isinstance(folder, Url):
+            return sorted(name for name in folder.all_files() if "/" not in name)
+        return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -332,8 +384,25 @@ def write_json(target: PathOrUrl, content: Any, indent: int | None = 1) -> None:
     write_text(target, json.dumps(content, indent=indent) + "\n")
 
 
-def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """As `write_bytes`, a row per line; file names that cannot be decoded keep their bytes."""
+def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, escape_formulas: bool = False) -> None:
+    """As `write_bytes`, a row per line; file names that cannot be decoded keep their bytes.
+
+    With `escape_formulas`, for tables that people open in a spreadsheet, a text that would be computed
+    there begins with an apostrophe.
+    """
     table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows(rows)
+    writer = csv.writer(table, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_as_text(cell) for cell in row] if escape_formulas else row)
     write_text(path, table.getvalue(), errors="surrogateescape")
+
+
+def _as_text(cell: Any) -> Any:
+    """The cell, with an apostrophe where a spreadsheet would compute it."""
+    if not isinstance(cell, str) or not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

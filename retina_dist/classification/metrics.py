@@ -1,7 +1,4 @@
-"""Metrics of a classifier.
-
-Ranks gather one row for each image, and each computes the metrics from all rows.
-"""
+"""Metrics of a classifier: ranks gather one row for each image, and each computes the metrics from all rows."""
 
 from __future__ import annotations
 
@@ -17,17 +14,18 @@ from torch import Tensor
 
 from retina_dist.base.errors import DataError
 from retina_dist.classification.dataset import ImageBatch
-from retina_dist.reporting.analysis import MOST_IN_MATRIX
+from retina_dist.reporting.analysis import MAX_IN_MATRIX
 from retina_dist.task.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
 
-# Of a row: image, label, prediction, rank of the label's logit, loss, last logit - first logit,
-# probability of the prediction.
-COLUMNS = 7
+COLUMNS = 7  # image, label, prediction, rank of the label's logit, loss, last logit - first logit, probability of the prediction
 METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
-# Of two classes, the second one positive.
-BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")
+BINARY = (
+    "val/roc_auc",
+    "val/sensitivity",
+    "val/specificity",
+)  # of two classes, the second one is positive
 
 
 @dataclass(frozen=True)
@@ -42,23 +40,16 @@ class ClassificationResult:
     @property
     def per_class(self) -> dict[str, float | None]:
         """Accuracy of each class; None for one without images."""
-        counts = self.confusion.sum(axis=1)
-        accuracies: dict[str, float | None] = dict.fromkeys(self.classes)
-        for i, name in enumerate(self.classes):
-            if counts[i]:
-                accuracies[name] = float(self.confusion[i, i] / counts[i])
-        return accuracies
+        rows = zip(self.classes, self.confusion.diagonal(), self.confusion.sum(axis=1), strict=True)
+        return {name: float(right / count) if count else None for name, right, count in rows}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: null in place of NaN and of a confusion matrix of more than 2,000 classes."""
-        content: dict[str, Any] = {}
-        for name, value in self.metrics.items():
-            content[name.removeprefix("val/")] = value if math.isfinite(value) else None
-        content["per_class_accuracy"] = self.per_class
-        content["confusion"] = None
-        if len(self.classes) <= MOST_IN_MATRIX:
-            content["confusion"] = self.confusion.tolist()
-        return content
+        metrics = {
+            k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()
+        }
+        confusion = self.confusion.tolist() if len(self.classes) <= MAX_IN_MATRIX else None
+        return metrics | {"per_class_accuracy": self.per_class, "confusion": confusion}
 
 
 def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
@@ -74,20 +65,16 @@ def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> 
 
 
 def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
-    """The metrics of rows [N, 7], one for each image.
+    """The metrics of rows [N, 7], one for each image; every metric is NaN where a logit was not finite.
 
-    Every metric is NaN where a logit was not finite.
-
-    The balanced accuracy is the mean over the classes that have images (the macro recall). A metric
-    with an empty denominator is NaN, such as sensitivity without a positive image. Raises DataError
-    without any row.
+    The balanced accuracy is the mean over the classes that have images (the macro recall). A metric with an empty denominator is
+    NaN, such as sensitivity without a positive image. Raises DataError without any row.
     """
     if not len(rows):
         raise DataError(
             "no validation image could be read; look at the data with retina_dist.doctor."
         )
-    labels = rows[:, 1].astype(np.int64)
-    predictions = rows[:, 2].astype(np.int64)
+    labels, predictions = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
     counts = confusion.sum(axis=1)
@@ -108,26 +95,18 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
 
 
 def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Probability that an image of label 1 scores above one of label 0; a tie counts half.
-
-    It is the Mann-Whitney U from ranks, over the number of pairs; NaN without both labels.
-    """
+    """Probability that an image of label 1 scores above one of label 0, ties half (Mann-Whitney U from ranks); NaN without both."""
     positive = labels == 1
-    num_positive = int(positive.sum())
-    pairs = num_positive * int((~positive).sum())
+    pairs = int(positive.sum()) * int((~positive).sum())
     if not pairs:
         return math.nan
     _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
-    lowest_sum = num_positive * (num_positive + 1) / 2
-    return float((ranks[positive].sum() - lowest_sum) / pairs)
+    return float((ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2) / pairs)
 
 
 class ClassificationEvaluator(Evaluator[ClassificationResult]):
-    """Metrics of a model over `val`, the `Samples` of the validation set.
-
-    A warning counts images that cannot be read.
-    """
+    """Metrics of a model over `val`, the `Samples` of the validation set; a warning counts images that cannot be read."""
 
     def update(self, model: Any, batch: ImageBatch) -> Tensor:
         with self.autocast():
@@ -139,11 +118,9 @@ class ClassificationEvaluator(Evaluator[ClassificationResult]):
         none = torch.zeros((0, COLUMNS), dtype=torch.float64, device=self.strategy.device)
         gathered = self.strategy.all_gather(torch.cat([none, *parts])).cpu().numpy()
         rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
-        unread = len(self.val) - len(rows)
-        if self.strategy.is_main and unread:
+        if self.strategy.is_main and (unread := len(self.val) - len(rows)):
             logger.warning(
-                f"{unread} of {len(self.val)} validation images cannot be read; "
-                "no metric counts them"
+                f"{unread} of {len(self.val)} validation images cannot be read; no metric counts them"
             )
         result = evaluate_rows(rows, self.val.classes)
         return result, dict(result.metrics)

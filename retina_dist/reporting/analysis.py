@@ -7,13 +7,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from retina_dist.base.files import write_csv, write_json
+from retina_dist.base.text import escape
 from retina_dist.reporting.intervals import Resampled
+from retina_dist.reporting.run_files import Analysis, Confusion
 
-SHOWN = 24  # images of a kind in analysis.json
-MOST_IN_MATRIX = 2000  # labels; the file grows with their square
+MAX_LISTED = 24  # images of a kind in analysis.json
+MAX_IN_MATRIX = 2000  # labels; the file grows with their square
 
 
 def can_analyse() -> bool:
@@ -46,22 +49,26 @@ def analysis_of(
             for name, more in classes.items()
         },
         **parts,
-        "worst": list(images[:SHOWN]),
-        "best": list(images[: -SHOWN - 1 : -1]),
-        "confident": sorted(wrong, key=lambda image: -image["score"])[:SHOWN],
+        "worst": list(images[:MAX_LISTED]),
+        "best": list(images[: -MAX_LISTED - 1 : -1]),
+        "confident": sorted(wrong, key=lambda image: -image["score"])[:MAX_LISTED],
     }
     if folder:
         write_json(folder / "analysis.json", analysis)
-        write_csv(folder / "images.csv", [images[0], *(image.values() for image in images)])
+        write_csv(
+            folder / "images.csv",
+            [images[0], *(image.values() for image in images)],
+            escape_formulas=True,
+        )
         resampled.save(folder)
     return analysis
 
 
 def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
-    """`confusion` of analysis.json, of the matrix that `counts` gives; None above MOST_IN_MATRIX labels."""
+    """`confusion` of analysis.json, of the matrix that `counts` gives; None above MAX_IN_MATRIX labels."""
     return (
         {"labels": list(labels), "counts": counts().tolist()}
-        if len(labels) <= MOST_IN_MATRIX
+        if len(labels) <= MAX_IN_MATRIX
         else None
     )
 
@@ -87,40 +94,49 @@ def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | No
     return {"ece": ece, "mce": mce, "bins": bins}
 
 
-def confusions_of(analysis: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """True label, predicted label and number of each confusion, the most frequent first."""
-    labels, counts = analysis["confusion"]["labels"], np.array(analysis["confusion"]["counts"])
+def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[str, str, int]]:
+    """True label, predicted label and number of the `most` frequent confusions."""
+    labels = confusion.labels
+    counts = np.array(confusion.counts)
     np.fill_diagonal(counts, 0)
-    order = [
-        divmod(int(place), len(labels)) for place in np.argsort(-counts, axis=None, kind="stable")
-    ]
-    return [(labels[i], labels[j], int(counts[i, j])) for i, j in order if counts[i, j]]
+    order = np.argsort(-counts, axis=None, kind="stable")[: np.count_nonzero(counts)][:most]
+    pairs = []
+    for place in order.tolist():
+        i, j = divmod(place, len(labels))
+        pairs.append((labels[i], labels[j], int(counts[i, j])))
+    return pairs
 
 
 def lines_of(analysis: Mapping[str, Any]) -> list[str]:
-    """At most ten lines for a terminal: threshold, kinds of errors, confusions, calibration, worst images."""
+    """At most ten lines for a terminal: threshold, types of errors, confusions, calibration, worst images."""
+    known = msgspec.convert(analysis, Analysis)
     lines = [""]
-    best = analysis["threshold"]
-    if best and best["threshold"] is not None:
-        facts = ", ".join(f"{name} {best[name]:.3f}" for name in ("f1", "precision", "recall"))
-        lines.append(f"threshold of the best F1   {best['threshold']:.3f}: {facts}")
-    if errors := analysis["errors"]:
-        kinds = sorted(errors["types"].items(), key=lambda item: -item[1]["gain"])
-        words = [f"{name.replace('_', ' ')} +{kind['gain']:.3f}" for name, kind in kinds]
-        lines += [f"AP50 by correcting   {', '.join(words[:4])}", f"{'':<21}{', '.join(words[4:])}"]
-    if analysis["confusion"]:
-        pairs = [
-            pair for pair in confusions_of(analysis) if analysis["classes"].keys() >= set(pair[:2])
-        ]
-        words = [f"{right} taken for {other} ({count})" for right, other, count in pairs[:3]]
-        lines.append(f"most confused   {', '.join(words) or 'none'}")
-    if calibration := analysis["calibration"]:
-        lines.append(
-            f"calibration error   {calibration['ece']:.3f}, at most {calibration['mce']:.3f} in a bin"
-        )
+    best = known.threshold
+    if best and best.threshold is not None:
+        facts = f"f1 {best.f1:.3f}, precision {best.precision:.3f}, recall {best.recall:.3f}"
+        lines.append(f"threshold of the best F1   {best.threshold:.3f}: {facts}")
+
+    if known.errors:
+        gains = {name: each.gain or 0.0 for name, each in known.errors.types.items()}
+        words = []
+        for name in sorted(gains, key=lambda name: -gains[name]):
+            words.append(f"{name.replace('_', ' ')} +{gains[name]:.3f}")
+        lines.append(f"AP50 by correcting   {', '.join(words[:4])}")
+        lines.append(f"{'':<21}{', '.join(words[4:])}")
+
+    if known.confusion:
+        words = []
+        for right, other, count in confusions_of(known.confusion):
+            if right in known.classes and other in known.classes:
+                words.append(f"{escape(right)} taken for {escape(other)} ({count})")
+        lines.append(f"most confused   {', '.join(words[:3]) or 'none'}")
+
+    if known.calibration:
+        ece, mce = known.calibration.ece, known.calibration.mce
+        lines.append(f"calibration error   {ece:.3f}, at most {mce:.3f} in a bin")
+
     lines.append("worst images   hits / false alarms / misses")
-    for image in analysis["worst"][:3]:
-        lines.append(
-            f"  {image['file_name']}   {image['hits']} / {image['false_alarms']} / {image['misses']}"
-        )
+    for image in known.worst[:3]:
+        counts = f"{image.hits} / {image.false_alarms} / {image.misses}"
+        lines.append(f"  {escape(image.file_name)}   {counts}")
     return lines

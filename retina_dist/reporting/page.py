@@ -10,6 +10,7 @@ import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,27 +67,39 @@ def write_page(
     """Write the page `out` of `charts`, by section, and what else page.html shows. Raises ConfigError without the extra."""
     if lacking := missing_packages():
         raise ConfigError(f"a report needs {lacking}; run {INSTALL}.")
+
+    figures = []
+    for section in charts.values():
+        for chart in section:
+            figures.append({"data": chart.data, "layout": chart.layout})
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
+    content["figures"] = text.replace("<", "\\u003c")
+    content["plotly"] = _plotly() if figures else ""
+    html = _template().render(content, title=title, charts=charts)
+    write_text(out, html, errors="backslashreplace")
+    return out
+
+
+@cache
+def _template() -> Any:
     import jinja2
 
-    loader = jinja2.PackageLoader("retina_dist.reporting", "")
     pages = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True
+        loader=jinja2.PackageLoader("retina_dist.reporting", ""),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,
+        trim_blocks=True,
     )
     pages.filters |= {"number": format_number, "duration": format_duration}
     pages.globals |= {"colors": json.dumps(COLORS), "install": INSTALL}
-    figures = [
-        {"data": chart.data, "layout": chart.layout} for part in charts.values() for chart in part
-    ]
+    return pages.get_template("page.html")
+
+
+@cache
+def _plotly() -> str:
+    """plotly's JavaScript, compressed, as text."""
     script = resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-    content["plotly"] = (
-        base64.b64encode(gzip.compress(script, 6, mtime=0)).decode() if figures else ""
-    )
-    content["figures"] = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
-    html = pages.get_template("page.html").render(content, title=title, charts=charts)
-    write_text(out, html, errors="backslashreplace")
-    return out
+    return base64.b64encode(gzip.compress(script, 6, mtime=0)).decode()
 
 
 def format_number(value: Any) -> str:

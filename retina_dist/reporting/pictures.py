@@ -16,14 +16,11 @@ from torch.nn.functional import pad
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid
 
-from retina_dist.base.errors import ImageError
+from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.files import write_json
+from retina_dist.reporting.run_files import LISTS, MAX_LISTED, Details, read_typed
 
-LISTS, MOST_LISTED = (
-    ("worst", "confident", "best"),
-    6,
-)  # lists of analysis.json, and how many images of each are kept
-LARGEST_SIDE = 960  # px of an image that is kept
+MAX_SIDE = 960  # px of an image that is kept
 LONG_SIDE = 640  # px; smaller images are enlarged, so that text is readable
 WHITE = 255
 
@@ -64,40 +61,69 @@ def write_details(
     marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] = lambda image_id, analysis: [],
     **more: Any,
 ) -> None:
-    """Write details.json, what a report shows beside analysis.json: `more`, and the images that analysis.json lists first.
+    """Write details.json, what a report shows beside analysis.json, and the images that analysis.json lists first.
 
-    `read` gives an image uint8 [3, h, w] by its id, `marks` what is on it: `kind` ("object" or "prediction"), `text`, and `place`,
-    x, y, width and height in its pixels. An image that cannot be read is left out; images of earlier details are deleted.
+    An image that cannot be read is left out; images of earlier details are deleted.
+
+    Args:
+        folder: where analysis.json is, and details.json and images/ will be.
+        read: gives an image, uint8 [3, h, w], by its id.
+        marks: gives what is on an image: `kind` ("object" or "prediction"), `text`, and `place`: x, y,
+            width and height in its pixels.
+        more: other content of details.json.
     """
-    file, details, images = folder / "analysis.json", folder / "details.json", {}
-    before = json.loads(details.read_text(encoding="utf-8")) if details.is_file() else {}
-    for old in before.get("images", {}).values():  # by its list, since images/ may have other files
-        (folder / "images" / Path(old["file"]).name).unlink(missing_ok=True)
-    analysis = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    listed = [entry["image_id"] for kind in LISTS for entry in analysis.get(kind, ())[:MOST_LISTED]]
+    _delete_earlier(folder)
+    analysis: Mapping[str, Any] = {}
+    if (folder / "analysis.json").is_file():
+        analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
+    listed = []
+    for kind in LISTS:
+        for entry in analysis.get(kind, ())[:MAX_LISTED]:
+            listed.append(entry["image_id"])
+
+    images = {}
     for image_id in dict.fromkeys(listed):
         try:
             pixels = read(image_id)
         except ImageError:
             continue
         height, width = pixels.shape[-2:]
-        names = (f"images/{image_id}{'_' * n}.jpg" for n in count())
-        name = next(
-            name for name in names if not (folder / name).exists()
-        )  # another file is not ours
-        scale = LARGEST_SIDE / max(height, width)
-        if scale < 1:
-            size = [max(1, round(side * scale)) for side in (height, width)]
-            pixels = F.resize_image(pixels, size, antialias=True)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        F.to_pil_image(pixels).save(folder / name, quality=85)
         images[image_id] = {
-            "file": name,
+            "file": _save_small(pixels, folder, image_id),
             "width": width,
             "height": height,
             "marks": marks(image_id, analysis),
         }
-    write_json(details, {**more, "images": images}, indent=None)
+    write_json(folder / "details.json", {**more, "images": images}, indent=None)
+
+
+def _delete_earlier(folder: Path) -> None:
+    """Delete the images of an earlier details.json by its list, since images/ may have other files."""
+    try:
+        before = read_typed(folder / "details.json", Details, Details())
+    except DataError:  # it is not ours
+        return
+    for picture in before.images.values():
+        name = Path(picture.file).name
+        if name and not (folder / "images").is_symlink():
+            (folder / "images" / name).unlink(missing_ok=True)
+
+
+def _save_small(pixels: Tensor, folder: Path, image_id: int) -> str:
+    """Save an image with at most MAX_SIDE pixels a side below `folder`/images, under a free name, which is returned."""
+    for n in count():
+        name = f"images/{image_id}{'_' * n}.jpg"
+        if not (folder / name).exists():  # another file is not ours
+            break
+
+    height, width = pixels.shape[-2:]
+    scale = MAX_SIDE / max(height, width)
+    if scale < 1:
+        size = [max(1, round(height * scale)), max(1, round(width * scale))]
+        pixels = F.resize_image(pixels, size, antialias=True)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    F.to_pil_image(pixels).save(folder / name, quality=85)
+    return name
 
 
 @cache

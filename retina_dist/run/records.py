@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import shlex
 import subprocess
@@ -19,12 +18,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import retina_dist
-from retina_dist.base.files import read_bytes, write_json, write_text
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import write_json, write_text
 from retina_dist.base.redaction import redacted, redacted_tree, redacted_word
 from retina_dist.base.registry import as_dict
 from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
 from retina_dist.config.run_config import RunConfig, changed_settings
+from retina_dist.reporting.run_files import Result, read_typed
 from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"
@@ -34,48 +35,61 @@ LOSS = "train/loss"
 
 def describe_job(strategy: DistributedStrategy) -> str:
     """ "8 processes, Horovod over NCCL, NVIDIA H100", or "one process, cpu, 2 threads"."""
-    device, kind, threads = (
-        strategy.device,
-        type(strategy),
-        pluralize(torch.get_num_threads(), "thread"),
-    )
-    what = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {threads}"
-    )
-    # one from outside often inherits what it says of itself
-    outside = "" if kind.__module__.startswith("retina_dist.") else f"{kind.__name__}, "
-    processes = f", {strategy.world_size} processes" if strategy.world_size > 1 else ""
-    return f"{outside}{strategy.backend}, {what}{processes}"
+    device = strategy.device
+    place = f"{device.type}, {pluralize(torch.get_num_threads(), 'thread')}"
+    if device.type == "cuda":
+        place = torch.cuda.get_device_name(device)
+
+    words = [strategy.backend, place]
+    if not type(strategy).__module__.startswith("retina_dist."):
+        words.insert(0, type(strategy).__name__)  # which often inherits what it says of itself
+    if strategy.world_size > 1:
+        words.append(f"{strategy.world_size} processes")
+    return ", ".join(words)
 
 
-def write_start(config: RunConfig, strategy: DistributedStrategy, folder: Path, plan: str) -> None:
-    """Write every setting to config.yaml, and add this start to command.json, both without secrets; forget the last result."""
+def write_start(
+    config: RunConfig,
+    strategy: DistributedStrategy,
+    folder: Path,
+    plan: str,
+    resumed_at: int | None = None,
+) -> None:
+    """Write every setting to config.yaml, and add this start to command.json; forget the last result.
+
+    Both are without secrets. `resumed_at` is the step that the run continues from.
+    """
     (folder / RESULT).unlink(missing_ok=True)
-    write_text(
-        folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redacted_tree(as_dict(config))))
-    )
-    path, starts = folder / COMMAND, []
-    with contextlib.suppress(OSError, ValueError):
-        starts = json.loads(read_bytes(path))
+    settings = OmegaConf.create(redacted_tree(as_dict(config)))
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(settings))
+
+    starts: list[dict[str, Any]] = []
+    with contextlib.suppress(DataError):  # what is not ours is replaced
+        starts = read_typed(folder / COMMAND, list[dict[str, Any]], [])
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
-    given = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
+    given = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
     if HydraConfig.initialized():
         given = list(HydraConfig.get().overrides.task)  # of a sweep, the job's
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": redacted_command(["python", *program, *sys.argv[1:]]),
         "overrides": given,
-        "recipe": [
-            o for o in given if Path(config_dir(), o.lstrip("+").partition("=")[0]).is_dir()
-        ],
+        "recipe": [word for word in given if _names_entry(word)],
         "changed": changed_settings(config),
         "plan": plan,
         "job": describe_job(strategy),
         "versions": versions(),
         "commit": commit(),
+        "resumed_at": resumed_at,
     }
-    write_json(path, [*starts, redacted_tree(start)])
+    write_json(folder / COMMAND, [*starts, redacted_tree(start)])
+
+
+def _names_entry(override: str) -> bool:
+    """Whether it is GROUP=NAME."""
+    group = override.lstrip("+").partition("=")[0]
+    return Path(config_dir(), group).is_dir()
 
 
 def redacted_command(words: list[str]) -> str:
@@ -87,37 +101,30 @@ def redacted_command(words: list[str]) -> str:
     return redacted(shown)  # --token VALUE
 
 
-def markdown_of_start(folder: Path) -> str:
-    """The last start of a run as Markdown: its command and the settings that it changed."""
-    start = json.loads(read_bytes(folder / COMMAND))[-1]
-    rows = [f"| {key} | {value} | {default} |\n" for key, value, default in start["changed"]]
-    table = "| setting | value | default |\n|---|---|---|\n" + "".join(rows)
-    return f"    {start['command']}\n\n{table}"
-
-
 def commit() -> str | None:
     """The commit of this code's checkout, with "+" when files were changed since; None outside of one."""
-
-    def git(*words: str) -> str:
-        folder = Path(__file__).resolve().parent
-        return subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
     try:
-        git(
-            "ls-files", "--error-unmatch", Path(__file__).name
-        )  # not a checkout that the package is installed in
-        return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+        # fails for a package that is merely installed below some checkout
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
+def _git(*words: str) -> str:
+    folder = Path(__file__).resolve().parent
+    command = ["git", *words]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return ended.stdout.strip()
+
+
 def versions() -> dict[str, str]:
     """The versions of what the numbers of a run depend on beside its settings."""
-    horovod = {"horovod": metadata.version("horovod")} if "horovod" in sys.modules else {}
+    found = {}
+    if "horovod" in sys.modules:
+        found["horovod"] = metadata.version("horovod")
     return {
-        **horovod,
+        **found,
         "retina_dist": retina_dist.__version__,
         "torch": str(torch.__version__),
         "torchvision": str(torchvision.__version__),
@@ -126,7 +133,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """The content of result.json; empty without the file."""
-    path = folder / RESULT
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def read_result(folder: Path) -> Result:
+    """The content of result.json; empty without the file. Raises DataError for another shape."""
+    return read_typed(folder / RESULT, Result, Result())

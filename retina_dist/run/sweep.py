@@ -5,13 +5,15 @@ Each job's result.json states how it ended, wherever its launcher ran it; rank 0
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,24 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from retina_dist.base.errors import ConfigError, Preempted, UserError, describe_error, is_collective
+from retina_dist.base.errors import (
+    ConfigError,
+    DataError,
+    Preempted,
+    UserError,
+    describe_error,
+    is_collective,
+)
 from retina_dist.base.files import write_csv, write_json, write_text
 from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.text import escape, pluralize
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.compose import command_of, translate_hydra_errors, typed
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.run_config import RunConfig
+from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
+from retina_dist.reporting.run_files import Result, are_paired, load_resamples, read_typed
 from retina_dist.run.records import LOSS, RESULT, read_result
 from retina_dist.run.resume import CHECKPOINTS
 from retina_dist.strategies.launch_environment import detect_launch
@@ -39,6 +51,35 @@ from retina_dist.tracking.console import print_redacted
 from retina_dist.tracking.settings import MLFLOW_PARENT
 
 TABLE = "sweep.csv"
+MAX_TRIED = 50  # values of a setting that are checked before the first job
+
+
+@dataclass
+class SweepRow:
+    """A job of a sweep: its folder, how it ended, and the settings in which the jobs differ."""
+
+    folder: Path
+    result: Result
+    swept: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> str:
+        """`swept` as on a command line."""
+        return " ".join(f"{key}={value}" for key, value in self.swept.items())
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the job was trained to its end."""
+        return self.result.status == "ok"
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The best job, and why: the name and the value of what the jobs were compared by."""
+
+    row: SweepRow
+    name: str
+    value: float
 
 
 def run_job(
@@ -46,37 +87,48 @@ def run_job(
 ) -> float:
     """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper that optimizes.
 
-    A job that fails is reported, recorded, and gives NaN: the next one begins. Of several processes, one that fails alone ends the
-    sweep, because the others may be waiting for it. With resume=auto a job that was trained to its end has nothing to do.
+    A job that fails is reported, recorded, and gives NaN: the next one begins. Of several processes, one that
+    fails alone ends the sweep, because the others may be waiting for it. With resume=auto a job that was
+    trained to its end has nothing to do.
     """
     launch = detect_launch()
-    started, failure, skipped = time.perf_counter(), None, False
+    started = time.perf_counter()
+    failure: BaseException | None = None
+    records = launch.rank == 0
     sweep = Path(HydraConfig.get().sweep.dir)
-    if launch.rank == 0:
+    if records:
         _redact_settings(sweep / "multirun.yaml")
     with reported_errors():
         try:
             config = get_settings()
-            skipped = config.dry_run
+            records = records and not config.dry_run
             train(config)
         except BaseException as error:
             failure = error
-            alone = launch.world_size > 1 and not is_collective(error)
-            if alone or isinstance(error, Preempted) or not isinstance(error, Exception):
+            if _ends_sweep(error, launch.world_size):
                 raise
             if not isinstance(error, UserError):
                 print_redacted(traceback.format_exc(), sys.stderr)
             if launch.rank == getattr(error, "reporter", 0):
                 print_redacted(f"the job failed: {describe_error(error)}", sys.stderr)
         finally:
-            if launch.rank == 0 and not skipped:
+            if records:
                 _record(folder, failure, time.perf_counter() - started)
-                write_csv(sweep / TABLE, _cells(rows_of(sweep)))
+                write_csv(sweep / TABLE, _cells(rows_of(sweep)), escape_formulas=True)
             gc.collect()  # the next job needs this one's memory
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
-    best = read_result(folder).get("best") if failure is None else None
-    return math.nan if best is None else float(best)
+
+    if failure is not None:
+        return math.nan
+    best = read_result(folder).best
+    return math.nan if best is None else best
+
+
+def _ends_sweep(error: BaseException, world_size: int) -> bool:
+    """Whether no further job may begin: processes would wait for each other, or someone asked to stop."""
+    is_alone = world_size > 1 and not is_collective(error)
+    return is_alone or isinstance(error, Preempted) or not isinstance(error, Exception)
 
 
 def _redact_settings(file: Path) -> None:
@@ -88,15 +140,13 @@ def _redact_settings(file: Path) -> None:
 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
     """Add to the job's result.json, which may be of an older sweep, what this one knows of it."""
-    overrides = redacted_tree(list(HydraConfig.get().overrides.task))
-    content = (
-        {"status": "ok", "error": None, "seconds": seconds}
-        | read_result(folder)
-        | {"overrides": overrides}
-    )
+    content: dict[str, Any] = {"status": "ok", "error": None, "seconds": seconds}
+    with contextlib.suppress(DataError):  # it was cut short by a full disk
+        content |= read_typed(folder / RESULT, dict[str, Any], {})
+    content["overrides"] = redacted_tree(list(HydraConfig.get().overrides.task))
     if failure is not None:
-        status = "preempted" if isinstance(failure, Preempted) else "failed"
-        content |= {"status": status, "error": describe_error(failure)}
+        content["status"] = "preempted" if isinstance(failure, Preempted) else "failed"
+        content["error"] = describe_error(failure)
     write_json(folder / RESULT, content)
 
 
@@ -104,17 +154,24 @@ class SweepTable(Callback):
     """Before a sweep, refuse a folder that holds one; after it, print the table and write the report."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that nothing asks to continue."""
+        """Prepare the folder of the sweep.
+
+        Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that nothing asks
+        to continue. Results of jobs that all failed are deleted, so that they do not join the new table.
+        """
         with reported_errors(collective=True):
             _check_settings(config)
         if detect_launch().rank:
             return
+
         folder = Path(str(config.hydra.sweep.dir))
         with reported_errors():
-            if config.resume != "auto" and not config.dry_run and any(folder.rglob(CHECKPOINTS)):
-                raise ConfigError(
-                    f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir."
-                )
+            if config.resume != "auto" and not config.dry_run:
+                if any(folder.rglob(CHECKPOINTS)):
+                    raise ConfigError(
+                        f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir."
+                    )
+                _forget_failed(folder)
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
 
@@ -124,44 +181,54 @@ class SweepTable(Callback):
         rows = rows_of(folder)
         if detect_launch().rank or config.dry_run or not rows:
             return
-        table = _cells(rows, "{:.4g}".format)
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = (
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            for row in table
-        )
-        print("\n".join(["", *(line.rstrip() for line in lines), ""]))
+
+        print(f"\n{_as_text(_cells(rows, '{:.4g}'.format))}\n")
         print(f"{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
-        if best := best_of(rows):
-            row, name, value = best
-            print(f"{name} {value:.3f}: {row['settings']}, {row['folder']}", flush=True)
-        if not any(row["status"] == "ok" for row in rows):
+        best = best_of(rows)
+        if best:
+            place = f"{best.row.settings}, {best.row.folder}"
+            print(f"{best.name} {best.value:.3f}: {place}", flush=True)
+        if not any(row.ended_well for row in rows):
             raise SystemExit(2)
 
 
+def _forget_failed(folder: Path) -> None:
+    """Delete the results of an earlier sweep in `folder`, of which no job was trained, and say so."""
+    earlier = _results_in(folder)
+    for path in earlier:
+        path.unlink()
+    if earlier:
+        jobs = pluralize(len(earlier), "failed job")
+        print_redacted(
+            f"{folder} holds {jobs} of an earlier sweep, which this one replaces", sys.stderr
+        )
+
+
+def _as_text(cells: Sequence[Sequence[str]]) -> str:
+    """The cells below each other, on one line each row."""
+    shown = [[escape(cell) for cell in row] for row in cells]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = []
+    for row in shown:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
 def _check_settings(config: DictConfig) -> None:
-    """Raise what a job would for its keys and types; up to 50 values of a setting are tried beside the first of the others."""
+    """Raise what a job would for its keys and types.
+
+    Up to MAX_TRIED values of a setting are tried, beside the first of each other one.
+    """
     content: Any = OmegaConf.to_container(config)  # with ${hydra:...}, which only a job knows
-    hydra, place = content["hydra"], content["trainer"].get("checkpoint_dir")
-    given = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    values: dict[str, list[str]] = {}
-    for override in parser.parse_overrides([*given, *hydra["overrides"]["task"]]):
-        swept = override.is_sweep_override()
-        if swept and place and "${" not in place:
-            raise ConfigError(
-                f"trainer.checkpoint_dir={place} is that of all jobs; append '/${{hydra:job.num}}'."
-            )
-        if not override.is_interval_sweep():
-            each = (
-                override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
-            )
-            values[override.get_key_element()] = list(islice(each, 50))
+    values = _values_by_key(content["hydra"], content["trainer"].get("checkpoint_dir"))
     first = {key: each[0] for key, each in values.items()}
-    for job in [
-        first,
-        *(first | {key: value} for key, each in values.items() for value in each[1:]),
-    ]:
+    jobs = [first]
+    for key, each in values.items():
+        for value in each[1:]:
+            jobs.append(first | {key: value})
+
+    for job in jobs:
         overrides = [f"{key}={value}" for key, value in job.items()]
         with translate_hydra_errors(command_of("train")):
             composed = compose(config.hydra.job.config_name, overrides)
@@ -169,101 +236,165 @@ def _check_settings(config: DictConfig) -> None:
             typed(composed, "train", overrides)
 
 
+def _values_by_key(hydra: dict[str, Any], checkpoint_dir: str | None) -> dict[str, list[str]]:
+    """The values that the overrides of a sweep give to each key. Raises ConfigError for one folder of all jobs."""
+    params = hydra["sweeper"].get("params") or {}
+    given = [f"{key}={value}" for key, value in params.items()]
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    values: dict[str, list[str]] = {}
+    for override in parser.parse_overrides([*given, *hydra["overrides"]["task"]]):
+        swept = override.is_sweep_override()
+        if swept and checkpoint_dir and "${" not in checkpoint_dir:
+            raise ConfigError(
+                f"trainer.checkpoint_dir={checkpoint_dir} is that of all jobs; "
+                "append '/${hydra:job.num}'."
+            )
+        key = override.get_key_element()
+        if override.is_interval_sweep():
+            continue
+        if swept:
+            values[key] = list(islice(override.sweep_string_iterator(), MAX_TRIED))
+        else:
+            values[key] = [override.get_value_element_as_str()]
+    return values
+
+
 def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     """Write the table of the jobs, and a bar for each job and measure, to `out`, by default `folder`/report.html."""
     rows = rows_of(folder)
+    if not rows:
+        raise DataError(f"{folder} has no {RESULT} of a job; give the folder of a sweep.")
     best = best_of(rows)
-    columns, *lines = _cells(rows, "{:.4g}".format)
-    labels = [f"{Path(row['folder']).name}  {row['settings']}" for row in rows]
-    colors = [COLORS[1 if best and row is best[0] else 0] for row in rows]
+    labels = [f"{row.folder.name}  {row.settings}" for row in rows]
+    colors = [COLORS[1] if best and row is best.row else COLORS[0] for row in rows]
+    measures = {
+        _monitor(rows): [row.result.best for row in rows],
+        "last training loss": [row.result.loss for row in rows],
+        "images/s": [row.result.images_per_s for row in rows],
+    }
     charts = []
-    for title, key in (
-        (_monitor(rows), "best"),
-        ("last training loss", LOSS),
-        ("images/s", "images_per_s"),
-    ):
-        values = [row.get(key) if row["status"] == "ok" else None for row in rows]
+    for title, values in measures.items():
+        shown = [value if row.ended_well else None for row, value in zip(rows, values, strict=True)]
         bars = {
             "type": "bar",
             "orientation": "h",
             "y": labels,
-            "x": values,
+            "x": shown,
             "marker": {"color": colors},
         }
-        charts.append(
-            Chart(title, [bars], {"yaxis": {"autorange": "reversed"}}, 120 + 26 * len(rows))
-        )
+        layout = {"yaxis": {"autorange": "reversed"}}
+        charts.append(Chart(title, [bars], layout, 120 + 26 * len(rows)))
+
+    columns, *lines = _cells(rows, "{:.4g}".format)
     return write_page(
         out or folder / REPORT, f"Sweep {folder}", {"Jobs": charts}, columns=columns, rows=lines
     )
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Each job's result.json with its `folder`, and `swept`: the settings in which the jobs differ, as text `settings`."""
-    jobs = sorted(folder.rglob(RESULT), key=lambda path: (len(path.parent.name), path.parent.name))
-    rows = [read_result(path.parent) | {"folder": str(path.parent)} for path in jobs]
-    given = [
-        dict(o.lstrip("+").split("=", 1) for o in row.get("overrides", ()) if "=" in o)
-        for row in rows
-    ]
-    keys = dict.fromkeys(key for settings in given for key in settings)
-    swept = [
-        key for key in keys if len(rows) == 1 or len({settings.get(key) for settings in given}) > 1
-    ]
-    for row, settings in zip(rows, given, strict=True):
-        row["swept"] = {key: settings.get(key, "") for key in swept}
-        row["settings"] = " ".join(f"{key}={value}" for key, value in row["swept"].items())
+def _results_in(folder: Path) -> list[Path]:
+    """The result.json of each job, in the order of the jobs."""
+    return sorted(folder.rglob(RESULT), key=lambda path: (len(path.parent.name), path.parent.name))
+
+
+def rows_of(folder: Path) -> list[SweepRow]:
+    """The jobs of a sweep. One whose result.json is damaged has the status "unreadable"."""
+    rows = []
+    given: list[dict[str, str]] = []  # the settings of each job
+    for path in _results_in(folder):
+        try:
+            result = read_result(path.parent)
+        except DataError as error:
+            result = Result(status="unreadable", error=str(error))
+        rows.append(SweepRow(path.parent, result))
+        pairs = [o.lstrip("+").split("=", 1) for o in result.overrides if "=" in o]
+        given.append({key: value for key, value in pairs})
+
+    for key in dict.fromkeys(key for settings in given for key in settings):
+        values = {settings.get(key) for settings in given if settings}
+        if len(values) > 1 or len(rows) == 1:
+            for row, settings in zip(rows, given, strict=True):
+                row.swept[key] = settings.get(key, "")
     return rows
 
 
-def best_of(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str, float] | None:
+def best_of(rows: Sequence[SweepRow]) -> BestRow | None:
     """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
-    done = [row for row in rows if row["status"] == "ok"]
-    for key, name in (("best", _monitor(done)), (LOSS, LOSS)):
-        if ranked := [row for row in done if row.get(key) is not None]:
-            highest = key == "best" and ranked[0]["monitor_mode"] == "max"
-            row = (max if highest else min)(ranked, key=lambda row: row[key])
-            return row, f"{'best' if key == 'best' else 'lowest'} {name}", row[key]
-    return None
+    done = [row for row in rows if row.ended_well]
+    validated = {id(row): row.result.best for row in done if row.result.best is not None}
+    trained = {id(row): row.result.loss for row in done if row.result.loss is not None}
+    values = validated or trained
+    if not values:
+        return None
+
+    ranked = sorted((row for row in done if id(row) in values), key=lambda row: values[id(row)])
+    if not validated:
+        return BestRow(ranked[0], f"lowest {LOSS}", values[id(ranked[0])])
+    best = ranked[0]
+    if best.result.monitor_mode == "max":
+        highest = values[id(ranked[-1])]
+        best = next(row for row in ranked if values[id(row)] == highest)  # the first of equals
+    return BestRow(best, f"best {_monitor(done)}", values[id(best)])
 
 
-def compare_with_best(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def compare_with_best(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
     """Each job's 95 % interval of the monitored metric, and whether the interval of its difference to the best job holds 0.
 
     "" where a job has no resamples of its best validation: it failed, was resumed after it, or monitors a loss.
     """
-    from retina_dist.reporting.intervals import Resampled
-
-    name, best = _monitor(rows), best_of(rows)
-    known = []
-    for row in rows:
-        each = Resampled.load(Path(row["folder"])) if row["status"] == "ok" else None
-        known.append(each if each and each.values.get(name, math.nan) == row.get("best") else None)
-    top = known[rows.index(best[0])] if best else None
+    name = _monitor(rows)
+    best = best_of(rows)
+    known = [_resamples_of(row, name) for row in rows]
+    top = known[rows.index(best.row)] if best else None
     cells = []
     for each in known:
+        interval = ""
         verdict = ""
-        if each and top and each.images == top.images:
-            same = each.difference(top, name).holds_zero
-            verdict = (
-                "best" if each is top else "not distinguishable from the best" if same else "worse"
-            )
-        cells.append((str(each.interval(name)) if each else "", verdict))
+        if each:
+            interval = str(each.interval(name))
+        if each and top and are_paired(each, top, name):
+            verdict = "worse"
+            if each is top:
+                verdict = "best"
+            elif each.difference(top, name).holds_zero:
+                verdict = "not distinguishable from the best"
+        cells.append((interval, verdict))
     return cells
 
 
-def _cells(rows: list[dict[str, Any]], form: Callable[[float], str] = repr) -> list[list[str]]:
+def _resamples_of(row: SweepRow, metric: str) -> Resampled | None:
+    """The resamples of a job's best validation, if it has them."""
+    if not row.ended_well:
+        return None
+    try:
+        resampled = load_resamples(row.folder)
+    except DataError:  # the other jobs are compared all the same
+        return None
+    if resampled and resampled.values.get(metric, math.nan) == row.result.best:
+        return resampled
+    return None
+
+
+def _cells(rows: Sequence[SweepRow], form: Callable[[float], str] = repr) -> list[list[str]]:
     """The table of the jobs, by default with every digit; its first line has the names of the columns."""
-    columns = ["job", *rows[0]["swept"], "status", _monitor(rows), "95 % interval", "comparison"]
+    columns = ["job", *rows[0].swept, "status", _monitor(rows), "95 % interval", "comparison"]
     columns += [LOSS, "images_per_s", "seconds", "folder", "error"]
-    lines = []
+    lines = [columns]
     for row, bars in zip(rows, compare_with_best(rows), strict=True):
-        values = [row.get(key) for key in ("best", LOSS, "images_per_s", "seconds")]
-        best, *numbers = ("" if value is None else form(value) for value in values)
-        settings = [Path(row["folder"]).name, *row["swept"].values(), row["status"]]
-        lines.append([*settings, best, *bars, *numbers, row["folder"], row["error"] or ""])
-    return [columns, *lines]
+        result = row.result
+        numbers = []
+        for value in (result.best, result.loss, result.images_per_s, result.seconds):
+            numbers.append("" if value is None else form(value))
+        line = [
+            row.folder.name,
+            *row.swept.values(),
+            result.status,
+            numbers[0],
+            *bars,
+            *numbers[1:],
+        ]
+        lines.append([*line, str(row.folder), result.error or ""])
+    return lines
 
 
-def _monitor(rows: list[dict[str, Any]]) -> str:
-    return str(next((row["monitor"] for row in rows if row.get("monitor")), "best"))
+def _monitor(rows: Sequence[SweepRow]) -> str:
+    return next((row.result.monitor for row in rows if row.result.monitor), "best")

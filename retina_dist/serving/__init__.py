@@ -1,4 +1,1 @@
-"""A model behind HTTP.
-
-`scoring` goes from request to response, `batcher` makes batches of images, `app` is the web server.
-"""
+"""A model behind HTTP: from request to response (`scoring`), batches of images (`batcher`), the web server (`app`)."""

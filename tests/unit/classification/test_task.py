@@ -18,7 +18,7 @@ from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import task_of_checkpoint
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.reporting import report
+from retina_dist.reporting import run_report
 from retina_dist.run.assemble import train
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.task_contract import task_contract
@@ -172,7 +172,7 @@ def test_a_run_that_fails_writes_its_report(
 
     monkeypatch.setattr(metrics, "evaluate_rows", evaluate)
     if fails:
-        monkeypatch.setattr(report, "RunFiles", lambda folder: 1 / 0)
+        monkeypatch.setattr(run_report, "RunFiles", lambda folder: 1 / 0)
     overrides = [
         f"data.root={drawn}",
         f"output_dir={tmp_path}",

@@ -131,7 +131,7 @@ def test_without_hotcoco_the_rest_remains(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_matrix_of_very_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retina_dist.reporting.analysis.MOST_IN_MATRIX", 2)
+    monkeypatch.setattr("retina_dist.reporting.analysis.MAX_IN_MATRIX", 2)
     analysis, _ = analyse(evaluate_rows(truth_of((1, BOX, 1)), rows_of((1, BOX, 0.9, 1))))
     assert analysis["confusion"] is None
     assert analysis["errors"]["AP50"] == pytest.approx(1)

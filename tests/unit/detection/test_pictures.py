@@ -81,7 +81,8 @@ def test_a_report_gets_images_with_objects_and_predictions(tmp_path: Path) -> No
     (tmp_path / "images").mkdir()
     for name in ("4.jpg", "7.jpg", "mine.jpg"):
         (tmp_path / "images" / name).write_bytes(b"")
-    (tmp_path / "details.json").write_text('{"images": {"4": {"file": "images/4.jpg"}}}')
+    before = {"4": {"file": "images/4.jpg", "width": 9, "height": 9}}
+    (tmp_path / "details.json").write_text(json.dumps({"images": before}))
     write_report_details(result, annotations, tmp_path, MAX_PIXELS)
     assert {path.name for path in (tmp_path / "images").iterdir()} == {
         "7.jpg",

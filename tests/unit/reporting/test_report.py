@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,10 @@ from PIL import Image
 from retina_dist import __main__
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.reporting import page
+from retina_dist.reporting.charts import curves, results, running_median
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.reporting.report import (
-    RunFiles,
-    curves,
-    differences,
-    results,
-    running_median,
-    write_report,
-)
+from retina_dist.reporting.run_files import RunFiles
+from retina_dist.reporting.run_report import differences, write_report
 from retina_dist.tracking.loggers import CsvLogger
 from tests import browser
 
@@ -98,7 +94,7 @@ def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
     (folder / "config.yaml").write_text(
         yaml.safe_dump({"optimizer": {"lr": lr}, "seed": 7, "data": {"name": NASTY}})
     )
-    (folder / "images").mkdir()
+    (folder / "images").mkdir(parents=True)
     Image.new("RGB", (320, 240), "teal").save(folder / "images" / "x.jpg")
     return folder
 
@@ -149,7 +145,7 @@ def test_every_chart_is_one_of_plotly(
 
     drawn: dict[str, list[page.Chart]] = {}
     monkeypatch.setattr(
-        "retina_dist.reporting.report.write_page", lambda *args, **_: drawn.update(args[2])
+        "retina_dist.reporting.run_report.write_page", lambda *args, **_: drawn.update(args[2])
     )
     write_report(write_run(tmp_path / "a", task), write_run(tmp_path / "b", task))
     titles = {section for section, charts in drawn.items() if charts}
@@ -208,7 +204,7 @@ def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> N
     path = second / "analysis.json"
     path.write_text(path.read_text().replace("0.531", "0.55"))
     rows = differences(RunFiles(first), RunFiles(second))
-    assert rows[0][:4] == ("AP", "0.531", "0.550", "+0.019")
+    assert astuple(rows[0])[:4] == ("AP", "0.531", "0.550", "+0.019")
     html = write_report(first, second).read_text()
     assert "<td>optimizer.lr</td><td>0.01</td><td>0.02</td>" in html
     assert "first: loss" not in html
@@ -226,13 +222,13 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     after = {"coco/AP": 0.53 + noise, "coco/AP75": 0.4 + noise[::-1], "coco/APl": noise * math.nan}
     Resampled("same", {"coco/AP": 0.5, "coco/AP75": 0.4, "coco/APl": math.nan}, before).save(first)
     Resampled("same", {"coco/AP": 0.53, "coco/AP75": 0.4, "coco/APl": math.nan}, after).save(second)
-    rows = {row[0]: row[3:] for row in differences(RunFiles(first), RunFiles(second))}
+    rows = {row.metric: astuple(row)[3:] for row in differences(RunFiles(first), RunFiles(second))}
     assert rows["AP"] == ("+0.030", "0.0300 to 0.0300", "better")
     assert rows["AP75"][2] == "not distinguishable"
     assert rows["AP50"][1:] == rows["APl"][1:] == ("", ""), "not resampled, and undefined"
     assert "not distinguishable" in write_report(first, second).read_text()
     Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
-    assert {row[4] for row in differences(RunFiles(first), RunFiles(second))} == {""}
+    assert {row.interval for row in differences(RunFiles(first), RunFiles(second))} == {""}
     (first / "resamples.npz").write_text("damaged")
     assert write_report(first).is_file(), "a report of one run does not need it"
 

@@ -16,8 +16,9 @@ from retina_dist.base.errors import DataError, Preempted
 from retina_dist.base.files import write_json
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.reporting.intervals import Resampled
+from retina_dist.reporting.run_files import Result
 from retina_dist.run.records import LOSS, RESULT
-from retina_dist.run.sweep import compare_with_best
+from retina_dist.run.sweep import SweepRow, compare_with_best
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 Sweep = Callable[..., int]
@@ -92,11 +93,11 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
         0, 0.02, (2, 1000)
     )  # of images that are hard for all, and of one job alone
 
-    def job(name: str, best: float, samples: np.ndarray, seen: float) -> dict[str, Any]:
+    def job(name: str, best: float, samples: np.ndarray, seen: float) -> SweepRow:
         (tmp_path / name).mkdir()
         Resampled("images", {"coco/AP": seen}, {"coco/AP": seen + samples}).save(tmp_path / name)
-        ended = {"status": "ok", "monitor": "coco/AP", "monitor_mode": "max"}
-        return ended | {"best": best, "folder": str(tmp_path / name)}
+        ended = Result(status="ok", monitor="coco/AP", monitor_mode="max", best=best)
+        return SweepRow(tmp_path / name, ended)
 
     rows = [job("a", 0.98, noise, 0.98), job("b", 1.0, noise, 1.0), job("c", 0.99, own, 0.99)]
     bars, verdicts = zip(*compare_with_best(rows), strict=True)
@@ -104,10 +105,46 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
     low, high = map(float, bars[1].split(" to "))
     assert (low, high) == pytest.approx((0.96, 1.04), abs=0.01)  # of 1,000 draws
     rows.append(job("d", 2.0, noise, 1.5))  # resumed after its best validation
-    rows.append({"status": "failed", "monitor": "coco/AP", "best": None, "folder": str(tmp_path)})
+    rows.append(SweepRow(tmp_path, Result(status="failed", monitor="coco/AP")))
     assert compare_with_best(rows) == [*((text, "") for text in bars), ("", ""), ("", "")]
     Resampled("images", {}, {}).save(tmp_path / "a")  # every value was NaN
-    assert compare_with_best([rows[0] | {"best": None}, rows[1]]) == [("", ""), (bars[1], "best")]
+    rows[0].result.best = None
+    assert compare_with_best(rows[:2]) == [("", ""), (bars[1], "best")]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"best": "x"}', b"\xff", b"[" * 9999]
+)
+def test_an_unreadable_result_is_a_row_and_stops_nothing(
+    sweep: Sweep, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The result of the first job is damaged while the sweep runs."""
+
+    def train(config: Any) -> None:
+        trained(config)
+        if config.seed == 1:
+            Path("s/0", RESULT).write_bytes(content)
+
+    assert sweep("seed=0,1,2", "output_dir=s", train=train) == 0
+    assert [row["status"] for row in table("s")] == ["unreadable", "ok", "ok"]
+    assert [row["seed"] for row in table("s")] == ["", "1", "2"]
+    assert table("s")[0]["error"].startswith("s/0/result.json cannot be read (")
+    assert Path("s/report.html").is_file()
+    assert "unreadable" in capsys.readouterr().out
+
+
+def test_a_sweep_after_one_that_failed_has_only_its_own_jobs(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(config: Any) -> None:
+        raise DataError("no.")
+
+    assert sweep("seed=0,1,2", "output_dir=s", train=fails) == 2
+    assert "earlier sweep" not in capsys.readouterr().err
+    assert sweep("seed=0,1", "output_dir=s") == 0
+    assert [row["status"] for row in table("s")] == ["ok", "ok"]
+    replaced = "s holds 3 failed jobs of an earlier sweep, which this one replaces"
+    assert replaced in capsys.readouterr().err
 
 
 def test_hydras_other_ways_to_sweep(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,375 @@
+"""The charts of a report, by section; a section's function draws one run, or two in the same charts.
+
+`PANELS` is the table of the curves: a metric that a run logs is drawn by the first row that takes its name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retina_dist.reporting.page import COLORS, Chart
+from retina_dist.reporting.run_files import MAX_POINTS, Metric, RunFiles, Series
+from retina_dist.tracking.progress import TRAINING_GROUPS
+
+MAX_LINES = 10  # of one chart
+MAX_CLASSES = 60  # as bars, and in a drawn confusion matrix
+SHOWN_VALIDATIONS = 3  # curves of validation that are not hidden at first
+
+Trace = dict[str, Any]
+Runs = Sequence[RunFiles]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart of curves: those whose name is in `names`, or begins with `prefix`."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...] = ()
+    prefix: str | None = None
+
+    def takes(self, name: str) -> bool:
+        """Whether it draws the metric of this name."""
+        return name in self.names or (self.prefix is not None and name.startswith(self.prefix))
+
+
+VALIDATION = "Validation"  # takes the metrics of every validation but its losses
+PANELS = (
+    Panel("Loss", "loss", ("train/loss", "val/loss")),
+    Panel("Parts of the training loss", "loss", prefix="train/loss_"),
+    Panel(VALIDATION, "metric"),
+    Panel("Learning rate", "learning rate", ("train/lr",)),
+    Panel("Gradient norm", "L2 norm", ("train/grad_norm",)),
+    Panel("Speed", "images/s", ("time/images_per_s",)),
+)
+
+
+def curves(runs: Runs) -> Iterator[Chart]:
+    """What `PANELS` names over the steps, as far as logged.
+
+    Training values are drawn thin with their running median on top.
+    """
+    logged = dict.fromkeys(name for run in runs for name in run.series)
+    for panel in PANELS:
+        names = [name for name in logged if panel.takes(name)]
+        if panel.names:
+            names = [name for name in panel.names if name in logged]
+        if panel.title == VALIDATION:
+            names = [name for name in logged if _is_validation(name)]
+        if names:
+            yield _panel_chart(panel, names, runs)
+
+
+def _is_validation(name: str) -> bool:
+    return name.split("/")[0] not in TRAINING_GROUPS and not name.startswith("val/loss")
+
+
+def _panel_chart(panel: Panel, names: Sequence[str], runs: Runs) -> Chart:
+    traces: list[Trace] = []
+    values: list[float] = []
+    num_lines = 0
+    for run_place, run in enumerate(runs):
+        for name_place, name in enumerate(names):
+            series = run.series.get(name)
+            if series is None:
+                continue
+            line: Trace = {"color": COLORS[name_place % len(COLORS)], "width": 2}
+            if len(names) == 1:
+                line["color"] = COLORS[run_place]
+            elif run_place > 0:
+                line["dash"] = "dash"
+
+            label = _label(run, runs, name)
+            if name.split("/")[0] in TRAINING_GROUPS:
+                traces += _noisy_lines(series, label, line)
+            else:
+                traces.append(_marked_line(series, label, line))
+                traces[-1]["visible"] = True if name_place < SHOWN_VALIDATIONS else "legendonly"
+            values += series.values
+            num_lines += 1
+
+    axes = _axes("optimizer step", panel.unit, y=_usual(values))
+    look = {"showlegend": num_lines > 1, "hovermode": "x unified"}
+    return Chart(panel.title, traces, axes | look)
+
+
+def _noisy_lines(series: Series, label: str, line: Trace) -> list[Trace]:
+    """The values, thin and pale, and their running median."""
+    thinned = _thinned(series)
+    span = 2 * (len(thinned.values) // 40) + 1
+    common: Trace = {"name": label, "legendgroup": label, "x": thinned.steps, "mode": "lines"}
+    pale = {
+        "y": _rounded(thinned.values),
+        "line": {**line, "width": 1},
+        "opacity": 0.35,
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+    smooth = {"y": _rounded(running_median(thinned.values, span)), "line": line}
+    return [common | pale, common | smooth]
+
+
+def _marked_line(series: Series, label: str, line: Trace) -> Trace:
+    thinned = _thinned(series)
+    return {
+        "name": label,
+        "legendgroup": label,
+        "x": thinned.steps,
+        "y": _rounded(thinned.values),
+        "mode": "lines+markers",
+        "line": line,
+    }
+
+
+def results(runs: Runs) -> Iterator[Chart]:
+    """Metrics, and each class, with their 95 % intervals."""
+    known = [run for run in runs if run.analysis]
+    if not known or known[0].analysis is None:
+        return
+    layout = {"barmode": "group", "showlegend": len(runs) > 1}
+    first = known[0].analysis
+    named = [name for name, metric in known[0].metrics.items() if metric.low is not None]
+    yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run in known], layout)
+
+    values = {name: m.value for name, m in first.classes.items() if m.value is not None}
+    ranked = sorted(values, key=values.__getitem__)
+    title = "Each class"
+    if len(ranked) > MAX_CLASSES:
+        half = MAX_CLASSES // 2
+        title = f"The worst and the best {half} of {len(ranked)} classes"
+        ranked = ranked[:half] + ranked[-half:]
+
+    bars = []
+    for run in known:
+        classes = run.analysis.classes if run.analysis else {}
+        bars.append(_bars(run, runs, ranked, classes, "x"))
+    yield Chart(title, bars, layout, max(320, 90 + 24 * len(known) * len(ranked)))
+
+
+def _bars(
+    run: RunFiles, runs: Runs, names: Sequence[str], metrics: Mapping[str, Metric], axis: str
+) -> Trace:
+    """The values of `names` along an axis."""
+    values: list[float | None] = []
+    up: list[float | None] = []
+    down: list[float | None] = []
+    for name in names:
+        metric = metrics.get(name, Metric())
+        values.append(metric.value)
+        if metric.value is None or metric.low is None or metric.high is None:
+            up.append(None)
+            down.append(None)
+        else:  # an interval may leave out its value, which is not corrected for bias
+            up.append(max(0.0, metric.high - metric.value))
+            down.append(max(0.0, metric.value - metric.low))
+
+    whiskers = {"symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
+    trace = _of_run(run, runs) | {"type": "bar", axis: values, f"error_{axis}": whiskers}
+    if axis == "x":
+        return trace | {"orientation": "h", "y": list(names)}
+    return trace | {"orientation": "v", "x": list(names)}
+
+
+def precision_recall(runs: Runs) -> Iterator[Chart]:
+    """Precision over recall: the mean and, of one run with few of them, each class."""
+    recalls = np.linspace(0, 1, 101).round(2).tolist()
+    titles = dict.fromkeys(title for run in runs for title in run.details.precision_recall)
+    for title in titles:
+        traces = []
+        for run_place, run in enumerate(runs):
+            lines = list(run.details.precision_recall.get(title, {}).items())
+            if len(runs) > 1 or len(lines) > MAX_LINES:
+                lines = lines[:1]
+            for place, (name, precisions) in enumerate(lines):
+                traces.append(
+                    {
+                        "name": name if len(runs) == 1 else run.name,
+                        "mode": "lines",
+                        "line": {
+                            "color": COLORS[(place + run_place) % len(COLORS)],
+                            "width": 1.7 if place else 3,
+                        },
+                        "x": recalls,
+                        "y": precisions,
+                    }
+                )
+        axes = _axes("recall", "precision", x={"range": [0, 1]}, y={"range": [0, 1.02]})
+        yield Chart(title, traces, axes | {"showlegend": True}, 400)
+
+
+def confusion(runs: Runs) -> Iterator[Chart]:
+    """Predictions by true class; of very many classes only the table of the page."""
+    for run in runs:
+        matrix = run.analysis and run.analysis.confusion
+        if not matrix or len(matrix.labels) > MAX_CLASSES:
+            continue
+        counts = np.array(matrix.counts)
+        shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+        told = "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"
+        trace = {
+            "type": "heatmap",
+            "x": matrix.labels,
+            "y": matrix.labels,
+            "z": shares.round(4).tolist(),
+            "text": matrix.counts,
+            "hovertemplate": told,
+            "zmin": 0,
+            "zmax": 1,
+            "texttemplate": "%{text}" if len(matrix.labels) <= 20 else "",
+        }
+        yield Chart(
+            _title("Share of each true class", run, runs),
+            [trace],
+            _axes("predicted", "true", y={"autorange": "reversed"}),
+            height=max(340, 130 + 28 * len(matrix.labels)),
+            wide=len(matrix.labels) > 12,
+        )
+
+
+def errors(runs: Runs) -> Iterator[Chart]:
+    """The AP50 that the correction of each type of error would add."""
+    traces = []
+    for run in runs:
+        known = run.analysis and run.analysis.errors
+        if known:
+            names = list(reversed(known.types))
+            traces.append(
+                {
+                    **_of_run(run, runs),
+                    "type": "bar",
+                    "orientation": "h",
+                    "y": [name.replace("_", " ") for name in names],
+                    "x": [known.types[name].gain for name in names],
+                }
+            )
+    if traces:
+        title = "AP50 that the correction of each type would add"
+        yield Chart(title, traces, {"showlegend": len(runs) > 1})
+
+
+def calibration(runs: Runs) -> Iterator[Chart]:
+    """How often predictions of a confidence are right."""
+    dotted = {"color": "#8a929c", "dash": "dot"}
+    ideal = {"name": "calibrated", "x": [0, 1], "y": [0, 1], "mode": "lines", "line": dotted}
+    traces: list[Trace] = [{**ideal, "hoverinfo": "skip"}]
+    for run in runs:
+        known = run.analysis and run.analysis.calibration
+        if known:
+            bins = [each for each in known.bins if each.count]
+            traces.append(
+                {
+                    **_of_run(run, runs),
+                    "x": [each.confidence for each in bins],
+                    "y": [each.accuracy for each in bins],
+                    "mode": "lines+markers",
+                    "text": [each.count for each in bins],
+                    "hovertemplate": "%{y:.3f} of %{text} predictions are right",
+                }
+            )
+    if len(traces) > 1:
+        axes = _axes(
+            "confidence", "share that is right", x={"range": [0, 1]}, y={"range": [0, 1.02]}
+        )
+        yield Chart("Reliability", traces, axes | {"showlegend": True})
+
+
+def times(runs: Runs) -> Iterator[Chart]:
+    """Seconds of each phase on each rank."""
+    for run in runs:
+        ranks = run.timings.ranks
+        if not ranks:
+            continue
+        traces = []
+        for phase in ranks[0].seconds:
+            seconds = [rank.seconds[phase] for rank in ranks]
+            if any(seconds):
+                traces.append(
+                    {
+                        "type": "bar",
+                        "orientation": "h",
+                        "name": phase.replace("_", " "),
+                        "y": [f"rank {i}" for i in range(len(ranks))],
+                        "x": seconds,
+                    }
+                )
+        layout = _axes("seconds", "", y={"autorange": "reversed"})
+        layout |= {"barmode": "stack", "showlegend": True}
+        title = _title("Each rank", run, runs)
+        yield Chart(title, traces, layout, 180 + 26 * len(ranks), wide=True)
+
+
+SECTIONS: dict[str, Callable[[Runs], Iterator[Chart]]] = {
+    "Curves": curves,
+    "Results": results,
+    "Precision and recall": precision_recall,
+    "Confusion matrix": confusion,
+    "Types of errors": errors,
+    "Calibration": calibration,
+    "Time": times,
+}
+
+
+def _axes(x_title: str, y_title: str, x: Trace | None = None, y: Trace | None = None) -> Trace:
+    return {
+        "xaxis": {"title": {"text": x_title, "standoff": 8}, **(x or {})},
+        "yaxis": {"title": {"text": y_title, "standoff": 8}, **(y or {})},
+    }
+
+
+def _title(text: str, run: RunFiles, runs: Runs) -> str:
+    return f"{text}, {run.name}" if len(runs) > 1 else text
+
+
+def _label(run: RunFiles, runs: Runs, name: str) -> str:
+    label = name.split("/", 1)[-1].removeprefix("loss_").replace("_", " ")
+    label = {"train/loss": "training", "val/loss": "validation"}.get(name, label)
+    return f"{run.name}: {label}" if len(runs) > 1 else label
+
+
+def _of_run(run: RunFiles, runs: Runs) -> Trace:
+    return {"name": run.name, "marker": {"color": COLORS[runs.index(run)]}}
+
+
+def running_median(values: Sequence[float], span: int) -> np.ndarray:
+    """Median of the finite values among the `span` (odd) around each; it neither lags nor follows outliers.
+
+    Time and memory are the number of values times `span`: thin them first.
+
+    >>> running_median([1.0, 9.0, 3.0, 4.0, 5.0], span=3).tolist()
+    [5.0, 3.0, 4.0, 4.0, 4.5]
+    """
+    numbers = np.asarray(values, dtype=float)
+    finite = np.where(np.isfinite(numbers), numbers, np.nan)
+    padded = np.pad(finite, span // 2, constant_values=np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the median of no values is nan
+        return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, span), axis=1)
+
+
+def _usual(values: Sequence[float]) -> Trace:
+    """An axis that is cut above almost all values, so that a few outliers do not flatten the rest."""
+    finite = np.array(values)[np.isfinite(values)]
+    if not len(finite) or finite.min() < 0 or finite.max() <= 0:
+        return {}
+    highest = float(finite.max())
+    usual = float(np.percentile(finite, 99))
+    return {"range": [0, 1.08 * (highest if highest < 2 * usual else usual)]}
+
+
+def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """Five digits, more than a chart can show; null for NaN and infinity, which JSON lacks."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+
+
+def _thinned(series: Series) -> Series:
+    """At most MAX_POINTS or so, evenly spread, the last one included."""
+    stride = len(series.steps) // MAX_POINTS + 1
+    return Series(
+        series.steps[:-1:stride] + series.steps[-1:],
+        series.values[:-1:stride] + series.values[-1:],
+    )

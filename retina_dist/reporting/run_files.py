@@ -1,0 +1,511 @@
+"""The files of a run folder, each read once into what a run writes; every later line may trust the types.
+
+A folder may come from elsewhere: a link that leaves it is not followed, and a file of another shape is one
+sentence that names it.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from retina_dist.base.errors import DataError, first_line
+from retina_dist.base.files import open_regular, read_bytes
+from retina_dist.base.settings import flattened
+from retina_dist.base.yaml_files import load_yaml
+from retina_dist.reporting.intervals import FILE, Resampled
+
+FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
+LISTS = ("worst", "confident", "best")  # of images in analysis.json
+MAX_LISTED = 6  # images of a list that are shown
+MAX_POINTS = 1500  # of a curve, or up to twice as many
+MAX_PICTURE = 8 << 20  # bytes of an image in a report
+STEP = "step"
+
+T = TypeVar("T")
+Number = Annotated[float, Meta(ge=-1e300, le=1e300)]  # finite, as JSON and charts need it
+Optional = Number | None
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Side = Annotated[int, Meta(ge=1, le=10**6)]
+
+
+class Result(Struct):
+    """result.json: how a training ended. `status` is "" where it has not ended."""
+
+    status: str = ""
+    error: str | None = None
+    step: Count | None = None
+    planned_steps: Count | None = None
+    monitor: str | None = None
+    monitor_mode: str | None = None
+    best: Optional = None
+    seconds: Optional = None
+    metrics: dict[str, Optional] = {}
+    loss: Optional = msgspec.field(name="train/loss", default=None)
+    images_per_s: Optional = None
+    overrides: list[str] = []
+
+    @property
+    def progress(self) -> str:
+        """ "60 of 200", or "60" where the plan is not known."""
+        if self.planned_steps is None or self.planned_steps == self.step:
+            return str(self.step)
+        return f"{self.step} of {self.planned_steps}"
+
+    @property
+    def unfinished(self) -> str:
+        """Why the numbers are not those of a whole training; "" where they are."""
+        if self.status == "":
+            return "has not ended"
+        if self.status != "ok":
+            return f"{self.status}, at step {self.progress}"
+        if self.progress != str(self.step):
+            return f"ended early, at step {self.progress}"
+        return ""
+
+
+class Start(Struct):
+    """One entry of command.json; `resumed_at` is the step that it continued from."""
+
+    time: str = ""
+    command: str = ""
+    overrides: list[str] = []
+    recipe: list[str] | None = []
+    changed: list[tuple[str, str, str]] = []
+    plan: str = ""
+    job: str | None = None
+    versions: dict[str, str] = {}
+    commit: str | None = None
+    resumed_at: Count | msgspec.UnsetType | None = msgspec.UNSET  # unknown in older runs
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continued the run of the start before it."""
+        if self.resumed_at is msgspec.UNSET:
+            return any(override.startswith("resume=") for override in self.overrides)
+        return self.resumed_at is not None
+
+
+class Percentiles(Struct):
+    """Milliseconds of a part of a step, of 50, 90 and 99 % of the steps at most."""
+
+    p50: Number
+    p90: Number
+    p99: Number
+
+
+class Memory(Struct):
+    """The most memory in GiB."""
+
+    process: Optional = None
+    device: Optional = None
+
+
+class RankTimes(Struct):
+    """Seconds of each phase of one rank, milliseconds of a step's parts, and memory."""
+
+    seconds: dict[str, Number]
+    wall_s: Number
+    steps: Count
+    step_ms: dict[str, Percentiles]
+    peak_gib: Memory
+
+    def __post_init__(self) -> None:
+        if not {"own", "step"} <= self.step_ms.keys():
+            raise ValueError("step_ms lacks own or step")
+
+
+class Timings(Struct):
+    """timings.json: the times of every rank."""
+
+    slowest: Count = 0
+    ranks: list[RankTimes] = []
+
+    def __post_init__(self) -> None:
+        if self.slowest >= max(1, len(self.ranks)):
+            raise ValueError(f"slowest is {self.slowest} of {len(self.ranks)} ranks")
+        if any(rank.seconds.keys() != self.ranks[0].seconds.keys() for rank in self.ranks):
+            raise ValueError("the ranks have other phases")
+
+
+class Metric(Struct):
+    """A value and the interval around it."""
+
+    value: Optional = None
+    low: Optional = None
+    high: Optional = None
+
+    def __post_init__(self) -> None:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("an interval has one end")
+        if self.low is not None and self.value is None:
+            raise ValueError("an interval has no value")
+
+
+class ClassMetric(Metric):
+    """The same of a class, at its threshold of the best F1."""
+
+    threshold: Optional = None
+    f1: Optional = None
+    precision: Optional = None
+    recall: Optional = None
+    objects: Count | None = None
+
+
+class Threshold(Struct):
+    """The score from which on F1 is best, and what it is there."""
+
+    threshold: Optional = None
+    f1: Optional = None
+    precision: Optional = None
+    recall: Optional = None
+
+
+class Confusion(Struct):
+    """How often each true label (row) is predicted as each label (column)."""
+
+    labels: list[str]
+    counts: list[list[Count]]
+
+    def __post_init__(self) -> None:
+        size = len(self.labels)
+        if size == 0 or len(self.counts) != size or any(len(row) != size for row in self.counts):
+            raise ValueError("counts is not a square of the labels")
+
+
+class ErrorType(Struct):
+    """How often a type of error occurs, and the AP50 that correcting it would add."""
+
+    count: Count | None = None
+    gain: Optional = None
+
+
+class ErrorTypes(Struct):
+    """AP50 and its types of errors."""
+
+    types: dict[str, ErrorType]
+    AP50: Optional = None
+
+
+class Bin(Struct):
+    """Predictions of about one confidence, and the share that is right."""
+
+    count: Count
+    confidence: Optional = None
+    accuracy: Optional = None
+
+
+class Calibration(Struct):
+    """The bins, and the mean and the largest difference between confidence and accuracy."""
+
+    bins: list[Bin]
+    ece: Optional = None
+    mce: Optional = None
+
+
+class ListedImage(Struct):
+    """An image of a list of analysis.json."""
+
+    file_name: str
+    image_id: int | str
+    hits: Count = 0
+    false_alarms: Count = 0
+    misses: Count = 0
+    score: Optional = None
+    label: str | None = msgspec.field(name="class", default=None)
+    predicted: str | None = None
+
+
+class Analysis(Struct):
+    """analysis.json."""
+
+    task: str = ""
+    images: Count = 0
+    metrics: dict[str, Metric] = {}
+    classes: dict[str, ClassMetric] = {}
+    threshold: Threshold | None = None
+    confusion: Confusion | None = None
+    errors: ErrorTypes | None = None
+    calibration: Calibration | None = None
+    worst: list[ListedImage] = []
+    confident: list[ListedImage] = []
+    best: list[ListedImage] = []
+
+
+class Mark(Struct):
+    """A rectangle on an image; `place` is x, y, width and height in pixels."""
+
+    kind: Literal["object", "prediction"]
+    text: str
+    place: tuple[Number, Number, Number, Number]
+
+
+class Picture(Struct):
+    """An image below images/, with what is drawn on it."""
+
+    file: str
+    width: Side
+    height: Side
+    marks: list[Mark] = []
+
+
+Line = Annotated[list[Optional], Meta(min_length=101, max_length=101)]
+
+
+class Details(Struct):
+    """details.json: curves by title and class, images by id."""
+
+    precision_recall: dict[str, dict[str, Line]] = {}
+    images: dict[str, Picture] = {}
+
+
+@dataclass(frozen=True)
+class ShownPicture:
+    """An image of a report: its entry of analysis.json, its marks, and its JPEG as a data URL."""
+
+    image: ListedImage
+    picture: Picture
+    source: str
+
+
+@dataclass
+class Series:
+    """The logged values of a metric, at most 2 x MAX_POINTS of them, the last one included."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+class RunFiles:
+    """The files of a run folder, each empty where it is missing; `settings` are by dotted key.
+
+    Raises DataError for a folder without any of the files, and for a file that cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not any((folder / name).is_file() for name in FILES):
+            raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
+
+        self.folder = folder
+        path = folder.resolve()
+        self.name = path.name
+        if path.name.isdecimal():  # a job of a sweep
+            self.name = "/".join(path.parts[-2:])
+
+        self.settings = self._settings()
+        self.starts = read_typed(folder / "command.json", list[Start], [])
+        self.result = read_typed(folder / "result.json", Result, Result())
+        self.timings = read_typed(folder / "timings.json", Timings, Timings())
+        self.details = read_typed(folder / "details.json", Details, Details())
+        self.analysis = read_typed(folder / "analysis.json", Analysis, None)
+        self.series: dict[str, Series] = {}
+        if (folder / "metrics.csv").is_file():
+            self.series = read_series(folder / "metrics.csv")
+
+    def _settings(self) -> dict[str, str]:
+        file = self.folder / "config.yaml"
+        if not file.is_file():
+            return {}
+        with reading(file):
+            content = load_yaml(inside(file))
+            return flattened(msgspec.convert(content, dict[str, Any]))
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """Those of analysis.json by name; without it, values of the last validation."""
+        if self.analysis and self.analysis.metrics:
+            return self.analysis.metrics
+        return {
+            name.split("/", 1)[-1]: Metric(value) for name, value in self.result.metrics.items()
+        }
+
+    @property
+    def step_of_metrics(self) -> int | None:
+        """The step of the validation that `metrics` are of, found by their first value; None if unknown."""
+        for name, metric in self.metrics.items():
+            for logged, series in self.series.items():
+                if logged.split("/", 1)[-1] == name and metric.value in series.values:
+                    last = len(series.values) - 1 - series.values[::-1].index(metric.value)
+                    return series.steps[last]
+        return None
+
+    @property
+    def life(self) -> list[Start]:
+        """The start of this run, and those that continued it: the folder may have held another before."""
+        begins = [i for i, start in enumerate(self.starts) if not start.continues]
+        return self.starts[begins[-1] :] if begins else self.starts
+
+    @property
+    def recipe(self) -> list[str]:
+        """The entries of groups that the run was started with."""
+        return next((start.recipe for start in reversed(self.life) if start.recipe), [])
+
+    @property
+    def differs(self) -> list[str]:
+        """What all starts of the run gave beside the recipe, the last value of each key."""
+        given: dict[str, str] = {}
+        for start in self.life:
+            for override in start.overrides:
+                if override not in (start.recipe or ()):
+                    given[override.partition("=")[0].lstrip("+")] = override
+        if len(self.life) > 1:
+            given.pop("resume", None)
+        return list(given.values())
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        """Commit, job and versions of the last start."""
+        start = self.starts[-1] if self.starts else Start()
+        return {"commit": start.commit, "job": start.job, **start.versions}
+
+    @property
+    def pictures(self) -> dict[str, list[ShownPicture]]:
+        """The images of each list of analysis.json that the folder has, with their JPEG."""
+        lists: dict[str, list[ShownPicture]] = {}
+        for kind in LISTS:
+            listed: list[ListedImage] = getattr(self.analysis, kind, [])
+            for image in listed[:MAX_LISTED]:
+                picture = self.details.images.get(str(image.image_id))
+                source = picture and jpeg_source(self.folder / "images" / Path(picture.file).name)
+                if picture and source:
+                    lists.setdefault(kind, []).append(ShownPicture(image, picture, source))
+        return lists
+
+
+class reading:  # noqa: N801 a context
+    """Within it, what a damaged file causes is a DataError that names the file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        damaged = (OSError, ValueError, RecursionError, OverflowError, csv.Error)
+        if isinstance(error, damaged) and not isinstance(error, DataError):
+            raise DataError(
+                f"{self.file} cannot be read ({first_line(error)}); remove or repair it."
+            ) from error
+
+
+def read_typed(file: Path, kind: type[T], missing: Any) -> T:
+    """The content of a JSON file as `kind`; `missing` where there is no file.
+
+    NaN and infinity are read as null. Raises DataError for what is not JSON, and for another shape.
+    """
+    if not file.is_file():
+        return missing
+    with reading(file):
+        # json, unlike msgspec, reads halves of characters, of which names of files can consist
+        content = json.loads(read_bytes(inside(file)), parse_constant=lambda _: None)
+        return msgspec.convert(content, kind)
+
+
+def load_resamples(folder: Path) -> Resampled | None:
+    """`Resampled.load`, with arrays that can be computed with. Raises DataError."""
+    try:
+        resampled = Resampled.load(folder)
+    except (MemoryError, OverflowError) as error:  # a header may claim any size
+        raise DataError(f"{folder / FILE} cannot be read; remove or repair it.") from error
+    if resampled is None:
+        return None
+    lengths = {samples.shape for samples in resampled.samples.values()}
+    kinds = {samples.dtype.kind for samples in resampled.samples.values()}
+    numbers = all(isinstance(value, float) for value in resampled.values.values())
+    if (
+        len(lengths) > 1
+        or any(len(shape) != 1 for shape in lengths)
+        or kinds - {"f"}
+        or not numbers
+    ):
+        raise DataError(f"{folder / FILE} holds no resamples of metrics; remove or repair it.")
+    return resampled
+
+
+def are_paired(first: Resampled | None, second: Resampled | None, metric: str) -> bool:
+    """Whether both results have the metric in the same resamples of the same images."""
+    if first is None or second is None or first.images != second.images:
+        return False
+    samples = first.samples.get(metric), second.samples.get(metric)
+    return samples[0] is not None and samples[1] is not None and len(samples[0]) == len(samples[1])
+
+
+def inside(file: Path) -> Path:
+    """`file`, which is not a link out of its folder. Raises DataError."""
+    if file.resolve().parent != file.parent.resolve():
+        raise DataError(
+            f"{file} is a link out of its folder, which is not followed; copy the file."
+        )
+    return file
+
+
+def jpeg_source(file: Path) -> str | None:
+    """A JPEG file as a data URL; None for a link, for another kind of file, and for a large one."""
+    if file.is_symlink() or file.parent.is_symlink() or not file.is_file():
+        return None
+    with open_regular(file) as opened:
+        content = opened.read(MAX_PICTURE + 1)
+    if len(content) > MAX_PICTURE or content[:3] != b"\xff\xd8\xff":
+        return None
+    return "data:image/jpeg;base64," + base64.b64encode(content).decode()
+
+
+def read_series(file: Path) -> dict[str, Series]:
+    """Each metric of a metrics.csv, thinned while it is read, so that memory and time grow with the rows alone.
+
+    Rows that fill the same columns are thinned together: the few of the validations stay beside the many
+    of the steps. Raises DataError unless a CsvLogger wrote the file.
+    """
+    series: dict[str, Series] = {}
+    with reading(file), inside(file).open(encoding="utf-8", newline="") as lines:
+        rows = csv.reader(
+            line for line in lines if line.endswith("\n")
+        )  # a killed run cuts the last
+        header = next(rows, [STEP])
+        if header[:1] != [STEP]:
+            raise DataError(
+                f"{file}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away."
+            )
+        for row in _thinned_rows(rows, len(header)):
+            step = int(row[0])
+            if step > 2**53:
+                raise ValueError(f"step {row[0][:20]}")
+            for name, text in zip(header[1:], row[1:], strict=True):
+                if text:
+                    each = series.setdefault(name, Series())
+                    each.steps.append(step)
+                    each.values.append(float(text))
+    return series
+
+
+def _thinned_rows(rows: Iterator[list[str]], width: int) -> list[list[str]]:
+    """The rows in their order, of each set of filled columns an even choice of at most 2 x MAX_POINTS and the last."""
+    kept: dict[bytes, list[tuple[int, list[str]]]] = {}
+    last: dict[bytes, tuple[int, list[str]]] = {}
+    seen: dict[bytes, int] = {}
+    strides: dict[bytes, int] = {}
+    for number, row in enumerate(rows):
+        if len(row) != width or not row[0].isdecimal():
+            continue
+        filled = bytes(map(bool, row))
+        count = seen.get(filled, 0)
+        seen[filled] = count + 1
+        last[filled] = (number, row)
+        if count % strides.setdefault(filled, 1) == 0:
+            chosen = kept.setdefault(filled, [])
+            chosen.append((number, row))
+            if len(chosen) > 2 * MAX_POINTS:
+                del chosen[1::2]
+                strides[filled] *= 2
+
+    numbered = {number: row for chosen in (*kept.values(), last.values()) for number, row in chosen}
+    return [numbered[number] for number in sorted(numbered)]
