@@ -23,6 +23,7 @@ from .detection.settings import ShapesConfig as ShapesConfig
 from .optim.settings import OptimizerConfig as OptimizerConfig
 from .optim.settings import ScheduleConfig as ScheduleConfig
 from .strategies.settings import StrategyConfig as StrategyConfig
+from .tracking.callbacks import Callback as Callback
 from .tracking.settings import LoggingConfig as LoggingConfig
 
 __version__: str

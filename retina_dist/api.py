@@ -9,13 +9,15 @@ detector = trainer.detector()
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from typing_extensions import Self
+from typing_extensions import ParamSpec, Self
 
-from retina_dist.base.errors import ConfigError
+from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.registry import lookup
 from retina_dist.base.settings import MISSING, check_types, validate
 from retina_dist.classification.classifier import TrainedClassifier
@@ -39,7 +41,24 @@ from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
 from retina_dist.run import assemble
 from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.settings import LoggingConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _short_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Raise a UserError with the caller's line alone above its sentence, which says the rest."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 @dataclass(kw_only=True, eq=False)
@@ -59,7 +78,9 @@ class _Run(TrainerConfig):
     resume: str | None = RunConfig.resume
     dry_run: bool = RunConfig.dry_run
     gpu: str | None = RunConfig.gpu
+    callbacks: list[Callback] = field(default_factory=list)
 
+    @_short_traceback
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
@@ -71,18 +92,19 @@ class _Run(TrainerConfig):
         validate(self.config)
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> Self:
-        """The trainer of composed settings, such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`."""
-        if config.task.name != cls._task and not issubclass(
-            task_class(config), lookup("task", cls._task)
-        ):
+    def from_config(cls, config: RunConfig, callbacks: Sequence[Callback] = ()) -> Self:
+        """The trainer of composed settings.
+
+        Such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`.
+        """
+        is_for_task = issubclass(task_class(config), lookup("task", cls._task))
+        if config.task.name != cls._task and not is_for_task:
             raise ConfigError(
                 f"task={config.task.name} is not for {cls.__name__}; train on the command line."
             )
         sections = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
-        return cls(
-            **{f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}, **sections
-        )
+        trainer = {f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}
+        return cls(**trainer, **sections, callbacks=list(callbacks))
 
     @property
     def config(self) -> RunConfig:
@@ -95,19 +117,25 @@ class _Run(TrainerConfig):
         }
         return RunConfig(task=TaskConfig(self._task), trainer=trainer, **sections)
 
+    @_short_traceback
     def fit(self) -> dict[str, float]:
-        """Train, and return the metrics of the last validation, such as "val/loss", equal on all ranks.
+        """Train, and return the metrics of the last validation, such as "val/loss".
 
-        `run_folder` then has the files of the command line: checkpoints, metrics.csv, report.html and images. With
-        `dry_run=True` the plan is logged, nothing is trained and the result is empty. Raises UserError for what you can correct,
-        and Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by `resume="auto"`.
+        They are equal on all ranks. `run_folder` then has the files of the command line:
+        checkpoints, metrics.csv, report.html and images. With `dry_run=True` the plan is logged,
+        nothing is trained and the result is empty. Raises UserError for what you can correct, and
+        Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by
+        `resume="auto"`.
         """
-        metrics, self.run_folder = assemble.fit(self.config)
+        metrics, self.run_folder = assemble.fit(self.config, self.callbacks)
         return metrics
 
     @property
     def checkpoint(self) -> str:
-        """Path or URL of the last `fit`'s best checkpoint, or of its newest without validation. Raises ConfigError before."""
+        """Path or URL of the last `fit`'s best checkpoint, or of its newest without validation.
+
+        Raises ConfigError before `fit`.
+        """
         if self.run_folder is None:
             raise ConfigError(f"{type(self).__name__} has no checkpoint yet; call fit() first.")
         folder = checkpoint_folder(self.config, self.run_folder)
@@ -117,28 +145,36 @@ class _Run(TrainerConfig):
 
 @dataclass(kw_only=True, eq=False)
 class Trainer(_Run):
-    """A detector's training by its settings, which have the command line's names, defaults and limits: docs/settings.md lists them.
+    """A detector's training by its settings.
 
-    `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`; those of the other sections are
-    the arguments of `DetectionData`, `ModelConfig` and so on. `data` is a `DetectionData` for files or a `TorchDatasetConfig` for
-    your own `torch.utils.data.Dataset`. The settings are checked here: raises ConfigError, which names the key.
+    They have the command line's names, defaults and limits, which docs/settings.md lists.
+    `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`;
+    those of the other sections are the arguments of `DetectionData`, `ModelConfig` and so on.
+    `data` is a `DetectionData` for files or a `TorchDatasetConfig` for your own
+    `torch.utils.data.Dataset`. `callbacks` hear of each step, row of metrics and validation, see
+    `Callback`. The settings are checked here: raises ConfigError, which names the key.
 
-    Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same methods. A script needs no
-    `if __name__ == "__main__":`, because data workers do not import it.
+    Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same
+    methods. A script needs no `if __name__ == "__main__":`, because data workers do not import it.
     """
 
     _task: ClassVar[str] = "detection"
     data: DetectionData | TorchDatasetConfig
     model: DetectorSettings = field(default_factory=ModelConfig)
 
+    @_short_traceback
     def detector(self, device: str = "cpu", precision: str = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""
         return Detector.from_checkpoint(
             self.checkpoint, device=device, precision=precision, model=self.model
         )
 
+    @_short_traceback
     def evaluate(self) -> CocoResult:
-        """COCO metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
+        """COCO metrics of `checkpoint` over the validation set of `data`.
+
+        They are computed in the training's precision; every rank calls it.
+        """
         return self.detector(precision=self.precision).evaluate(self.data, strategy=self.strategy)
 
 
@@ -150,12 +186,17 @@ class ClassifierTrainer(_Run):
     data: ClassificationData
     model: ClassifierConfig = field(default_factory=ClassifierConfig)
 
+    @_short_traceback
     def classifier(self, device: str = "cpu", precision: str = "fp32") -> TrainedClassifier:
         """The trained classifier, from `checkpoint`. Raises ConfigError before `fit`."""
         return TrainedClassifier.from_checkpoint(
             self.checkpoint, device=device, precision=precision
         )
 
+    @_short_traceback
     def evaluate(self) -> ClassificationResult:
-        """Metrics of `checkpoint` over the validation set of `data`, in the training's precision; every rank calls it."""
+        """Metrics of `checkpoint` over the validation set of `data`.
+
+        They are computed in the training's precision; every rank calls it.
+        """
         return self.classifier(precision=self.precision).evaluate(self.data, strategy=self.strategy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
@@ -50,6 +51,19 @@ def pluralize(number: int | str, noun: str, none: str = "0") -> str:
     """
     ending = "" if str(number) == "1" else "es" if noun.endswith(("s", "x")) else "s"
     return f"{number or none} {noun}{ending}"
+
+
+def as_override(key: str, value: object) -> str:
+    """KEY=VALUE as a shell and Hydra take it, quoted where it must be.
+
+    >>> print(as_override("resume", "runs/bccd"), as_override("resume", "my runs/a=1"))
+    resume=runs/bccd 'resume="my runs/a=1"'
+    """
+    text = str(value)
+    if re.fullmatch(r"[\w./:@%+-]+", text, re.ASCII):
+        return f"{key}={text}"
+    quoted = text.replace('"', '\\"')
+    return shlex.quote(f'{key}="{quoted}"')
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

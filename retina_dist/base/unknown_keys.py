@@ -35,7 +35,10 @@ devices gpus num_gpus num_nodes nproc: the launcher starts the processes: torchr
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
-path data_dir data_path: data.root | root
+path data_dir data_path dataset train_dir train_path val_dir val_path: data.root | root
+data train: data.root | root | input
+logger loggers: logging
+anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 format: data.format | output=model.onnx
 val_split: data.val_fraction
 iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
@@ -46,7 +49,7 @@ source image: input
 seed_everything: seed
 patience early_stopping: trainer.patience
 classes nc num_classes: model.num_classes | the data decides; leave it out
-mosaic copy_paste augment augmentations: see data.hflip, data.photometric and data.scale_jitter for detection, data.mixup and \
+mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and data.scale_jitter for detection, data.mixup and \
 data.cutmix for classification
 fliplr flip: data.hflip
 flipud: data.vflip

@@ -16,49 +16,64 @@ from retina_dist.reporting.intervals import Resampled, digest_of, resampled_weig
 def analyse(
     result: ClassificationResult, names: Sequence[str], folder: Path | None = None
 ) -> tuple[dict[str, Any], Resampled]:
-    """The content of analysis.json and the resampled metrics, of images `names`; written with images.csv to `folder`, if given."""
-    resampled, classes = resample(result, names), result.classes
+    """The content of analysis.json and the resampled metrics, of images `names`.
+
+    With `folder` it is written there, and images.csv.
+    """
+    resampled = resample(result, names)
+    classes = result.classes
     rows = np.nan_to_num(result.rows)  # JSON has no NaN
-    images = [
-        {
-            "file_name": names[int(row[0])],
-            "image_id": int(row[0]),
-            "hits": int(row[3] < 1),
-            "false_alarms": int(row[3] >= 1),
-            "misses": int(row[3] >= 1),
-            "score": float(row[6]),
-            "class": classes[int(row[1])],
-            "predicted": classes[int(row[2])],
-            "loss": float(row[4]),
-        }
-        for row in rows[np.lexsort((-rows[:, 4], rows[:, 3] < 1))]
-    ]
+    right = rows[:, 3] < 1
+
+    images = []
+    for row in rows[np.lexsort((-rows[:, 4], right))]:
+        image_id, label, predicted = (int(value) for value in row[:3])
+        is_right = int(row[3] < 1)
+        images.append(
+            {
+                "file_name": names[image_id],
+                "image_id": image_id,
+                "hits": is_right,
+                "false_alarms": 1 - is_right,
+                "misses": 1 - is_right,
+                "score": float(row[6]),
+                "class": classes[label],
+                "predicted": classes[predicted],
+                "loss": float(row[4]),
+            }
+        )
+    per_class = {}
+    for name, count in zip(classes, result.confusion.sum(axis=1), strict=True):
+        per_class[name] = {"objects": int(count)}
+
     analysis = analysis_of(
         "classification",
         resampled,
-        {
-            name: {"objects": int(count)}
-            for name, count in zip(classes, result.confusion.sum(axis=1), strict=True)
-        },
+        per_class,
         images,
         folder,
         threshold=None,
         confusion=confusion_of(classes, lambda: result.confusion),
         errors=None,
-        calibration=calibration_of(rows[:, 6], rows[:, 3] < 1),
+        calibration=calibration_of(rows[:, 6], right),
     )
     return analysis, resampled
 
 
 def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
-    """`val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`, in resamples of the images `names`."""
+    """The metrics in resamples of the images `names`.
+
+    They are `val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`.
+    """
     rows = result.rows
     weights = resampled_weights(len(rows))
     labels = rows[:, 1].astype(np.int64)
     right = rows[:, 3] < 1
-    of_classes = (labels == label for label in range(len(result.classes)))
+    shares = []
     with np.errstate(invalid="ignore"):
-        shares = [weights[own & right].sum(axis=0) / weights[own].sum(axis=0) for own in of_classes]
+        for label in range(len(result.classes)):
+            own = labels == label
+            shares.append(weights[own & right].sum(axis=0) / weights[own].sum(axis=0))
     accuracies = np.array(shares)  # [K, B]
     known = np.isfinite(accuracies)
     samples = {
@@ -68,10 +83,8 @@ def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
     }
     values = {name: result.metrics[name] for name in samples}
     for (name, accuracy), of_class in zip(result.per_class.items(), accuracies, strict=True):
-        samples[f"val/top1/{name}"], values[f"val/top1/{name}"] = (
-            of_class,
-            np.nan if accuracy is None else accuracy,
-        )
-    return Resampled(
-        digest_of((i, names[i]) for i in rows[:, 0].astype(np.int64).tolist()), values, samples
-    )
+        key = f"val/top1/{name}"
+        samples[key] = of_class
+        values[key] = np.nan if accuracy is None else accuracy
+    image_ids = rows[:, 0].astype(np.int64).tolist()
+    return Resampled(digest_of((i, names[i]) for i in image_ids), values, samples)

@@ -26,7 +26,7 @@ from retina_dist.task.predictor import Predictor
 logger = logging.getLogger(__name__)
 
 MAX_SIDE = 10**4  # px
-MOST_CLASSES = 5  # in an answer
+MAX_CLASSES = 5  # in an answer
 
 
 class ClassScore(TypedDict):
@@ -53,7 +53,9 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         >>> classifier.predict(["image.jpg"])  # doctest: +SKIP
     """
 
-    kind, task, Answer = "classifier", "classification", ImageResult
+    kind = "classifier"
+    task = "classification"
+    Answer = ImageResult
 
     def __init__(
         self,
@@ -69,50 +71,59 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         super().__init__(model, device, precision)
         self.arguments = arguments  # of `build_classifier`
         self.classes = tuple(classes)
-        self.image_size, self.short_side = image_size, short_side
+        self.image_size = image_size
+        self.short_side = short_side
 
     @classmethod
     def _read(
         cls, content: Mapping[str, Any], model: ModelSettings | None
     ) -> tuple[Classifier, dict[str, Any]]:
         classes = [str(name) for name in content["classes"]]
-        side, short = content["input"]["image_size"], content["input"]["short_side"]
+        side = content["input"]["image_size"]
+        short = content["input"]["short_side"]
         if not (type(side) is type(short) is int and 1 <= side <= short <= MAX_SIDE):
             raise ValueError(f"its input is of {side!r} of {short!r} px")
         arguments = {**content["model_arguments"], "num_classes": len(classes), "image_size": side}
-        about = {
+        others = {
             "classes": classes,
             "image_size": side,
             "short_side": short,
             "arguments": arguments,
         }
-        return build_classifier(**arguments), about
+        return build_classifier(**arguments), others
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
-        """[N, K] float32 probabilities; a single image gives one row. For the forms of an image see `Detector.predict`."""
+        """[N, K] float32 probabilities; a single image gives one row.
+
+        For the forms of an image see `Detector.predict`.
+        """
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
     def val_of(self, data: ClassificationData) -> Samples:
         root = root_of(data.root, data.name)
         read = partial(read_samples, root, classes=self.classes, bad_images=data.bad_images)
         val = read("val")
-        if val is None and data.val_fraction and (train := read("train")):
-            return train.split(data.val_fraction)[1]
-        if val is None:
-            raise ConfigError(absent("root", root, "val"))
-        return val
+        if val is not None:
+            return val
+        if data.val_fraction:
+            train = read("train")
+            if train:
+                return train.split(data.val_fraction)[1]
+        raise ConfigError(absent("root", root, "val"))
 
     def evaluator_of(
         self, val: Samples, data: ClassificationData, strategy: DistributedStrategy
     ) -> ClassificationEvaluator:
         if val.held_out:
             logger.info(f"evaluating on {val.describe()}")
-        job: dict[str, Any] = {
-            "rank": strategy.rank,
-            "world_size": strategy.world_size,
-            "device": strategy.device,
-        }
-        module = ClassificationDataModule(data, train=None, val=val, **job)
+        module = ClassificationDataModule(
+            data,
+            train=None,
+            val=val,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            device=strategy.device,
+        )
         return ClassificationEvaluator(
             val, module.val_batches, strategy, autocast(strategy.device, self.precision)
         )
@@ -122,18 +133,20 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         return eval_transform(pixels_of(image), self.image_size, self.short_side)[None]
 
     def run(self, prepared: Sequence[Tensor]) -> list[Tensor]:
-        """[K] probabilities for each input. The network gets one image at a time, so that none depends on another."""
+        """[K] probabilities for each input.
+
+        The network gets one image at a time, so that none depends on another.
+        """
         return [self.probabilities(image)[0] for image in prepared]
 
     def to_dict(self, output: Tensor, score_threshold: float) -> dict[str, Any]:
         """The most probable classes, best first."""
-        best = output.topk(min(MOST_CLASSES, len(self.classes)))
-        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return {
-            "classes": [
-                {"name": self.classes[i], "score": p} for i, p in rows if p >= score_threshold
-            ]
-        }
+        best = output.topk(min(MAX_CLASSES, len(self.classes)))
+        found = []
+        for label, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            if score >= score_threshold:
+                found.append({"name": self.classes[label], "score": score})
+        return {"classes": found}
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -142,7 +155,8 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     def metadata(self) -> dict[str, Any]:
         return {
             "classes": list(self.classes),
-            "input": "uint8 RGB [1, 3, image_size, image_size]: shorter side resized to short_side, then the centre",
+            "input": "uint8 RGB [1, 3, image_size, image_size]: "
+            "shorter side resized to short_side, then the centre",
             "image_size": self.image_size,
             "short_side": self.short_side,
         }

@@ -1,4 +1,7 @@
-"""Data sets that need no download: files of one drawn shape each, and random classes for random images."""
+"""Data sets that need no download.
+
+They are files of one drawn shape each, and random classes for random images.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from retina_dist.classification.settings import SyntheticClassesConfig
 from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
-MOST_TILT = math.radians(12)
-LEAST_CONTRAST = 120  # grey levels, Euclidean, between a shape and its background
+MAX_TILT = math.radians(12)
+MIN_CONTRAST = 120  # grey levels, Euclidean, between a shape and its background
 
 
 def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, seed: int) -> None:
-    """Write root/{train,val}/CLASS/*.png, `image_size` pixels a side, the classes equally often; see `draw_once`."""
+    """Write root/{train,val}/CLASS/*.png, `image_size` pixels a side, the classes equally often.
+
+    See `draw_once`.
+    """
     settings = {
         "version": 1,
         "num_train": num_train,
@@ -45,10 +51,8 @@ def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
     canvas = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
     radius = size * rng.uniform(0.3, 0.42)
     centre = rng.uniform(radius, size - radius, 2)
-    alpha = coverage(
-        name, centre, radius, rng.uniform(-MOST_TILT, MOST_TILT), (size, size), hole=0.5
-    )
-    colour = contrasting_colour(rng, canvas[alpha >= 0.5], LEAST_CONTRAST)
+    alpha = coverage(name, centre, radius, rng.uniform(-MAX_TILT, MAX_TILT), (size, size), hole=0.5)
+    colour = contrasting_colour(rng, canvas[alpha >= 0.5], MIN_CONTRAST)
     canvas = canvas + alpha[..., None] * (colour - canvas) + rng.normal(0, 4, canvas.shape)
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
 

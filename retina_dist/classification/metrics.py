@@ -1,4 +1,7 @@
-"""Metrics of a classifier: ranks gather one row for each image, and each computes the metrics from all rows."""
+"""Metrics of a classifier.
+
+Ranks gather one row for each image, and each computes the metrics from all rows.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,12 @@ from retina_dist.task.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = 7  # image, label, prediction, rank of the label's logit, loss, last logit - first logit, probability of the prediction
+# Of a row: image, label, prediction, rank of the label's logit, loss, last logit - first logit,
+# probability of the prediction.
+COLUMNS = 7
 METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
-BINARY = (
-    "val/roc_auc",
-    "val/sensitivity",
-    "val/specificity",
-)  # of two classes, the second one is positive
+# Of two classes, the second one positive.
+BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,23 @@ class ClassificationResult:
     @property
     def per_class(self) -> dict[str, float | None]:
         """Accuracy of each class; None for one without images."""
-        rows = zip(self.classes, self.confusion.diagonal(), self.confusion.sum(axis=1), strict=True)
-        return {name: float(right / count) if count else None for name, right, count in rows}
+        counts = self.confusion.sum(axis=1)
+        accuracies: dict[str, float | None] = dict.fromkeys(self.classes)
+        for i, name in enumerate(self.classes):
+            if counts[i]:
+                accuracies[name] = float(self.confusion[i, i] / counts[i])
+        return accuracies
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: null in place of NaN and of a confusion matrix of more than 2,000 classes."""
-        metrics = {
-            k.removeprefix("val/"): v if math.isfinite(v) else None for k, v in self.metrics.items()
-        }
-        confusion = self.confusion.tolist() if len(self.classes) <= MAX_IN_MATRIX else None
-        return metrics | {"per_class_accuracy": self.per_class, "confusion": confusion}
+        content: dict[str, Any] = {}
+        for name, value in self.metrics.items():
+            content[name.removeprefix("val/")] = value if math.isfinite(value) else None
+        content["per_class_accuracy"] = self.per_class
+        content["confusion"] = None
+        if len(self.classes) <= MAX_IN_MATRIX:
+            content["confusion"] = self.confusion.tolist()
+        return content
 
 
 def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
@@ -65,16 +74,20 @@ def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> 
 
 
 def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
-    """The metrics of rows [N, 7], one for each image; every metric is NaN where a logit was not finite.
+    """The metrics of rows [N, 7], one for each image.
 
-    The balanced accuracy is the mean over the classes that have images (the macro recall). A metric with an empty denominator is
-    NaN, such as sensitivity without a positive image. Raises DataError without any row.
+    Every metric is NaN where a logit was not finite.
+
+    The balanced accuracy is the mean over the classes that have images (the macro recall). A metric
+    with an empty denominator is NaN, such as sensitivity without a positive image. Raises DataError
+    without any row.
     """
     if not len(rows):
         raise DataError(
             "no validation image could be read; look at the data with retina_dist.doctor."
         )
-    labels, predictions = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
+    labels = rows[:, 1].astype(np.int64)
+    predictions = rows[:, 2].astype(np.int64)
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
     counts = confusion.sum(axis=1)
@@ -95,18 +108,26 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
 
 
 def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Probability that an image of label 1 scores above one of label 0, ties half (Mann-Whitney U from ranks); NaN without both."""
+    """Probability that an image of label 1 scores above one of label 0; a tie counts half.
+
+    It is the Mann-Whitney U from ranks, over the number of pairs; NaN without both labels.
+    """
     positive = labels == 1
-    pairs = int(positive.sum()) * int((~positive).sum())
+    num_positive = int(positive.sum())
+    pairs = num_positive * int((~positive).sum())
     if not pairs:
         return math.nan
     _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
-    return float((ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2) / pairs)
+    lowest_sum = num_positive * (num_positive + 1) / 2
+    return float((ranks[positive].sum() - lowest_sum) / pairs)
 
 
 class ClassificationEvaluator(Evaluator[ClassificationResult]):
-    """Metrics of a model over `val`, the `Samples` of the validation set; a warning counts images that cannot be read."""
+    """Metrics of a model over `val`, the `Samples` of the validation set.
+
+    A warning counts images that cannot be read.
+    """
 
     def update(self, model: Any, batch: ImageBatch) -> Tensor:
         with self.autocast():
@@ -118,9 +139,11 @@ class ClassificationEvaluator(Evaluator[ClassificationResult]):
         none = torch.zeros((0, COLUMNS), dtype=torch.float64, device=self.strategy.device)
         gathered = self.strategy.all_gather(torch.cat([none, *parts])).cpu().numpy()
         rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
-        if self.strategy.is_main and (unread := len(self.val) - len(rows)):
+        unread = len(self.val) - len(rows)
+        if self.strategy.is_main and unread:
             logger.warning(
-                f"{unread} of {len(self.val)} validation images cannot be read; no metric counts them"
+                f"{unread} of {len(self.val)} validation images cannot be read; "
+                "no metric counts them"
             )
         result = evaluate_rows(rows, self.val.classes)
         return result, dict(result.metrics)

@@ -22,7 +22,7 @@ class DrawnClassesConfig:
 
 @dataclass
 class SyntheticClassesConfig:
-    """Random images of data.image_size with random classes; see `retina_dist.classification.drawn`."""
+    """Random images of data.image_size with random classes; see `classification.drawn`."""
 
     num_classes: int = setting(1000, at_least=2, at_most=10**6)
     num_images: int = setting(800, "in an epoch", at_least=1, at_most=10**7)
@@ -34,7 +34,8 @@ class ClassificationData(ImageDataSettings):
 
     root: str | None = setting(
         None,
-        "path or URL of train/CLASS/* and val/CLASS/*, of CLASS/*, of train.csv and val.csv (file,label), or of shards",
+        "path or URL of train/CLASS/* and val/CLASS/*, of CLASS/*, "
+        "of train.csv and val.csv (file,label), or of shards",
     )
     drawn: DrawnClassesConfig | None = setting(
         None, "draw this data set into root if it is not there"
@@ -64,14 +65,16 @@ class ClassificationData(ImageDataSettings):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
-        low, high = self.crop_scale if len(self.crop_scale) == 2 else (0.0, 0.0)
-        if not 0 < low <= high <= 1:
+        scale = self.crop_scale
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(
-                f"data.crop_scale={self.crop_scale} is not two rising shares up to 1, such as [0.08,1]."
+                f"data.crop_scale={self.crop_scale} is not two rising shares up to 1, "
+                "such as [0.08,1]."
             )
         if self.val_resize is not None and self.val_resize < self.val_size:
             raise ConfigError(
-                f"data.val_resize={self.val_resize} is below the crop of {self.val_size} px; raise it."
+                f"data.val_resize={self.val_resize} is below the crop of {self.val_size} px; "
+                "raise it."
             )
 
     @property

@@ -1,10 +1,14 @@
-"""The task `classification`: labelled images, one of torchvision's classifiers and its metrics, from the settings of a run."""
+"""The task `classification`, from the settings of a run.
+
+It has labelled images, one of torchvision's classifiers and its metrics.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,9 +36,9 @@ from retina_dist.classification.settings import (
     ClassificationSettings,
     ClassifierConfig,
 )
-from retina_dist.data.images import read_image
 from retina_dist.data.synthetic import folder_to_draw, noise
 from retina_dist.engine.checkpoint.store import located
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.model.weights import find_weights
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
@@ -44,17 +48,18 @@ logger = logging.getLogger(__name__)
 
 
 class ClassificationTask(ImageTask):
-    """Data, model and evaluator of one run. Listing the images happens here, everything else on demand."""
+    """Data, model and evaluator of one run.
+
+    Listing the images happens here, everything else on demand.
+    """
 
     settings: ClassVar[type] = ClassificationSettings
     commands = "retina_dist.classification.commands"
     evaluator_class = ClassificationEvaluator
     data_module = ClassificationDataModule
     class_metric = "accuracy"
-    metric_names: Sequence[str] = (
-        *METRICS,
-        *BINARY,
-    )  # BINARY of two classes only, which the data decides
+    # BINARY of two classes only, which the data decides.
+    metric_names: Sequence[str] = (*METRICS, *BINARY)
     default_monitor: ClassVar[str] = "val/top1"
     headline_metrics: ClassVar[Sequence[str]] = ("val/top1", "val/top5", "val/balanced_accuracy")
     locked_settings: ClassVar[frozenset[str]] = frozenset(
@@ -65,26 +70,35 @@ class ClassificationTask(ImageTask):
         super().__init__(config, strategy)
         data: ClassificationData = config.data
         weights = config.model.weights
-        if weights and "://" not in weights and strategy.is_main and not config.resume:
-            find_weights(
-                str(located(weights))
-            )  # a missing file is an error before the data is read
-        made = synthetic_samples(data.synthetic, config.seed) if data.synthetic else None
-        self.train, self.val = (made, None) if made else read_splits(data)
+        is_file = weights and "://" not in weights
+        if is_file and strategy.is_main and not config.resume:
+            find_weights(str(located(weights)))  # an error before the data is read
+
+        if data.synthetic:
+            self.train = synthetic_samples(data.synthetic, config.seed)
+        else:
+            self.train, self.val = read_splits(data)
         check_trainable(config.model, data, self.train)
-        if config.trainer.overfit_batches:
-            self.train = self.val = self.train.subsample(
-                config.trainer.overfit_batches * data.batch_size
-            )
-        elif config.trainer.fast_dev_run and self.val is not None:
-            self.val = self.val.subsample(2 * data.val_batch_size)
+        self._shorten(config.trainer, data)
         self.validates = self.val is not None
-        self.metric_names = (*METRICS, *(BINARY if len(self.class_names) == 2 else ()))
+
+        self.metric_names = METRICS
+        if len(self.class_names) == 2:
+            self.metric_names = (*METRICS, *BINARY)
         monitor = config.trainer.monitor
         if monitor in BINARY and monitor not in self.metric_names:
             raise ConfigError(
-                f"trainer.monitor={monitor} is of two classes, and the data has {len(self.class_names)}."
+                f"trainer.monitor={monitor} is of two classes, "
+                f"and the data has {len(self.class_names)}."
             )
+
+    def _shorten(self, trainer: TrainerConfig, data: ClassificationData) -> None:
+        """Keep the images of `trainer.overfit_batches`, or few to validate for `fast_dev_run`."""
+        if trainer.overfit_batches:
+            self.train = self.train.subsample(trainer.overfit_batches * data.batch_size)
+            self.val = self.train
+        elif trainer.fast_dev_run and self.val is not None:
+            self.val = self.val.subsample(2 * data.val_batch_size)
 
     @staticmethod
     def prepare(config: Any) -> None:
@@ -101,19 +115,18 @@ class ClassificationTask(ImageTask):
         return len(self.train)
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        data, model = self.config.data, self.config.model
+        data = self.config.data
+        model = self.config.model
         if not data.synthetic:
             yield "data", f"{self.train.form}, in {data.root}"
         yield "train", self.train.describe()
         yield "val", self.val.describe() if self.val else NO_VALIDATION
         yield "model", f"{model.architecture}; weights: {model.weights or 'none, from scratch'}"
-        size = f"crops of {data.image_size} px; validation: {data.val_size} px of {data.val_short_side}"
-        yield (
-            "size",
-            f"{data.image_size} px of noise on the device, the same at every step"
-            if data.synthetic
-            else size,
-        )
+        if data.synthetic:
+            yield "size", f"{data.image_size} px of noise on the device, the same at every step"
+        else:
+            validation = f"{data.val_size} px of {data.val_short_side}"
+            yield "size", f"crops of {data.image_size} px; validation: {validation}"
         yield "classes", f"{len(self.class_names)}: {truncate(self.class_names, 8)}"
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,20 +145,25 @@ class ClassificationTask(ImageTask):
         return batch.to(self.strategy.device)
 
     def unaugmented(self) -> ClassificationData:
-        off: dict[str, Any] = {
-            "hflip": 0.0,
-            "vflip": 0.0,
-            "augment": None,
-            "erasing": 0.0,
-            "mixup": 0.0,
-            "cutmix": 0.0,
-        }
-        return replace(self.config.data, crop_scale=[1.0, 1.0], **off)
+        data: ClassificationData = self.config.data
+        return replace(
+            data,
+            crop_scale=[1.0, 1.0],
+            hflip=0.0,
+            vflip=0.0,
+            augment=None,
+            erasing=0.0,
+            mixup=0.0,
+            cutmix=0.0,
+        )
 
     def build_model(
         self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        """The classifier, on the CPU; pretrained weights on the main rank only, which broadcasts them."""
+        """The classifier, on the CPU.
+
+        Pretrained weights are loaded on the main rank only, which broadcasts them.
+        """
         weights = self.config.model.weights
 
         def build() -> nn.Module:
@@ -171,14 +189,18 @@ class ClassificationTask(ImageTask):
     def largest_batch(self, size: int, device: torch.device) -> ImageBatch:
         """A batch of the training's largest crops."""
         side = self.config.data.image_size
-        images = torch.zeros(size, 3, side, side, dtype=torch.uint8).contiguous(
-            memory_format=torch.channels_last
+        images = torch.zeros(size, 3, side, side, dtype=torch.uint8)
+        numbers = torch.zeros(size, dtype=torch.int64)
+        return ImageBatch(
+            images.contiguous(memory_format=torch.channels_last),
+            labels=numbers,
+            other_labels=numbers.clone(),
+            share=torch.ones(size),
+            image_ids=numbers.clone(),
         )
-        numbers = [torch.zeros(size, dtype=torch.int64) for _ in range(3)]
-        return ImageBatch(images, numbers[0], numbers[1], torch.ones(size), numbers[2])
 
     def fingerprint(self) -> str:
-        """A digest of the training images' names and classes: the same order of images needs the same images."""
+        """A digest of the training images' names and classes, which their order depends on."""
         return self.train.fingerprint()
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
@@ -193,7 +215,10 @@ class ClassificationTask(ImageTask):
         return dict(enumerate(self.train.names))
 
     def draw_inputs(self, data: ClassificationDataModule, folder: Path) -> None:
-        """first_batch.jpg: the images of the first step as the model sees them, with their classes; not of noise."""
+        """Draw first_batch.jpg: the images of the first step as the model sees them.
+
+        Their classes are above them. Of noise nothing is drawn.
+        """
         if not self.config.data.synthetic:
             draw_first_batch(data, self.class_names, folder / "first_batch.jpg")
 
@@ -203,10 +228,7 @@ class ClassificationTask(ImageTask):
         val = self.val
         assert val is not None, "there is a validation"
         analyse(result, val.names, folder)
-        write_details(
-            folder,
-            lambda image_id: read_image(val.sources[image_id], None, self.config.data.max_pixels),
-        )
+        write_details(folder, partial(val.read_image, max_pixels=self.config.data.max_pixels))
 
 
 def draw_data(data: ClassificationData) -> None:
@@ -216,13 +238,18 @@ def draw_data(data: ClassificationData) -> None:
 
 
 def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
-    """The training and validation images that data settings name; None for a validation set that is not there."""
+    """The training and validation images that data settings name.
+
+    None stands for a validation set that is not there.
+    """
     draw_data(data)
     root = root_of(data.root, data.name)
     train = read_samples(root, "train", bad_images=data.bad_images)
     assert train is not None, "a missing train split is an error"
     val = read_samples(root, "val", classes=train.classes, bad_images=data.bad_images)
-    return train.split(data.val_fraction) if val is None and data.val_fraction else (train, val)
+    if val is None and data.val_fraction:
+        return train.split(data.val_fraction)
+    return train, val
 
 
 def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Samples) -> None:

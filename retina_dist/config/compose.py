@@ -407,9 +407,7 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
     except UserError:
         raise
     except OverrideParseException as error:
-        raise ConfigError(
-            f"{error.override} cannot be read as KEY=VALUE; close its brackets, or quote it."
-        ) from error
+        raise ConfigError(_unreadable(str(error.override))) from error
     except MissingConfigException as error:
         raise ConfigError(_missing_entry(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -424,6 +422,15 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(
             f"groups such as data and model take a name, as in model=retinanet_r50 ({error})."
         ) from error
+
+
+def _unreadable(override: str) -> str:
+    """Message for an override that Hydra cannot parse, with what to write."""
+    key, _, value = override.partition("=")
+    remedy = "close its brackets, or quote it"
+    if value.startswith("(") and value.endswith(")"):
+        remedy = f'write "{key}=[{value[1:-1]}]"'
+    return f"{override} cannot be read as KEY=VALUE; {remedy}."
 
 
 def _missing_entry(error: MissingConfigException) -> str:

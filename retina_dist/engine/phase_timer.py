@@ -129,6 +129,13 @@ class PhaseTimer:
         return event
 
 
+def peak_gib(device: torch.device = torch.device("cpu")) -> float:  # noqa: B008 - immutable
+    """The most memory so far in GiB: of tensors on a GPU, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+
+
 def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     """Seconds of each part, milliseconds of a step's parts and the most memory in GiB, of every rank; every rank must call it.
 
@@ -137,17 +144,12 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     times = {name: np.array(timer.steps[name] or [0.0]) for name in IN_A_STEP}
     step = sum(times.values(), np.zeros(1))
     times |= {"own": step - times["communication"], "step": step}
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-    on_gpu = (
-        torch.cuda.max_memory_allocated(timer.device) / 2**30
-        if timer.device.type == "cuda"
-        else None
-    )
+    on_gpu = peak_gib(timer.device) if timer.device.type == "cuda" else None
     mine: dict[str, Any] = {
         "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
         "wall_s": round(timer.wall, 6),
         "steps": timer.num_steps,
-        "peak_gib": {"process": round(process, 4), "device": on_gpu},
+        "peak_gib": {"process": round(peak_gib(), 4), "device": on_gpu},
         "step_ms": {
             name: {
                 key: round(float(np.percentile(values, p)) * 1000, 4)

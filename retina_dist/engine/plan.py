@@ -172,11 +172,16 @@ class Plan:
         A `stopping` run logs as an uninterrupted one but does not validate; its resume validates first.
         """
         last = step == self.stop_step
-        validate = self.validates_at(step) and not stopping
-        save = self.validates_at(step) or last or _every(self.checkpoint_every, step)
-        check, log = _every(self.check_every, step), save or _every(self.log_every, step)
+        validates = self.validates_at(step)
+        saves = validates or _every(self.checkpoint_every, step)
         return Due(
-            check=check, log=log, validate=validate, save=save or stopping or timed, last=last
+            check=_every(self.check_every, step),
+            # not where the run merely stops: the row would cover fewer steps, and a resume adds the
+            # row of the uninterrupted run
+            log=saves or _every(self.log_every, step),
+            validate=validates and not stopping,
+            save=saves or last or stopping or timed,
+            last=last,
         )
 
     def __str__(self) -> str:

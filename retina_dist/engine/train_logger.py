@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
@@ -13,16 +12,11 @@ from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import TaskData
 from retina_dist.engine.train_step import WEIGHT
 from retina_dist.strategies.base import DistributedStrategy
-
-
-class MetricLogger(Protocol):
-    """Where metrics go."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None: ...
+from retina_dist.tracking.callbacks import Callback
 
 
 class TrainLogger:
-    """Averages the values of steps over time and ranks, and logs them to `metric_logger` with learning rate, epoch and throughput.
+    """Averages the values of steps over time and ranks, and gives them to `callbacks` with learning rate, epoch and throughput.
 
     `data` gives the place of a step, by which the images of an epoch's last step are counted.
     """
@@ -32,11 +26,12 @@ class TrainLogger:
         state: TrainState,
         plan: Plan,
         strategy: DistributedStrategy,
-        metric_logger: MetricLogger,
+        callbacks: Callback,
         data: TaskData,
     ) -> None:
         self.state, self.plan, self.strategy = state, plan, strategy
-        self.metric_logger, self.data = metric_logger, data
+        self.callbacks = callbacks
+        self.data = data
         state.meter.mean_over_ranks = partial(strategy.all_reduce, op="mean")
         self.last_loss = math.nan
         self.speeds: list[float] = []  # of each log line, in images per second
@@ -67,4 +62,4 @@ class TrainLogger:
         if self.strategy.fp16_overflows:
             metrics["comm/fp16_overflows"] = self.strategy.fp16_overflows
         metrics |= {"train/lr": plan.lr_at(step - 1), "train/epoch": plan.epoch_at(step)}
-        self.metric_logger.log(metrics, step)
+        self.callbacks.on_log(metrics, step)

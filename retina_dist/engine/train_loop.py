@@ -1,4 +1,7 @@
-"""The training loop, for any model that returns a dict of losses; it knows neither backend, task nor configuration."""
+"""The training loop, for any model that returns a dict of losses.
+
+It knows neither backend, task nor configuration.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.task import TaskData, TrainBatch
-from retina_dist.engine.train_logger import MetricLogger, TrainLogger
+from retina_dist.engine.train_logger import TrainLogger
 from retina_dist.engine.train_step import TrainStep
+from retina_dist.tracking.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +30,28 @@ logger = logging.getLogger(__name__)
 class TrainLoop:
     """Repeats `train_step` until the end of its plan, logging, validating and saving on the way.
 
-    Every rank makes a TrainLoop and calls `fit`. `validate` takes a model and returns metrics of all validation data; rank 0's are
-    broadcast, so all ranks agree on `state.best` and on early stopping. The main rank writes checkpoints into `store`: by the plan,
-    when all ranks stop, and `checkpoint_minutes` after the last one; each holds the state, the place in the data and `metadata`.
-    `stop_reason` says why this process should end, or None; one step after any rank has a reason, all save and raise Preempted. Its
-    message names `resume_with`, the settings that continue the run.
+    Every rank makes a TrainLoop and calls `fit`.
+
+    Args:
+        train_step: Takes one optimizer step; has state, plan and strategy.
+        data: The micro-batches of each step.
+        callbacks: Told of each step, row of metrics and validation.
+        validate: Takes a model and returns metrics of all validation data. Rank 0's are broadcast,
+            so that all ranks agree on `state.best` and on early stopping.
+        store: Where the main rank writes checkpoints: by the plan, when all ranks stop, and
+            `checkpoint_minutes` after the last one.
+        metadata: Plain values of each checkpoint beside the state and the place in the data.
+        checkpoint_minutes: See `store`; None for no limit.
+        stop_reason: Says why this process should end, or None. One step after any rank has a
+            reason, all save and raise Preempted.
+        resume_with: What continues the run, for the message of Preempted.
     """
 
     def __init__(
         self,
         train_step: TrainStep,
         data: TaskData,
-        metric_logger: MetricLogger,
+        callbacks: Callback,
         *,
         validate: Callable[[nn.Module], dict[str, float]] | None = None,
         store: CheckpointStore | None = None,
@@ -47,33 +61,31 @@ class TrainLoop:
         resume_with: str = "resume=auto",
     ) -> None:
         self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
-        self.data, self.validate, self.stop_reason, self.resume_with = (
-            data,
-            validate,
-            stop_reason,
-            resume_with,
-        )
-        self.state, self.plan, self.strategy = (
-            train_step.state,
-            train_step.plan,
-            train_step.strategy,
-        )
-        self.net, self.timer = train_step.net, train_step.timer
-        self.store, self.metadata, self.checkpoint_s = (
-            store,
-            metadata or {},
-            60 * (checkpoint_minutes or math.inf),
-        )
-        self.train_logger = TrainLogger(self.state, self.plan, self.strategy, metric_logger, data)
+        self.state = train_step.state
+        self.plan = train_step.plan
+        self.strategy = train_step.strategy
+        self.net = train_step.net
+        self.timer = train_step.timer
+        self.data = data
+        self.callbacks = callbacks
+        self.validate = validate
+        self.store = store
+        self.metadata = metadata or {}
+        self.checkpoint_s = 60 * (checkpoint_minutes or math.inf)
+        self.stop_reason = stop_reason
+        self.resume_with = resume_with
+        self.train_logger = TrainLogger(self.state, self.plan, self.strategy, callbacks, data)
         self.stop = StopConsensus(self.strategy)
         self.saved_step = self.state.step
+        self._saved_at = 0.0
         self._metrics_checked = self.strategy.world_size == 1
 
     def fit(self) -> dict[str, float]:
-        """Train from the state's step to the plan's last and return the metrics of the last validation.
+        """Train to the plan's last step and return the metrics of the last validation.
 
-        Every checkpoint is on the disk when it returns or raises; a failed write raises on all ranks. If a validation fails, the
-        steps before it are saved, and a resume starts with this validation.
+        Every checkpoint is on the disk when it returns or raises; a failed write raises on all
+        ranks. If a validation fails, the steps before it are saved, and a resume starts with this
+        validation.
         """
         self.timer.start()
         try:
@@ -94,7 +106,8 @@ class TrainLoop:
         """Run the loop; validate first if the previous run stopped before a due validation."""
         state = self.state
         self.net.train()
-        self.saved_step, self._saved_at = state.step, time.monotonic()
+        self.saved_step = state.step
+        self._saved_at = time.monotonic()
         metrics: dict[str, float] = {}
         if self.plan.validates_at(state.step) and state.last_eval_step < state.step:
             metrics = self._validate()
@@ -106,23 +119,27 @@ class TrainLoop:
         return metrics
 
     def _loop(self, metrics: dict[str, float]) -> dict[str, float]:
-        state, plan, strategy = self.state, self.plan, self.strategy
-        with closing(
-            prefetched(self.data.train_steps(state.step, plan.stop_step), strategy.device)
-        ) as steps:
+        state = self.state
+        plan = self.plan
+        steps = self.data.train_steps(state.step, plan.stop_step)
+        with closing(prefetched(steps, self.strategy.device)) as steps:
             for micro_batches in self.timer.iterate(steps):
                 set_status(f"step {state.step + 1}")
-                self.train_logger.update(self.train_step(micro_batches))
+                self.strategy.commit(self.checkpoint)
+                values = self.train_step(micro_batches)
                 del micro_batches  # before the next ones are fetched
+                self.train_logger.update(values)
                 state.step += 1
+                self.callbacks.on_step(state.step, values)
                 action = self._agreed_action()
-                # a request for SAVE is one step old: it is not repeated when a checkpoint was written meanwhile
+                # a request for SAVE is one step old: a checkpoint written meanwhile answers it
                 timed = action is StopAction.SAVE and self.saved_step < state.step - 1
                 due = plan.due(state.step, stopping=action is StopAction.STOP, timed=timed)
                 if due.check:
-                    check_replicas(state.replicated(), strategy, state.step)
+                    check_replicas(state.replicated(), self.strategy, state.step)
                 if due.log:
-                    self.train_logger.flush()  # before saving, since a checkpoint holds what is not logged yet
+                    # before saving, since a checkpoint holds what is not logged yet
+                    self.train_logger.flush()
                 if due.validate:
                     metrics = self._validate()
                 if due.save:
@@ -140,7 +157,8 @@ class TrainLoop:
         if self.stop_reason() is not None:
             request = StopAction.STOP
         elif self.strategy.is_main and time.monotonic() - self._saved_at >= self.checkpoint_s:
-            request, self._saved_at = StopAction.SAVE, time.monotonic()
+            request = StopAction.SAVE
+            self._saved_at = time.monotonic()
         return self.stop.poll(request)
 
     def _validate(self) -> dict[str, float]:
@@ -150,23 +168,25 @@ class TrainLoop:
             return {}
         set_status("validation")
         with self.state.meter.paused(), self.timer.phase("evaluation"):
-            metrics = {
-                name: float(value) for name, value in self.validate(state.evaluated_model).items()
-            }
+            computed = self.validate(state.evaluated_model)
+            metrics = {name: float(value) for name, value in computed.items()}
             if not self._metrics_checked:
                 check_metrics(metrics, self.strategy)
                 self._metrics_checked = True
             metrics = self.strategy.broadcast_object(metrics)
             self.net.train()
-            self.train_logger.metric_logger.log(metrics, state.step)
+            self.callbacks.on_validation(metrics, state.step)
             state.best.update(metrics)
         return metrics
 
     def _save(self, metrics: dict[str, float]) -> None:
         """Start to write a checkpoint. Raises CheckpointError if the one before was not written."""
-        store, step, metric = self.store, self.state.step, metrics.get(self.state.best.name or "")
+        store = self.store
+        step = self.state.step
+        metric = metrics.get(self.state.best.name or "")
         with self.state.meter.paused(), self.timer.phase("checkpoint"):
-            self._saved_at, self.saved_step = time.monotonic(), step
+            self._saved_at = time.monotonic()
+            self.saved_step = step
             content = self.checkpoint(metrics)
             if store:
                 self.strategy.on_main(lambda: store.save(content, step, metric))
@@ -178,13 +198,16 @@ class TrainLoop:
             store.save(self.checkpoint(), state.step)
 
     def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
-        """The content of a checkpoint now; `metrics` are of this step's validation. Every rank must call it."""
+        """The content of a checkpoint now; `metrics` are of this step's validation. Collective."""
         epoch, cursor = self.data.position(self.state.step)
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
         return {**self.state.state_dict(), **self.metadata, **place}
 
     def _finish(self) -> None:
-        """Leave no collective in flight, and every checkpoint written, on all ranks. Raises CheckpointError if one was not."""
+        """Leave no collective in flight, and every checkpoint written, on all ranks.
+
+        Raises CheckpointError if one was not.
+        """
         self.stop.close()
         if self.store:
             self.strategy.on_main(self.store.wait)
@@ -206,12 +229,16 @@ class TrainLoop:
 def prefetched(
     steps: Iterator[Sequence[Any]], device: torch.device
 ) -> Generator[Sequence[Any], None, None]:
-    """The same steps in the same order; on CUDA with their batches moved to `device` on a side stream, one step ahead.
+    """The same steps in the same order; on CUDA their batches are copied one step ahead.
 
-    With pinned memory the host does not wait. An error of `steps` is raised at its step; closing the generator closes `steps`.
+    The copies go to `device` on a side stream; from pinned memory the host does not wait for them.
+    An error of `steps` is raised at its step; closing the generator closes `steps`.
     """
     try:
-        yield from _one_ahead(steps, device) if device.type == "cuda" else steps
+        if device.type == "cuda":
+            yield from _one_ahead(steps, device)
+        else:
+            yield from steps
     finally:
         if hasattr(steps, "close"):
             steps.close()
@@ -227,7 +254,8 @@ def _one_ahead(steps: Iterator[Sequence[Any]], device: torch.device) -> Iterator
             return error
         if batches is None:
             return None
-        # Memory of earlier batches, all that the host has let go of, may be used again once the work queued with it is done.
+        # Memory of earlier batches, all that the host has let go of, may be used again once the
+        # work queued with it is done.
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             return [batch.to(device, non_blocking=True) for batch in batches], side.record_event()
@@ -236,7 +264,8 @@ def _one_ahead(steps: Iterator[Sequence[Any]], device: torch.device) -> Iterator
     while coming is not None:
         if isinstance(coming, Exception):
             raise coming
-        (batches, arrived), coming = coming, fetch()
+        batches, arrived = coming
+        coming = fetch()
         torch.cuda.current_stream(device).wait_event(arrived)
         yield batches
         del batches  # before the next copy, so that the memory of two steps' batches is enough

@@ -14,7 +14,7 @@ from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
-from retina_dist.engine.precision import CHOICES, make_scaler, resolve_precision
+from retina_dist.engine.precision import make_scaler
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.model.sync_batch_norm import connect
@@ -36,18 +36,6 @@ def configure_torch(settings: TrainerConfig) -> None:
 def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
     return strategy_of(config.strategy, deterministic=config.trainer.deterministic)
-
-
-def agreed_precision(config: RunConfig, strategy: DistributedStrategy) -> str:
-    """`trainer.precision`, for auto the best that the devices of all ranks have. Collective."""
-    precision = config.trainer.precision
-    if precision == "auto":
-        own = CHOICES.index(resolve_precision(strategy.device, precision))
-        lowest = strategy.all_reduce(torch.tensor([own], device=strategy.device), "min")
-        precision = CHOICES[int(lowest)]
-    if precision == "fp16":
-        strategy.fp16_scale = 1.0  # the loss is scaled already
-    return precision
 
 
 def monitor_of(config: RunConfig) -> str:

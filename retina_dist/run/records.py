@@ -25,7 +25,7 @@ from retina_dist.base.registry import as_dict
 from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
 from retina_dist.config.run_config import RunConfig, changed_settings
-from retina_dist.reporting.run_files import Result, read_typed
+from retina_dist.reporting.run_files import Result, Start, read_typed
 from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"
@@ -99,6 +99,14 @@ def redacted_command(words: list[str]) -> str:
     """
     shown = shlex.join([redacted_word(word) for word in words])
     return redacted(shown)  # --token VALUE
+
+
+def markdown_of_start(folder: Path) -> str:
+    """The last start of a run as Markdown: its command and the settings that it changed."""
+    start = read_typed(folder / COMMAND, list[Start], [])[-1]
+    rows = [f"| {key} | {value} | {default} |\n" for key, value, default in start.changed]
+    table = "| setting | value | default |\n|---|---|---|\n" + "".join(rows)
+    return f"    {start.command}\n\n{table}"
 
 
 def commit() -> str | None:

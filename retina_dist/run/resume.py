@@ -1,4 +1,4 @@
-"""Where a run writes, and which checkpoint it resumes from; `config` is its settings, `run_config.RunConfig`."""
+"""Where a run writes, and which checkpoint it resumes from."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.base.redaction import redacted
 from retina_dist.base.registry import as_dict
 from retina_dist.base.settings import flattened
+from retina_dist.base.text import as_override
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.base.yaml_files import load_yaml
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.folder_owner import Owner, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
@@ -30,7 +32,8 @@ logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 NO_CHECKPOINT = "there is no checkpoint {}; resume takes a run folder, a .pt file, a URL or auto."
 
-# Settings that decide which image comes at which step: a resumed run cannot change them, nor those that its task locks.
+# Settings that decide which image comes at which step: a resumed run cannot change them, nor those
+# that its task locks.
 RESUME_LOCKED = (
     "task.name",
     "seed",
@@ -43,147 +46,213 @@ RESUME_LOCKED = (
 
 @dataclass(frozen=True)
 class Run:
-    """A folder to write to and, if the run is resumed, its step and the checkpoint's path; on the main rank its content too."""
+    """A folder to write to and, if the run is resumed, the checkpoint that it continues.
+
+    Args:
+        folder: The run folder.
+        resume_step: The step of the checkpoint; None in a fresh run.
+        resumed_from: Its path.
+        checkpoint: Its content, on the main rank only.
+        owner: `Owner.name` of this process, which writes the checkpoints.
+        is_restart: Whether an elastic job opens its folder again.
+    """
 
     folder: Path
     resume_step: int | None = None
     resumed_from: PathOrUrl | None = None
     checkpoint: dict[str, Any] | None = None
+    owner: dict[str, Any] | None = None
+    is_restart: bool = False
 
 
-class RunOpener:
-    """Opens the run of a job as `owner`, and the same one again in each further attempt of an elastic job."""
+class RunOpener(contextlib.AbstractContextManager["RunOpener"]):
+    """Opens the run of a job, and the same one again after each restart of an elastic job.
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        self.folder: Path | None = None  # since the first attempt
-        self.before: str | None = None  # who owned the checkpoints at the first attempt, by id
-        self.mains: list[str] = []  # who was the main rank of each attempt
+    It owns the run's folders until it leaves its context.
+    """
 
-    def open(
-        self,
-        config: Any,
-        strategy: DistributedStrategy,
-        locked: frozenset[str],
-        committed: dict[str, Any] | None,
-    ) -> Run:
-        """The run, opened on the main rank: by `open_run`, in a further attempt from the state `committed`. Collective."""
+    def __init__(self) -> None:
+        self.owner = Owner()
+        self.folder: Path | None = None  # since the first start
+        self._owner_before: str | None = None  # whose the checkpoints were then, by id
+        self._mains: list[str] = []  # who was the main rank of each start
+
+    def __exit__(self, *error: object) -> None:
+        self.owner.__exit__(*error)
+
+    def open(self, config: RunConfig, strategy: DistributedStrategy, locked: frozenset[str]) -> Run:
+        """Open the run on the main rank. Collective.
+
+        The first time by `open_run`, later in the same folder from the state that the strategy
+        committed last.
+        """
+        is_restart = self.folder is not None
         opened: list[Run] = []
 
         def open_on_main() -> tuple[str, int | None, str, str | None, list[str]]:
-            if self.folder:
-                run, before = self._reopen(self.folder, config, locked, committed), self.before
+            before = self._owner_before
+            if self.folder is not None:
+                run = self._reopen(self.folder, config, locked, strategy.committed)
             else:
                 run = open_run(config, self.owner, locked)
                 before = read_owner(checkpoint_folder(config, run.folder)).get("id")
             opened.append(run)
-            mains = [*self.mains, str(self.owner.name["id"])]
+            mains = [*self._mains, str(self.owner.name["id"])]
             return str(run.folder), run.resume_step, str(run.resumed_from), before, mains
 
-        folder, resume_step, source, self.before, self.mains = strategy.on_main(open_on_main)
+        folder, step, source, self._owner_before, self._mains = strategy.on_main(open_on_main)
         self.folder = Path(folder)
-        return opened[0] if opened else Run(self.folder, resume_step, parse_path(source))
+        run = opened[0] if opened else Run(self.folder, step, parse_path(source))
+        return replace(run, owner=self.owner.name, is_restart=is_restart)
 
     def _reopen(
-        self, folder: Path, config: Any, locked: frozenset[str], committed: dict[str, Any] | None
+        self,
+        folder: Path,
+        config: RunConfig,
+        locked: frozenset[str],
+        committed: dict[str, Any] | None,
     ) -> Run:
         here = replace(config, output_dir=str(folder))
-        _lock(
-            self.owner, here, folder, is_restart=True
-        )  # once: another process of this job may hold the lock
+        # once: another process of this job may hold the lock
+        _lock(self.owner, here, folder, is_restart=True)
         checkpoints = checkpoint_folder(here, folder)
-        last = (owner := read_owner(checkpoints)).get("id")
-        if last not in (None, self.before, *self.mains):
+        owner = read_owner(checkpoints)
+        last = owner.get("id")
+        if last not in (None, self._owner_before, *self._mains):
             raise UserError(
-                f"{checkpoints} was taken over by {describe_owner(owner)}; this job writes nothing more."
+                f"{checkpoints} was taken over by {describe_owner(owner)}; "
+                "this job writes nothing more."
             )
         if committed:
             return Run(folder, committed["step"], Path("memory"), committed)
-        if last in self.mains:  # else the first attempt ended before it claimed the folder
+        if last in self._mains:  # else the first start ended before it claimed the folder
             run = open_run(replace(here, resume="auto"), None, locked)
             if run.resume_step is not None:
                 return run
         return open_run(here, None, locked)
 
 
-def open_run(config: Any, owner: Owner | None = None, locked: frozenset[str] = frozenset()) -> Run:
+def open_run(
+    config: RunConfig, owner: Owner | None = None, locked: frozenset[str] = frozenset()
+) -> Run:
     """Settle folder and checkpoint by `output_dir` and `resume`, in this order of precedence:
 
-    1. `resume=PATH`: that checkpoint (of a folder: its newest), into its run folder, or an `output_dir` that holds no other run.
-    2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME folder; without any, a fresh start.
-    3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free runs/NAME.
+    1. `resume=PATH`: that checkpoint (of a folder: its newest), into its run folder, or an
+       `output_dir` that holds no other run.
+    2. `resume=auto`: the newest sound checkpoint of `output_dir`, or of the newest runs/NAME
+       folder; without any, a fresh start.
+    3. no resume: a fresh start in `output_dir`, which must not hold a run, or in the next free
+       runs/NAME.
 
-    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks there first, and only at the
-    runs/NAME that use it; any other run must find it without checkpoints. With an `owner` the folders are locked before they are
-    looked into, and a new one is made; without, nothing is written. A checkpoint must agree with `config` in RESUME_LOCKED and in
-    `locked`. Raises ConfigError, also for a folder in use, CheckpointError, or UserError for a place that cannot be reached.
+    NAME is `data.name`, or "debug" for a fast_dev_run. With `trainer.checkpoint_dir`, `auto` looks
+    there first, and only at the runs/NAME that use it; any other run must find it without
+    checkpoints. With an `owner` the folders are locked before they are looked into, and a new one
+    is made; without, nothing is written. A checkpoint must agree with `config` in RESUME_LOCKED
+    and in `locked`. Raises ConfigError, also for a folder in use, CheckpointError, or UserError
+    for a place that cannot be reached.
     """
-    given = Path(config.output_dir) if config.output_dir else None
-    name = "debug" if config.trainer.fast_dev_run else config.data.name
-    elsewhere = parse_path(config.trainer.checkpoint_dir) if config.trainer.checkpoint_dir else None
-
-    def fresh(folder: Path | None) -> Run:
-        if folder is None:
-            folder = next_folder(name, make=owner is not None)
-            if owner:
-                owner.created.append(folder)
-        _lock(owner, config, folder)
-        return Run(folder)
-
     if not config.resume:
-        run = fresh(given)
-        _refuse_checkpoints(given, elsewhere)  # locked, so that no other run can leave some now
-        return run
+        return _open_fresh(config, owner)
     if config.resume == "auto":
-        runs = [run for _, run in sorted(_numbered(name).items())]
-        if elsewhere:
-            runs = [
-                run for run in runs if _saved_to(run) == redacted(config.trainer.checkpoint_dir)
-            ]
-        folder = given or (runs[-1] if runs else None)
-        _lock(owner, config, folder)
-        places = (elsewhere, folder and folder / CHECKPOINTS)
-        newest = next((found for place in places if place and (found := load_latest(place))), None)
-        if newest is None:
-            logger.info(
-                f"resume=auto: no checkpoint in {elsewhere or folder or f'runs/{name}*'}; a fresh start"
-            )
-            return fresh(given if elsewhere else folder)
-        return _continued(config, locked, folder or fresh(None).folder, *newest)
-    named = parse_path(config.resume)
-    own = run_folder_of(named)
-    folder = given or own
+        return _open_newest(config, owner, locked)
+    return _open_named(config, owner, locked)
+
+
+def _open_fresh(config: RunConfig, owner: Owner | None) -> Run:
+    given = _output_dir(config)
+    run = Run(_made_folder(config, owner, given))
+    # after the lock, so that no other run can leave some now
+    _refuse_checkpoints(given, _checkpoint_dir(config))
+    return run
+
+
+def _open_newest(config: RunConfig, owner: Owner | None, locked: frozenset[str]) -> Run:
+    given = _output_dir(config)
+    elsewhere = _checkpoint_dir(config)
+    folder = given or _newest_folder(config)
     _lock(owner, config, folder)
-    source, content = _named(named, elsewhere)
+
+    found = load_latest(elsewhere) if elsewhere else None
+    if found is None and folder:
+        found = load_latest(folder / CHECKPOINTS)
+    if found is None:
+        place = elsewhere or folder or f"runs/{_name(config)}*"
+        logger.info(f"resume=auto: no checkpoint in {place}; a fresh start")
+        return Run(_made_folder(config, owner, given if elsewhere else folder))
+
+    source, content = found
+    _check_locked(config, locked, source, content)
+    if folder is None:
+        folder = _made_folder(config, owner, None)
+    return Run(folder, content["step"], source, content)
+
+
+def _open_named(config: RunConfig, owner: Owner | None, locked: frozenset[str]) -> Run:
+    named = parse_path(str(config.resume))
+    elsewhere = _checkpoint_dir(config)
+    own = run_folder_of(named)
+    folder = _output_dir(config) or own
+    _lock(owner, config, folder)
+
+    source, content = _named_checkpoint(named, elsewhere)
     if folder is None:
         raise ConfigError(
             f"resume={source} is not inside a run folder; say where to write with output_dir=…."
         )
-    forked = own is None or folder.resolve() != own.resolve()
-    _refuse_checkpoints(
-        folder if forked else None, elsewhere if elsewhere != source.parent else None
-    )
-    return _continued(config, locked, folder, source, content)
+    is_fork = own is None or folder.resolve() != own.resolve()
+    continues_elsewhere = elsewhere == source.parent
+    _refuse_checkpoints(folder if is_fork else None, None if continues_elsewhere else elsewhere)
+    _check_locked(config, locked, source, content)
+    return Run(folder, content["step"], source, content)
 
 
-def checkpoint_folder(config: Any, folder: Path) -> PathOrUrl:
+def _name(config: RunConfig) -> str:
+    return "debug" if config.trainer.fast_dev_run else config.data.name
+
+
+def _output_dir(config: RunConfig) -> Path | None:
+    return Path(config.output_dir) if config.output_dir else None
+
+
+def _checkpoint_dir(config: RunConfig) -> PathOrUrl | None:
+    given = config.trainer.checkpoint_dir
+    return parse_path(given) if given else None
+
+
+def checkpoint_folder(config: RunConfig, folder: Path) -> PathOrUrl:
     """Where the run in `folder` keeps its checkpoints."""
-    return (
-        parse_path(config.trainer.checkpoint_dir)
-        if config.trainer.checkpoint_dir
-        else folder / CHECKPOINTS
-    )
+    return _checkpoint_dir(config) or folder / CHECKPOINTS
+
+
+def _made_folder(config: RunConfig, owner: Owner | None, folder: Path | None) -> Path:
+    """`folder`, or the next free one, made and locked for `owner` if there is one."""
+    if folder is None:
+        folder = next_folder(_name(config), make=owner is not None)
+        if owner:
+            owner.created.append(folder)
+    _lock(owner, config, folder)
+    return folder
+
+
+def _newest_folder(config: RunConfig) -> Path | None:
+    """The newest runs/NAME, of those that use `trainer.checkpoint_dir` where it is given."""
+    numbered = sorted(_numbered(_name(config)).items())
+    folders = [folder for _, folder in numbered]
+    if config.trainer.checkpoint_dir:
+        shown = redacted(config.trainer.checkpoint_dir)
+        folders = [folder for folder in folders if _saved_to(folder) == shown]
+    return folders[-1] if folders else None
 
 
 def _saved_to(folder: Path) -> str | None:
-    """The `trainer.checkpoint_dir` of the run in `folder`, as its config.yaml has it; None without one."""
+    """The `trainer.checkpoint_dir` of the run in `folder`, by its config.yaml; None without one."""
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         return load_yaml(folder / "config.yaml")["trainer"]["checkpoint_dir"]
     return None
 
 
 def run_folder_of(source: PathOrUrl) -> Path | None:
-    """The run folder that `source` is, or that it lies in as a checkpoint or as the folder of the checkpoints."""
+    """The run folder of `source`, which is the folder, a checkpoint in it, or its checkpoints."""
     if isinstance(source, Url):
         return None
     folder = source.parent if source.is_file() else source
@@ -194,33 +263,41 @@ def run_folder_of(source: PathOrUrl) -> Path | None:
 
 
 def _lock(
-    owner: Owner | None, config: Any, folder: Path | None, *, is_restart: bool = False
+    owner: Owner | None, config: RunConfig, folder: Path | None, *, is_restart: bool = False
 ) -> None:
     """Lock the run folder and its folder of checkpoints, as far as they are known."""
-    if owner and folder:
+    if owner is None:
+        return
+    if folder:
         owner.lock(folder, "output_dir", is_restart=is_restart)
-    if owner and config.trainer.checkpoint_dir:
-        owner.lock(
-            parse_path(config.trainer.checkpoint_dir),
-            "trainer.checkpoint_dir",
-            is_restart=is_restart,
-        )
-    elif owner and folder:
+    elsewhere = _checkpoint_dir(config)
+    if elsewhere:
+        owner.lock(elsewhere, "trainer.checkpoint_dir", is_restart=is_restart)
+    elif folder:
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
 
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
-    """Raise CheckpointError, before the data is read, if neither the local `source` nor perhaps `elsewhere` has a checkpoint."""
-    may_hold = isinstance(source, Url) or source.is_file() or (elsewhere and source.is_dir())
-    if not may_hold and not any(
-        name.endswith(".pt") for name in [*names_in(source / CHECKPOINTS), *names_in(source)]
-    ):
+    """Raise CheckpointError, before the data is read, where `source` can have no checkpoint.
+
+    A run folder may keep its checkpoints `elsewhere`, and a URL is not looked into yet.
+    """
+    if isinstance(source, Url) or source.is_file() or (elsewhere and source.is_dir()):
+        return
+    names = [*names_in(source / CHECKPOINTS), *names_in(source)]
+    if not any(name.endswith(".pt") for name in names):
         raise CheckpointError(NO_CHECKPOINT.format(source))
 
 
-def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, dict[str, Any]]:
-    """The checkpoint `source`, a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`; and its content."""
-    if source.is_file() if isinstance(source, Path) else source.name.endswith(".pt"):
+def _named_checkpoint(
+    source: PathOrUrl, elsewhere: PathOrUrl | None
+) -> tuple[PathOrUrl, dict[str, Any]]:
+    """The checkpoint `source` and its content.
+
+    That is a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`.
+    """
+    is_file = source.is_file() if isinstance(source, Path) else source.name.endswith(".pt")
+    if is_file:
         return source, load_checkpoint(source)
     newest = load_latest(source / CHECKPOINTS) or load_latest(source)
     if newest is None and elsewhere and run_folder_of(source):
@@ -232,36 +309,46 @@ def _named(source: PathOrUrl, elsewhere: PathOrUrl | None) -> tuple[PathOrUrl, d
 
 def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) -> None:
     """Raise ConfigError when a folder holds checkpoints, with which a second run would mix its own."""
-    for folder, words in (
-        (
-            run_folder / CHECKPOINTS if run_folder else None,
-            f"output_dir={run_folder} already holds a run",
-        ),
-        (elsewhere, f"trainer.checkpoint_dir={elsewhere} already holds checkpoints"),
-    ):
-        if folder and any(name.endswith(".pt") for name in names_in(folder)):
-            raise ConfigError(f"{words}; continue with resume=auto, or give another folder.")
+    if run_folder and _has_checkpoints(run_folder / CHECKPOINTS):
+        again = as_override("resume", run_folder)
+        raise ConfigError(
+            f"output_dir={run_folder} already holds a run; continue with {again}, or give another "
+            "folder."
+        )
+    if elsewhere and _has_checkpoints(elsewhere):
+        raise ConfigError(
+            f"trainer.checkpoint_dir={elsewhere} already holds checkpoints; continue with "
+            "resume=auto, or give another folder."
+        )
 
 
-def _continued(
-    config: Any, locked: frozenset[str], folder: Path, path: PathOrUrl, content: dict[str, Any]
-) -> Run:
+def _has_checkpoints(folder: PathOrUrl) -> bool:
+    return any(name.endswith(".pt") for name in names_in(folder))
+
+
+def _check_locked(
+    config: RunConfig, locked: frozenset[str], path: PathOrUrl, content: dict[str, Any]
+) -> None:
+    """Raise unless the checkpoint was trained with the settings that a resume may not change."""
     try:
-        before, now = flattened(content["config"]), flattened(as_dict(config))
+        before = flattened(content["config"])
+        now = flattened(as_dict(config))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{path} does not say how it was trained; use it as model.weights={path}."
         ) from error
     for key in (*RESUME_LOCKED, *sorted(locked)):
-        old, new = before.get(key), now.get(key)
-        if old is not None and _value(old) != _value(
-            new
-        ):  # a setting younger than the checkpoint is not in it
-            key = "task" if key == "task.name" else key  # the name of the group's entry
-            raise ConfigError(
-                f"{key}={new} differs from the {old} that {path} was trained with; give {key}={old}, or use model.weights={path}."
-            )
-    return Run(folder, content["step"], path, content)
+        old = before.get(key)
+        new = now.get(key)
+        # a setting younger than the checkpoint is not in it
+        if old is None or _value(old) == _value(new):
+            continue
+        if key == "task.name":
+            key = "task"  # the name of the group's entry
+        raise ConfigError(
+            f"{key}={new} differs from the {old} that {path} was trained with; "
+            f"give {key}={old}, or use model.weights={path}."
+        )
 
 
 def _value(text: str | None) -> Any:
@@ -272,62 +359,102 @@ def _value(text: str | None) -> Any:
 
 
 def restore(
-    state: TrainState, run: Run, config: Any, plan: Plan, *, images: Any, position: tuple[int, int]
+    state: TrainState,
+    run: Run,
+    config: RunConfig,
+    plan: Plan,
+    *,
+    images: str,
+    position: tuple[int, int],
 ) -> bool:
-    """Load the checkpoint of `run`, if it has one, into `state`; return whether the run is already done.
+    """Load the checkpoint of `run`, if it has one, into `state`; return whether the run is done.
 
-    `images` and `position` are this run's fingerprint of the data and its place in them at the checkpoint's step. Raises
-    CheckpointError when the checkpoint is of other data or of another form.
+    Raises CheckpointError when the checkpoint is of other data or of another form.
+
+    Args:
+        state: The state to load into.
+        run: The opened run.
+        config: Its settings.
+        plan: Its plan.
+        images: The fingerprint of this run's data.
+        position: Epoch and images taken of it at the checkpoint's step, in this run's data.
     """
     content = run.checkpoint
     if content is None:
         return False
     try:
-        if content.get("images") != images or position != (
-            content["sampler"]["epoch"],
-            content["sampler"]["cursor"],
-        ):
-            raise CheckpointError(
-                f"{run.resumed_from} was trained on other images than data={config.data.name}; resume with the same ones, or start "
-                f"a new run with model.weights={run.resumed_from}."
-            )
-        best = BestMetric(content["best"]["name"], content["best"]["mode"])
-        if content["best"]["value"] is not None and not state.best.same_metric(content["best"]):
-            keep = f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}"
-            logger.warning(
-                f"best.pt was the {best} and will be the {state.best}; to keep it, resume with {keep}."
-            )
+        _check_data(content, run, config, images, position)
+        _warn_of_another_best(content, state)
         state.load_state_dict(content)
+        _warn_of_another_precision(content, config, state.step)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        reason, remedy = describe_error(error), remedy_of(content, "resume from another checkpoint")
+        reason = describe_error(error)
+        remedy = remedy_of(content, "resume from another checkpoint")
         raise CheckpointError(
             f"{run.resumed_from} lacks what these settings need ({reason}); {remedy}."
         ) from error
-    before = flattened(content["config"]).get("trainer.precision")
-    if before not in (None, config.trainer.precision):
-        logger.warning(
-            f"the steps up to {state.step} were computed in {before} and the next ones in "
-            f"{config.trainer.precision}, so the numbers are not those of a run in one precision; "
-            f"trainer.precision={before} keeps it."
-        )
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")
+    return _is_done(state, plan)
+
+
+def _check_data(
+    content: dict[str, Any],
+    run: Run,
+    config: RunConfig,
+    images: str,
+    position: tuple[int, int],
+) -> None:
+    place = content["sampler"]
+    if content.get("images") != images or position != (place["epoch"], place["cursor"]):
+        raise CheckpointError(
+            f"{run.resumed_from} was trained on other images than data={config.data.name}; resume "
+            f"with the same ones, or start a new run with model.weights={run.resumed_from}."
+        )
+
+
+def _warn_of_another_best(content: dict[str, Any], state: TrainState) -> None:
+    saved = content["best"]
+    if saved["value"] is None or state.best.same_metric(saved):
+        return
+    best = BestMetric(saved["name"], saved["mode"])
+    keep = f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}"
+    logger.warning(
+        f"best.pt was the {best} and will be the {state.best}; to keep it, resume with {keep}."
+    )
+
+
+def _warn_of_another_precision(content: dict[str, Any], config: RunConfig, step: int) -> None:
+    before = flattened(content["config"]).get("trainer.precision")
+    now = config.trainer.precision
+    if before not in (None, now):
+        logger.warning(
+            f"the steps up to {step} were computed in {before} and the next ones in {now}, so the "
+            f"numbers are not those of a run in one precision; trainer.precision={before} keeps it."
+        )
+
+
+def _is_done(state: TrainState, plan: Plan) -> bool:
+    """Whether nothing is left to do; says so."""
     if plan.validates_at(state.step) and state.last_eval_step < state.step:
         return False
     if state.best.exhausted:
-        logger.info(
-            f"nothing to do: {state.best.describe_stop()} Raise trainer.patience to train on."
-        )
-    elif state.step >= plan.stop_step:
-        logger.info(
-            f"nothing to do up to step {plan.stop_step}; raise trainer.max_duration or trainer.stop_after."
-        )
-    return state.best.exhausted or state.step >= plan.stop_step
+        reason = state.best.describe_stop()
+        logger.info(f"nothing to do: {reason} Raise trainer.patience to train on.")
+        return True
+    if state.step >= plan.stop_step:
+        remedy = "raise trainer.max_duration or trainer.stop_after"
+        logger.info(f"nothing to do up to step {plan.stop_step}; {remedy}.")
+        return True
+    return False
 
 
 def next_folder(name: str, *, make: bool) -> Path:
-    """runs/NAME, or the first runs/NAME-N after all there are; with `make` it is made, for this process alone, or a ConfigError."""
+    """runs/NAME, or the first runs/NAME-N after all there are.
+
+    With `make` it is made, for this process alone. Raises ConfigError where that fails.
+    """
     for number in itertools.count(max(_numbered(name), default=0) + 1):
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:
@@ -335,9 +462,8 @@ def next_folder(name: str, *, make: bool) -> Path:
                 folder.mkdir(parents=True)
             return folder
         except OSError as error:
-            if (
-                isinstance(error, FileExistsError) and folder.parent.is_dir()
-            ):  # made by another process meanwhile
+            # made by another process meanwhile
+            if isinstance(error, FileExistsError) and folder.parent.is_dir():
                 continue
             raise ConfigError(
                 f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER."
@@ -348,5 +474,9 @@ def next_folder(name: str, *, make: bool) -> Path:
 def _numbered(name: str) -> dict[int, Path]:
     """The folders runs/NAME (1), runs/NAME-2 and so on."""
     form = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
-    matches = [(form.fullmatch(f.name), f) for f in Path("runs").glob("*") if f.is_dir()]
-    return {int(match[1] or 1): folder for match, folder in matches if match}
+    folders = {}
+    for folder in Path("runs").glob("*"):
+        match = form.fullmatch(folder.name)
+        if match and folder.is_dir():
+            folders[int(match[1] or 1)] = folder
+    return folders

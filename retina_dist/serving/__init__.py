@@ -1,1 +1,4 @@
-"""A model behind HTTP: from request to response (`scoring`), batches of images (`batcher`), the web server (`app`)."""
+"""A model behind HTTP.
+
+`scoring` goes from request to response, `batcher` makes batches of images, `app` is the web server.
+"""

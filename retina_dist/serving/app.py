@@ -1,4 +1,7 @@
-"""The REST endpoint: `POST /score` for images; without a key, `/`, a page to try it, `/healthz`, `/readyz` and `/metrics`."""
+"""The REST endpoint: `POST /score` for images.
+
+Without a key: `/`, a page to try it, `/healthz`, `/readyz` and `/metrics`.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +37,29 @@ from retina_dist.serving.settings import ServeConfig
 from retina_dist.task.model_card import model_card
 
 # Content-Security-Policy of the page, which may ask this server only.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'"
+)
 PREPARE_THREADS = 2  # they read bodies, decode and resize
 HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
 }
-
 Result = TypeVar("Result")
 
 
 class Endpoint:
-    """`POST /score`, with its limits and metrics."""
+    """What the server answers, with the limits and metrics of `POST /score`."""
 
     def __init__(self, scorer: Scorer, config: ServeConfig) -> None:
-        self.scorer, self.config = scorer, config
+        self.scorer = scorer
+        self.config = config
+        self.num_queued = 0
+        self.threads = ThreadPoolExecutor(PREPARE_THREADS, "prepare")
+        self.batcher = Batcher(self._predict, config.max_batch or 1, config.wait_ms / 1e3)
+
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "retina_dist_requests", "/score by status code", ["code"], registry=registry
@@ -61,45 +71,85 @@ class Endpoint:
         self.batches = Histogram(
             "retina_dist_batch_images", "Images of a batch", buckets=sizes, registry=registry
         )
-        self.num_queued = 0
         queue = Gauge(
             "retina_dist_queue_images", "Images accepted but not answered", registry=registry
         )
-        queue.set_function(lambda: self.num_queued)
-        self.threads = ThreadPoolExecutor(PREPARE_THREADS, "prepare")
-        self.batcher = Batcher(self._predict, config.max_batch or 1, config.wait_ms / 1e3)
+        queue.set_function(self._queue_length)
 
-    async def respond(self, request: Request) -> JSONResponse:
-        """The response, also where the request is refused or a shutdown interrupts it."""
+    def _queue_length(self) -> int:
+        return self.num_queued
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """The batcher's task, while the server runs."""
+        self.worker = asyncio.create_task(self.batcher.run())
+        yield
+        self.worker.cancel()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def score(self, request: Request) -> JSONResponse:
+        """Send a JPEG, PNG or WebP image, a form with such files, or {"images": [base64, ...]}.
+
+        The answer has one entry for each, in their order. Errors: 400 unreadable, 401 wrong API
+        key, 413 too large, 415 another content type, 429 full queue, 503 shutdown.
+        """
         status = 500
         content: dict[str, Any]
         with self.latency.time():
             try:
-                status, content = 200, {"images": await self._answer(request)}
+                content = {"images": await self._answer(request)}
+                status = 200
             except RequestError as error:
-                status, content = error.status, {"detail": str(error)}
+                status = error.status
+                content = {"detail": str(error)}
             except asyncio.CancelledError:  # uvicorn would answer 500 and log a traceback
-                status, content = 503, {"detail": "the server is shutting down; try again."}
+                status = 503
+                content = {"detail": "the server is shutting down; try again."}
             finally:
                 self.requests.labels(status).inc()
         return JSONResponse(content, status, HEADERS.get(status))
 
+    async def show_page(self) -> HTMLResponse:
+        """The page to try the model; with a key it does not say where model and data lie."""
+        checkpoint = self.config.checkpoint
+        if self.config.api_key is None:
+            card = model_card(self.scorer.predictor, checkpoint)
+        else:
+            card = model_card(self.scorer.predictor, Path(checkpoint).name)
+            card.get("Training data", {}).pop("root", None)
+            card.pop("Model settings", None)  # the path of its weights
+        page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8")
+        page = page.replace("{{ card }}", json.dumps(card).replace("<", "\\u003c"))
+        return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
+
+    async def healthz(self) -> str:
+        """Liveness: the process answers."""
+        return "ok"
+
+    async def readyz(self) -> Response:
+        """Readiness: 200 if images are accepted, else 503."""
+        if self.worker.done():
+            return PlainTextResponse("not ready", 503)
+        return PlainTextResponse("ready")
+
+    async def show_metrics(self) -> Response:
+        """Prometheus's text format."""
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
     async def _answer(self, request: Request) -> list[dict[str, Any]]:
-        config, given = self.config, request.headers.get("authorization", "").encode("latin-1")
-        if config.api_key is not None and not hmac.compare_digest(
-            given, f"Bearer {config.api_key}".encode()
-        ):
-            raise RequestError(
-                401, "the API key is missing or wrong; send it as Authorization: Bearer KEY."
-            )
-        kind, body = (
-            request.headers.get("content-type", ""),
-            await read_body(request, int(config.max_body_mb * 1e6)),
-        )
+        key = self.config.api_key
+        if key is not None:
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, f"Bearer {key}".encode()):
+                raise RequestError(
+                    401, "the API key is missing or wrong; send it as Authorization: Bearer KEY."
+                )
+        body = await read_body(request, int(self.config.max_body_mb * 1e6))
+        kind = request.headers.get("content-type", "")
         return await self._while_connected(request, self._score(kind, body))
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`, which is dropped where the client goes. Raises RequestError then."""
+        """The result of `work`. Where the client goes it is dropped, and RequestError raised."""
         task = asyncio.create_task(work)
         gone = asyncio.ensure_future(request.receive())
         try:
@@ -112,12 +162,11 @@ class Endpoint:
             gone.cancel()
 
     async def _score(self, kind: str, body: bytes) -> list[dict[str, Any]]:
-        config = self.config
-        images = await self._in_thread(read_images, kind, body, config.max_images)
-        if self.num_queued + len(images) > config.max_queue:
+        limit = self.config.max_queue
+        images = await self._in_thread(read_images, kind, body, self.config.max_images)
+        if self.num_queued + len(images) > limit:
             raise RequestError(
-                429,
-                f"{self.num_queued} images are waiting and max_queue={config.max_queue}; retry.",
+                429, f"{self.num_queued} images are waiting and max_queue={limit}; retry."
             )
         self.num_queued += len(images)
         tasks = [asyncio.create_task(self._one(data, i)) for i, data in enumerate(images)]
@@ -142,76 +191,33 @@ class Endpoint:
 def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
     """The server; with an `api_key`, /score requires it as `Authorization: Bearer KEY`."""
     endpoint = Endpoint(scorer, config)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = asyncio.create_task(endpoint.batcher.run())
-        app.state.is_ready = lambda: not worker.done()
-        yield
-        worker.cancel()
-        endpoint.threads.shutdown(wait=False, cancel_futures=True)
-
     app = FastAPIOffline(
         redoc_url=None,
         title="retina_dist",
         version=__version__,
-        lifespan=lifespan,
+        lifespan=endpoint.lifespan,
         redirect_slashes=False,  # a redirect would go to any host that a request names
         swagger_ui_parameters={"validatorUrl": None},  # the validator would be sent our address
     )
-
-    @app.get("/", include_in_schema=False)
-    async def show_page() -> HTMLResponse:
-        is_public = config.api_key is None
-        card = model_card(
-            scorer.predictor, config.checkpoint if is_public else Path(config.checkpoint).name
-        )
-        if not is_public:
-            card.get("Training data", {}).pop("root", None)
-            card.pop("Model settings", None)  # the path of its weights
-        page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8")
-        page = page.replace("{{ card }}", json.dumps(card).replace("<", "\\u003c"))
-        return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})
-
     answers: Any = GenericAlias(list, scorer.Answer)
-
-    @app.post("/score", response_model=create_model("ScoreResponse", images=(answers, ...)))
-    async def score(request: Request) -> JSONResponse:
-        """The body is a JPEG, PNG or WebP image, a form with such files, or JSON {"images": [base64, ...]}.
-
-        The answer has one entry for each, in their order. Errors: 400 unreadable, 401 wrong API key, 413 too large, 415 another
-        content type, 429 full queue, 503 shutdown.
-        """
-        return await endpoint.respond(request)
-
-    @app.get("/healthz", response_class=PlainTextResponse)
-    async def healthz() -> str:
-        """Liveness: the process answers."""
-        return "ok"
-
-    @app.get("/readyz", response_class=PlainTextResponse)
-    async def readyz(request: Request) -> Response:
-        """Readiness: 200 if images are accepted, else 503."""
-        ready = request.app.state.is_ready()
-        return PlainTextResponse("ready" if ready else "not ready", 200 if ready else 503)
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics() -> Response:
-        """Prometheus's text format."""
-        return Response(generate_latest(endpoint.registry), media_type=CONTENT_TYPE_LATEST)
-
+    response = create_model("ScoreResponse", images=(answers, ...))
+    app.get("/", include_in_schema=False)(endpoint.show_page)
+    app.post("/score", response_model=response)(endpoint.score)
+    app.get("/healthz", response_class=PlainTextResponse)(endpoint.healthz)
+    app.get("/readyz", response_class=PlainTextResponse)(endpoint.readyz)
+    app.get("/metrics", response_class=PlainTextResponse)(endpoint.show_metrics)
     return app
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """A body of at most `most` bytes. Raises RequestError: 413 once it is larger."""
+async def read_body(request: Request, limit: int) -> bytes:
+    """A body of at most `limit` bytes. Raises RequestError: 413 once it is larger."""
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > most:
+            if len(body) > limit:
                 raise RequestError(
-                    413, f"the body is larger than {most} bytes; send fewer or smaller images."
+                    413, f"the body is larger than {limit} bytes; send fewer or smaller images."
                 )
     except ClientDisconnect as error:
         raise RequestError(400, "the connection was closed before the end of the body.") from error

@@ -47,7 +47,7 @@ class HalfOpenProtocol(HttpToolsProtocol):
 
 
 def without_query(record: logging.LogRecord) -> bool:
-    """A filter of the access log that leaves out queries, in which a client may have put its key."""
+    """A filter of the access log: no queries, in which a client may have put its key."""
     if isinstance(record.args, tuple):
         record.args = tuple(
             value.partition("?")[0] if isinstance(value, str) else value for value in record.args

@@ -16,7 +16,10 @@ from retina_dist.base.errors import ImageError, UserError
 from retina_dist.data.images import MAX_PIXELS, decode_image
 from retina_dist.task.predictor import Predictor
 
-USAGE = 'send an image as image/*, images as multipart/form-data, or application/json {"images": [base64, ...]}'
+USAGE = (
+    "send an image as image/*, images as multipart/form-data, or application/json "
+    '{"images": [base64, ...]}'
+)
 SPARE_PARTS = 1000  # other form fields, or other JSON values, in a body
 
 
@@ -29,41 +32,47 @@ class RequestError(UserError):
 
 
 class Scorer:
-    """Answers images with a model: its `to_dict` of each, without what scores below `threshold`, and the image's size."""
+    """Answers images with a model, by its `to_dict` and the image's size.
+
+    What scores below `threshold` is left out.
+    """
 
     def __init__(
         self, predictor: Predictor[Any, Any], threshold: float = 0.0, max_pixels: int = MAX_PIXELS
     ) -> None:
-        self.predictor, self.threshold, self.max_pixels = predictor, threshold, max_pixels
+        self.predictor = predictor
+        self.threshold = threshold
+        self.max_pixels = max_pixels
         self.Answer = predictor.Answer
 
     def prepare(self, data: bytes, i: int) -> tuple[Any, int, int]:
-        """The model's input from image `i` of a request, and the width and height of its display in px; in any thread.
+        """The model's input from image `i` of a request, and width and height of its display in px.
 
-        Raises RequestError (400), before decoding if it is not a JPEG, PNG or WebP or its header claims more than `max_pixels`.
+        In any thread. Raises RequestError (400), before decoding if it is not a JPEG, PNG or WebP
+        or its header claims more than `max_pixels`.
         """
         try:
             pixels = decode_image(data, max_pixels=self.max_pixels)
         except ImageError as error:
-            raise RequestError(
-                400, f"image {i}: {str(error).split(';')[0]}"
-            ) from error  # no advice for data sets
+            reason = str(error).split(";")[0]  # without the advice for data sets
+            raise RequestError(400, f"image {i}: {reason}") from error
         return self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1]
 
     def predict(self, images: Sequence[tuple[Any, int, int]]) -> list[dict[str, Any]]:
         """An `Answer` for each prepared image, in one thread at a time."""
-        inputs, widths, heights = zip(*images, strict=True)
-        answers = [
-            self.predictor.to_dict(output, self.threshold) for output in self.predictor.run(inputs)
-        ]
-        sizes = zip(answers, widths, heights, strict=True)
-        return [{"width": width, "height": height, **answer} for answer, width, height in sizes]
+        outputs = self.predictor.run([prepared for prepared, _, _ in images])
+        answers = []
+        for output, (_, width, height) in zip(outputs, images, strict=True):
+            found = self.predictor.to_dict(output, self.threshold)
+            answers.append({"width": width, "height": height, **found})
+        return answers
 
 
 def read_images(content_type: str, body: bytes, max_images: int = 16) -> list[bytes]:
     """The image files in a request's body, at least one.
 
-    Raises RequestError: 415 for another type, 400 for a broken body, 413 for more than `max_images`.
+    Raises RequestError: 415 for another type, 400 for a broken body, 413 for more than
+    `max_images`.
     """
     kind = content_type.split(";")[0].strip().lower()
     if kind.startswith("image/") or kind == "application/octet-stream":
@@ -72,11 +81,11 @@ def read_images(content_type: str, body: bytes, max_images: int = 16) -> list[by
         images = _read_json(body, max_images)
     elif kind == "multipart/form-data":
         images = _read_form(content_type, body, max_images)
+    elif kind:
+        raise RequestError(415, f"the content type {kind} is not understood; {USAGE}.")
     else:
-        problem = (
-            f"the content type {kind} is not understood" if kind else "the content type is missing"
-        )
-        raise RequestError(415, f"{problem}; {USAGE}.")
+        raise RequestError(415, f"the content type is missing; {USAGE}.")
+
     if not images:
         raise RequestError(400, f"the request has no image; {USAGE}.")
     if len(images) > max_images:
@@ -88,35 +97,36 @@ def read_images(content_type: str, body: bytes, max_images: int = 16) -> list[by
 
 
 def _read_json(body: bytes, max_images: int) -> list[bytes]:
-    # Python's parser blocks all threads: for seconds if 20 MB are brackets, for 0.1 s if they have few values.
-    if sum(map(body.count, (b"[", b"{", b",", b":"))) > max_images + SPARE_PARTS:
-        raise RequestError(
-            413, f"the JSON has more than {max_images + SPARE_PARTS} values; {USAGE}."
-        )
+    # Python's parser blocks all threads: for seconds if 20 MB are brackets, for 0.1 s if they have
+    # few values.
+    limit = max_images + SPARE_PARTS
+    if sum(map(body.count, (b"[", b"{", b",", b":"))) > limit:
+        raise RequestError(413, f"the JSON has more than {limit} values; {USAGE}.")
     try:
         images = json.loads(body)["images"]
         if not isinstance(images, list):
             raise TypeError("images is not a list")
         return [base64.b64decode(image, validate=True) for image in images]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RequestError(
-            400, f"the body is not such JSON ({type(error).__name__}: {error}); {USAGE}."
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise RequestError(400, f"the body is not such JSON ({reason}); {USAGE}.") from error
 
 
 def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
-    """The content of every file of the form, in order, whatever its name; other fields are ignored."""
+    """The content of every file of the form, in order, whatever its name.
+
+    Other fields are ignored.
+    """
     images: list[bytes] = []
 
     def keep(file: Any) -> None:
         file.file_object.seek(0)
         images.append(file.file_object.read())
 
+    limit = max_images + SPARE_PARTS  # fields are read one by one in Python, 100,000 in 3 s
     boundary = b"--" + parse_options_header(content_type)[1].get(b"boundary", b"")
-    if body.count(boundary) > max_images + SPARE_PARTS:  # read one by one in Python, 100,000 in 3 s
-        raise RequestError(
-            413, f"the form has more than {max_images + SPARE_PARTS} fields; {USAGE}."
-        )
+    if body.count(boundary) > limit:
+        raise RequestError(413, f"the form has more than {limit} fields; {USAGE}.")
     try:
         parse_form({"Content-Type": content_type.encode()}, io.BytesIO(body), None, keep)
     except (FormParserError, ValueError) as error:

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+UNUSABLE = (OSError, OverflowError, ValueError, TypeError)  # the last two for invalid host names
+
 
 def serve(
     config: ServeConfig, load_predictor: Callable[[torch.device], Predictor[Any, Any]]
@@ -31,20 +35,27 @@ def serve(
 
     Raises ConfigError if the extra is missing or the address cannot be used.
     """
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(0)
-    )  # uvicorn replaces it, and raises the signal again at its end
+    # uvicorn replaces it, and raises the signal again at its end
+    signal.signal(signal.SIGTERM, _exit)
     device = SingleDeviceStrategy(config.device).device
-    config = replace(config, max_batch=config.max_batch or (8 if device.type == "cuda" else 1))
-    server = server_of(lambda: load_predictor(device), config)
+    if config.max_batch is None:
+        config = replace(config, max_batch=8 if device.type == "cuda" else 1)
+    server = server_of(partial(load_predictor, device), config)
+
     with listen(config.host, config.port) as listener:
-        address = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        address = f"http://{host}:{listener.getsockname()[1]}"
         print_redacted(f"serving {config.checkpoint} on {address}/score; try it at {address}/")
-        if config.api_key is None and config.host not in ("127.0.0.1", "::1", "localhost"):
+        if config.api_key is None and config.host not in LOOPBACK:
             logger.warning(
-                "anyone who reaches this address can use it; set RETINA_DIST_API_KEY to require a key."
+                "anyone who reaches this address can use it; "
+                "set RETINA_DIST_API_KEY to require a key."
             )
         server.run(sockets=[listener])
+
+
+def _exit(*_: object) -> None:
+    sys.exit(0)
 
 
 def server_of(
@@ -80,16 +91,11 @@ def server_of(
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (
-        OSError,
-        OverflowError,
-        ValueError,
-        TypeError,
-    ) as error:  # the last two for invalid host names
-        remedy = "give an address of this machine, or port=0 for a free port"
+    except UNUSABLE as error:
         raise ConfigError(
-            f"host={host} port={port} cannot be listened on ({error}); {remedy}."
+            f"host={host} port={port} cannot be listened on ({error}); "
+            "give an address of this machine, or port=0 for a free port."
         ) from error

@@ -25,15 +25,6 @@ ReduceOp = Literal["mean", "sum", "min", "max"]
 WAIT_S = 5.0  # for the other ranks to notice that a collective failed
 
 
-class Membership:
-    """Where an elastic job restarts: `kept` is the content that this process committed last, None in a new process."""
-
-    kept: dict[str, Any] | None = None
-
-    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
-        """Between two steps: an elastic backend keeps `content()` in memory now and then, and lets new processes in."""
-
-
 class DistributedStrategy(ABC):
     """One of `world_size` equal processes, as a context manager around everything that communicates.
 
@@ -49,6 +40,8 @@ class DistributedStrategy(ABC):
         False  # set before entering: sums keep their order in a run that is resumed
     )
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
+    # What an elastic job goes back to when processes are lost or join; None in a new process.
+    committed: dict[str, Any] | None = None
 
     @classmethod
     def supports(cls, launch: Launch) -> bool:
@@ -181,12 +174,20 @@ class DistributedStrategy(ABC):
             if failure:
                 failure.collective, failure.reporter = True, self.rank
 
-    def run_elastic(self, work: Callable[[Membership], T]) -> T:
-        """`work(membership)`; an elastic backend repeats it on all processes when some are lost or join.
+    # elastic jobs
+
+    def run_elastic(self, work: Callable[[], T]) -> T:
+        """`work()`; an elastic backend repeats it on all processes when some are lost or join.
 
         Rank 0 of a repetition is a process that has been there before, if any is left.
         """
-        return work(Membership())
+        return work()
+
+    def commit(self, content: Callable[[], dict[str, Any]]) -> None:  # noqa: B027 - one is not elastic
+        """Between two steps: an elastic backend keeps `content()` as `committed` now and then.
+
+        Here it lets new processes in.
+        """
 
 
 def missing_ranks(

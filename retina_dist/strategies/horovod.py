@@ -24,7 +24,6 @@ from torch.utils.hooks import RemovableHandle
 from retina_dist.base.errors import ConfigError, PeerLost, activity, first_line, is_collective
 from retina_dist.strategies.base import (
     DistributedStrategy,
-    Membership,
     ReduceOp,
     missing_ranks,
     peer_lost_message,
@@ -204,7 +203,7 @@ class HorovodStrategy(DistributedStrategy):
 
     # membership
 
-    def run_elastic(self, work: Callable[[Membership], T]) -> T:
+    def run_elastic(self, work: Callable[[], T]) -> T:
         if not self.elastic:
             return super().run_elastic(work)
         import horovod.torch.elastic as elastic
@@ -212,11 +211,15 @@ class HorovodStrategy(DistributedStrategy):
         def attempt(membership: HorovodMembership) -> T:
             self._check_devices()
             self._sums.clear()  # a process that joined has met none
-            result = work(membership)
+            result = work()
             membership.answer()  # no question is left under way
             return result
 
         return elastic.run(attempt)(self._membership)
+
+    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
+        if self.elastic:
+            self._membership.commit(content)
 
     # training
 
@@ -365,7 +368,7 @@ def _note_url(key: str) -> str:
     return f"http://{os.environ[RENDEZVOUS]}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/retina_dist/{key.replace('/', '_')}"
 
 
-class HorovodMembership(Membership):
+class HorovodMembership:
     """The state that Horovod's elastic loop asks for; the trainer's state is shared by `broadcast_state`, as at any start."""
 
     def __init__(self, strategy: HorovodStrategy, commit_every: int) -> None:
@@ -376,7 +379,7 @@ class HorovodMembership(Membership):
     def commit(self, content: Callable[[], dict[str, Any]]) -> None:
         changed = self.answer()
         if changed or (self.steps and self.steps % self.commit_every == 0):
-            self.kept = copy.deepcopy(content())
+            self.strategy.committed = copy.deepcopy(content())
         self.steps += 1
         if changed:
             from horovod.common.exceptions import HostsUpdatedInterrupt

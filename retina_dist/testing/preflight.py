@@ -370,7 +370,7 @@ def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) ->
     names it, after `strategy.timeout_s`.
     """
     with build_strategy(config) as strategy:
-        return strategy.run_elastic(lambda _: _check(config, strategy, show))
+        return strategy.run_elastic(lambda: _check(config, strategy, show))
 
 
 def _check(

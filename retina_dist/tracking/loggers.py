@@ -15,6 +15,7 @@ from PIL import Image
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import write_csv
 from retina_dist.base.text import NUMBER
+from retina_dist.tracking.callbacks import Callback
 
 STEP = "step"
 
@@ -34,14 +35,24 @@ class MetricLogger(Protocol):
         return
 
 
-class LoggerCollection:
-    """Passes metrics to all `loggers`, in order; those that are undefined (NaN) to the first one, the console, alone.
+class LoggerCollection(Callback):
+    """The callback that passes metrics to all `loggers`, in order.
 
-    All are closed even if closing one fails.
+    Those that are undefined (NaN) go to the first one, the console, alone. All are closed even if
+    closing one fails.
     """
 
     def __init__(self, *loggers: MetricLogger) -> None:
         self.loggers = loggers
+
+    def on_log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.log(metrics, step)
+
+    def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
+        self.log(metrics, step)
+
+    def on_end(self) -> None:
+        self.close()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
@@ -107,11 +118,17 @@ class TensorBoardLogger:
     def log_results(
         self, settings: dict[str, str], metrics: dict[str, float], images: list[Path], step: int
     ) -> None:
-        """The settings as hyperparameters of the final metrics, and images by file name."""
-        values = {
-            key: float(text) if NUMBER.fullmatch(text) else text for key, text in settings.items()
-        }
-        self._writer.add_hparams(values, metrics, run_name=".", global_step=step)
+        """The settings as hyperparameters of the final metrics, and images by file name.
+
+        The metrics are in the file already, so that `add_hparams` would write each twice.
+        """
+        from torch.utils.tensorboard.summary import hparams
+
+        values: dict[str, str | float] = {}
+        for key, text in settings.items():
+            values[key] = float(text) if NUMBER.fullmatch(text) else text
+        for summary in hparams(values, dict.fromkeys(metrics)):
+            self._writer._get_file_writer().add_summary(summary)
         for path in images:
             with Image.open(path) as image:
                 self._writer.add_image(

@@ -11,63 +11,125 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
+import torch
+from torch import Tensor
+
 from retina_dist.base.text import format_duration
+from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.console import note_output, print_redacted
 
 TRAINING_GROUPS = ("train", "time", "memory", "comm")  # of metrics that no validation gives
-SHOWN = {"train/loss": "loss {:.4f}", "train/lr": "lr {:.3g}", "time/images_per_s": "{:.1f} img/s"}
+LOSS = "train/loss"
 VAL_LOSS = "val/loss"
 BAR = 20  # characters
 ERASE = "\r\x1b[K"  # the line of a terminal
+ETA_AFTER = 10  # steps; the first ones start data workers and choose kernels
 
 
-class Progress:
-    """A metric logger for the console: a progress bar on a terminal, elsewhere a plain line per `log` of training metrics.
+class LatestLoss:
+    """The loss of the newest step that is known without waiting for the device.
 
-    Metrics of other groups are validation results, on a separate line that shows those in `headline`. The time left includes
-    evaluations and checkpoints. `initial` is the step that a resumed run starts after, `step` tells the steps done so far.
+    On a GPU each loss is copied behind its step and read one step later.
+    """
+
+    def __init__(self) -> None:
+        self.value = math.nan
+        self._copy: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def update(self, loss: Tensor) -> None:
+        """Take the loss of the newest step, a scalar."""
+        if not loss.is_cuda:
+            self.value = float(loss)
+            return
+        if self._copy is not None and self._copied is not None and self._copied.query():
+            self.value = float(self._copy)
+        self._copy = loss.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.current_stream(loss.device).record_event()
+
+
+class Progress(Callback):
+    """A metric logger for the console: a live line on a terminal, plain lines elsewhere.
+
+    A line of training metrics comes with each `log`; `beat` adds lines between them, with the loss
+    of the last step. Validation results get a line that shows those in `headline`.
+
+    Args:
+        total_steps: The step after which the run ends.
+        initial: The step that a resumed run starts after.
+        steps_per_epoch: Optimizer steps of an epoch.
+        images_per_step: Images of an optimizer step, over all processes.
+        headline: The metrics of a validation to show; () means all.
+        peak_gib: Tells the most memory so far in GiB.
+        file: Where to print.
+        clock: Tells the time in seconds.
     """
 
     def __init__(
         self,
         total_steps: int,
         initial: int = 0,
-        step: Callable[[], int] | None = None,
         *,
         steps_per_epoch: int,
+        images_per_step: int = 0,
         headline: Sequence[str] = (),
+        peak_gib: Callable[[], float] | None = None,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total_steps, self.initial, self._shown = total_steps, initial, initial
-        self.step = step or (lambda: self._shown)
-        self.steps_per_epoch, self.headline = steps_per_epoch, headline
-        # one stream where output is piped, so that a file has every line
-        self.file = file or (
-            sys.stderr if _columns(sys.stdout) and _columns(sys.stderr) else sys.stdout
-        )
-        self._clock, self._start = clock, clock()
-        self._metrics: dict[str, float] = {}
+        self.total_steps = total_steps
+        self.initial = initial
+        self.steps_per_epoch = steps_per_epoch
+        self.images_per_step = images_per_step
+        self.headline = headline
+        self.peak_gib = peak_gib
+        if file is None:
+            # one stream where output is piped, so that a file has every line
+            has_terminal = bool(_columns(sys.stdout) and _columns(sys.stderr))
+            file = sys.stderr if has_terminal else sys.stdout
+        self.file = file
+        self._clock = clock
+        self._start = clock()
+        self._step = initial  # the last one that has ended
+        self._shown = initial
+        self._loss = LatestLoss()
+        self._first: tuple[int, float] | None = None  # the first step to end here, and when
+        self._window = (initial, clock())  # step and time since which the rate is measured
+        self._text = ""  # what follows the bar
         self._has_bar = _columns(self.file) > 0
         self._lock = threading.Lock()  # `beat` comes from another thread
         self._draw()
 
+    def on_step(self, step: int, values: Mapping[str, Tensor]) -> None:
+        self._step = step
+        if self._first is None:
+            self._first = (step, self._clock())
+        if LOSS in values:
+            self._loss.update(values[LOSS])
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        training = {
-            name: value for name, value in metrics.items() if name.split("/")[0] in TRAINING_GROUPS
-        }
-        results = {name: value for name, value in metrics.items() if name not in training}
+        """Show a row of training metrics, or the results of a validation."""
+        training: dict[str, float] = {}
+        results: dict[str, float] = {}
+        for name, value in metrics.items():
+            is_training = name.split("/")[0] in TRAINING_GROUPS
+            (training if is_training else results)[name] = value
         if training:
-            self._metrics.update(training)
-            self._show(step)
+            self._step = max(self._step, step)
+            self._show(step, self._describe(step, training))
         if results:
             self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
+        self._window = (step, self._clock())
 
     def beat(self, text: str, seconds: float, silent: bool) -> None:
-        """For `heartbeat`: move the bar, or print a line after the first step and whenever `silent`: `text` if no step ended."""
-        step = self.step()
-        if step > self._shown and (self._has_bar or silent or self._shown == self.initial):
-            self._show(step)
+        """For `heartbeat`: move the bar, or print a line after a first step and when `silent`.
+
+        The line has `text`, what the process does since `seconds`, if no step has ended.
+        """
+        step = self._step
+        is_first = self._shown == self.initial
+        if step > self._shown and (self._has_bar or silent or is_first):
+            self._show(step, self._describe(step, self._since_log(step)))
         elif silent:
             self.write(f"{text}: {format_duration(seconds)} so far")
 
@@ -78,22 +140,24 @@ class Progress:
         self._draw()
 
     def close(self) -> None:
+        """Leave the bar as it is."""
         if self._has_bar:
-            print_redacted("", self.file)  # leaves the bar
+            print_redacted("", self.file)
             self._has_bar = False
 
-    def _show(self, step: int) -> None:
+    def _show(self, step: int, text: str) -> None:
         self._shown = step
+        self._text = text
         if self._has_bar:
             self._draw()
         else:
-            self.write(f"{self._where(step)}  {self._how(step)}")
+            self.write(f"{self._where(step)}  {text}")
 
     def _draw(self) -> None:
         if self._has_bar:
             note_output()
             bar = "#" * (BAR * self._shown // self.total_steps)
-            line = f"{self._where(self._shown)} |{bar:<{BAR}}| {self._how(self._shown)}"
+            line = f"{self._where(self._shown)} |{bar:<{BAR}}| {self._text}"
             with self._lock, contextlib.suppress(BrokenPipeError):
                 self.file.write(ERASE + line[: _columns(self.file) - 1])
                 self.file.flush()
@@ -104,43 +168,70 @@ class Progress:
         width = len(f"{self.total_steps / self.steps_per_epoch:.2f}")
         return f"{text}  epoch {step / self.steps_per_epoch:>{width}.2f}"
 
-    def _how(self, step: int) -> str:
-        """`loss 0.5123  lr 0.01  57.3 img/s  ETA 1:02:03`, without unknown parts."""
-        steps_per_s = (step - self.initial) / max(self._clock() - self._start, 1e-9)
-        parts = [
-            form.format(self._metrics[name])
-            for name, form in SHOWN.items()
-            if name in self._metrics
-        ]
-        if steps_per_s > 0:
-            parts.append(f"ETA {format_duration((self.total_steps - step) / steps_per_s)}")
+    def _since_log(self, step: int) -> dict[str, float]:
+        """Metrics between two rows: the last step's loss, and the rate since the last row."""
+        metrics = {}
+        if math.isfinite(self._loss.value):
+            metrics[LOSS] = self._loss.value
+        since, when = self._window
+        seconds = self._clock() - when
+        if self.images_per_step and step > since and seconds > 0:
+            metrics["time/images_per_s"] = (step - since) * self.images_per_step / seconds
+        return metrics
+
+    def _describe(self, step: int, metrics: Mapping[str, float]) -> str:
+        """`loss 0.5123  lr 0.01  57.3 img/s  1.2 GiB  0:25 elapsed  ETA 1:02:03`, what is known."""
+        forms = {LOSS: "loss {:.4f}", "train/lr": "lr {:.3g}", "time/images_per_s": "{:.1f} img/s"}
+        parts = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
+        if self.peak_gib:
+            parts.append(f"{self.peak_gib():.1f} GiB")
+        now = self._clock()
+        parts.append(f"{format_duration(now - self._start)} elapsed")
+        left = self._seconds_left(step, now)
+        if left is not None:
+            parts.append(f"ETA {format_duration(left)}")
         return "  ".join(parts)
+
+    def _seconds_left(self, step: int, now: float) -> float | None:
+        """The time left, evaluations and checkpoints included, from the tenth step on."""
+        if step - self.initial < ETA_AFTER or self._first is None:
+            return None
+        first, when = self._first
+        if step <= first:
+            return None
+        return (self.total_steps - step) * (now - when) / (step - first)
 
 
 def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
-    """Validation results as one line: those in `headline`, in its order, or else all, and the loss without its parts.
+    """Validation results as one line.
 
-    >>> format_results({"val/loss": 0.5, "val/top5": math.nan, "val/top1": 0.4125, "val/kappa": 0.3}, ["val/top1", "val/top5"])
+    Those in `headline`, in its order, or else all, and the loss without its parts.
+
+    >>> metrics = {"val/loss": 0.5, "val/top5": math.nan, "val/top1": 0.4125, "val/kappa": 0.3}
+    >>> format_results(metrics, ["val/top1", "val/top5"])
     'validation: top1 0.412  top5 -  loss 0.5000'
     """
-    shown = [n for n in headline if n in metrics] or [
-        n for n in metrics if not n.startswith(VAL_LOSS)
-    ]
-    shown += [VAL_LOSS] * (VAL_LOSS in metrics and VAL_LOSS not in shown)
-    numbers = [
-        "-" if math.isnan(metrics[n]) else f"{metrics[n]:.{4 if n == VAL_LOSS else 3}f}"
-        for n in shown
-    ]
-    return "validation: " + "  ".join(
-        f"{n.split('/', 1)[-1]} {text}" for n, text in zip(shown, numbers, strict=True)
-    )
+    shown = [name for name in headline if name in metrics]
+    if not shown:
+        shown = [name for name in metrics if not name.startswith(VAL_LOSS)]
+    if VAL_LOSS in metrics and VAL_LOSS not in shown:
+        shown.append(VAL_LOSS)
+    parts = []
+    for name in shown:
+        value = metrics[name]
+        digits = 4 if name == VAL_LOSS else 3
+        text = "-" if math.isnan(value) else f"{value:.{digits}f}"
+        parts.append(f"{name.split('/', 1)[-1]} {text}")
+    return "validation: " + "  ".join(parts)
 
 
 def _columns(file: TextIO) -> int:
-    """The width of a terminal; 0 for another file and for a terminal without a size, as a container may have."""
+    """The width of a terminal.
+
+    0 for another file, and for a terminal without a size, as a container may have.
+    """
     try:
-        return (
-            min(os.get_terminal_size(file.fileno())) and os.get_terminal_size(file.fileno()).columns
-        )
+        size = os.get_terminal_size(file.fileno())
     except (OSError, ValueError):
         return 0
+    return size.columns if size.lines else 0

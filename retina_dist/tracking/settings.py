@@ -24,6 +24,12 @@ class LoggingConfig(KnownArguments):
         "auto", "auto: if a server is named and mlflow installed", choices=("auto", "true", "false")
     )
     mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
+    mlflow_wait_s: float | None = setting(
+        None,
+        "seconds without an answer to wait for at the end; null: as long as the training, at most 60",
+        at_least=0,
+        at_most=10**5,
+    )
     mlflow_checkpoint: bool = setting(False, "upload best.pt at the end")
     experiment: str | None = setting(
         None, "MLflow's experiment; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist"

@@ -22,11 +22,10 @@ import retina_dist.train
 from retina_dist.base.settings import flattened
 from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.run import mlflow_run
 from retina_dist.run.assemble import train
-from retina_dist.run.mlflow_run import MlflowRun
-from retina_dist.run.resume import Run
+from retina_dist.tracking import mlflow as mlflow_run
 from retina_dist.tracking.loggers import read_metrics
+from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
 from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
 from tests.commands import free_port, wait_for
 from tests.e2e.conftest import SMALL
@@ -111,8 +110,8 @@ def _answers(url: str) -> bool:
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mlflow_run, "LINGER_S", 0.05)
-    monkeypatch.setattr(mlflow_run, "AGAIN_S", 0.2)
+    monkeypatch.setattr(mlflow_run, "BATCH_S", 0.05)
+    monkeypatch.setattr(mlflow_run, "RETRY_S", 0.2)
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     for name, value in {**OFFLINE, **mlflow_run.CLIENT}.items():
@@ -280,8 +279,10 @@ def test_the_jobs_of_a_sweep_are_runs_with_their_status(
 
 
 def make(uri: str, folder: Path, tags: Any = None, **settings: Any) -> MlflowRun:
-    config = DetectionRunConfig(logging=LoggingConfig(**settings))
-    return MlflowRun(uri, config, Run(folder), tags or {})
+    run = MlflowRun(LoggingConfig(**settings))
+    checkpoints = folder / "checkpoints"
+    run.start(uri, TrackedRun(folder, checkpoints, checkpoints / "best.pt", tags=tags or {}))
+    return run
 
 
 def test_long_tags_and_more_values_than_one_request_takes_arrive(
@@ -294,7 +295,7 @@ def test_long_tags_and_more_values_than_one_request_takes_arrive(
         for step, value in enumerate(values):
             run.log({"a/b": value}, step)
     (run,) = runs(client)
-    assert len(run.data.tags["long"]) == mlflow_run.LONGEST
+    assert len(run.data.tags["long"]) == mlflow_run.MAX_LENGTH
     expected = [repr(v) for v in (sys.float_info.max, *values[1:])]  # what MLflow makes of infinity
     assert history(client, run)["a/b"] == list(enumerate(expected))
     assert artifacts(client, run, "checkpoints") == {"checkpoints/best.pt"}

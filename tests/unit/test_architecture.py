@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "strategies": set(),
     "tracking": set(),
     "reporting": {"tracking"},
-    "engine": {"optim", "strategies"},
+    "engine": {"optim", "strategies", "tracking.callbacks"},
     "config": {"engine", "optim", "strategies", "tracking"},
     "data": {RUN_CONFIG},
     "task": {"data", "engine", "model", "strategies", "tracking", RUN_CONFIG},

@@ -85,7 +85,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(
     tmp_path: Path, factor: float, said: list[str]
 ) -> None:
     one = make(dict.fromkeys(BAD_STEPS, factor), tmp_path, steps=4)
-    state, rows = one.state, one.train_logger.metric_logger.rows
+    state, rows = one.state, one.callbacks.rows
     held: list[Any] = []
     before = one.train_step
 

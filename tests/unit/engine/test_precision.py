@@ -12,7 +12,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.engine import precision as module
 from retina_dist.engine.precision import describe_precision, resolve_precision, warn_of_emulation
 from retina_dist.run.assemble import train
-from retina_dist.run.build import agreed_precision
+from retina_dist.run.planning import agreed_precision
 from retina_dist.strategies.base import ReduceOp
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tracking.callbacks import Callback
 from tests.chaos import equal
 from tests.plans import plan_of
 
@@ -76,12 +77,14 @@ class Classifier(nn.Module):
         }
 
 
-class Recorder:
+class Recorder(Callback):
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
 
-    def log(self, metrics: dict[str, float], step: int) -> None:
+    def on_log(self, metrics: Mapping[str, float], step: int) -> None:
         self.rows.append((step, dict(metrics)))
+
+    on_validation = on_log
 
 
 def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: Any) -> TrainLoop:
@@ -124,7 +127,8 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
         k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes
     }
     train_step = TrainStep(state, plan, strategy, **stepping)
-    return TrainLoop(train_step, data, Recorder(), **{"store": store, **changes})
+    callbacks = changes.pop("callbacks", None) or Recorder()
+    return TrainLoop(train_step, data, callbacks, **{"store": store, **changes})
 
 
 def weights(one: TrainLoop) -> Tensor:
@@ -137,9 +141,9 @@ def test_every_image_once_an_epoch_and_one_row_a_log_interval() -> None:
     assert one.state.step == 12
     for epoch in range(4):
         assert sorted(one.data.seen[epoch * 10 : epoch * 10 + 10]) == list(range(10))
-    steps = [step for step, _ in one.train_logger.metric_logger.rows]
+    steps = [step for step, _ in one.callbacks.rows]
     assert steps == [2, 3, 4, 6, 8, 9, 10, 12]  # every second step, and before each validation
-    _, row = one.train_logger.metric_logger.rows[-1]
+    _, row = one.callbacks.rows[-1]
     assert row["train/loss"] == pytest.approx(
         row["train/loss_cross_entropy"] + row["train/loss_size"], rel=1e-5
     )
@@ -235,7 +239,7 @@ def test_the_loss_is_the_mean_over_the_images_that_could_be_read() -> None:
     )
     for one in (whole, bad):
         one.fit()
-    (_, expected), (_, found) = (one.train_logger.metric_logger.rows[0] for one in (whole, bad))
+    (_, expected), (_, found) = (one.callbacks.rows[0] for one in (whole, bad))
     for name in ("train/loss", "train/loss_size"):
         assert found[name] == pytest.approx(expected[name], rel=1e-6)
     assert found["train/grad_norm"] == pytest.approx(0.75 * expected["train/grad_norm"], rel=1e-5)
@@ -269,7 +273,7 @@ def test_the_last_checkpoint_is_on_the_disk_when_fit_returns(
     again = trainer(validate=scripted([0.7, 0.6, 0.5]), monitor="score")
     again.state.load_state_dict(load_checkpoint(tmp_path / "failed" / "last.pt"))
     again.fit()
-    assert [step for step, row in again.train_logger.metric_logger.rows if "score" in row] == [
+    assert [step for step, row in again.callbacks.rows if "score" in row] == [
         6,
         9,
         12,
@@ -323,9 +327,9 @@ def test_a_run_stopped_between_two_log_lines_writes_the_same_rows_as_one_that_is
     second = trainer(log_every=3)
     second.state.load_state_dict(load_checkpoint(tmp_path / "last.pt"))
     second.fit()
-    rows = first.train_logger.metric_logger.rows + second.train_logger.metric_logger.rows
+    rows = first.callbacks.rows + second.callbacks.rows
     assert [without_times(row) for row in rows] == [
-        without_times(row) for row in whole.train_logger.metric_logger.rows
+        without_times(row) for row in whole.callbacks.rows
     ]
 
 

@@ -66,7 +66,7 @@ def test_runs_that_cannot_be_made() -> None:
 
 def test_a_folder_that_holds_a_run_is_not_overwritten() -> None:
     save("mine", 1)
-    with pytest.raises(ConfigError, match="mine already holds a run; continue with resume=auto"):
+    with pytest.raises(ConfigError, match="mine already holds a run; continue with resume=mine"):
         open_run(settings("output_dir=mine"))
     for empty in ("resume=null", "resume="):
         run = open_run(settings("output_dir=new", empty))

@@ -132,6 +132,7 @@ def test_tensorboard_gets_images_and_hyperparameters(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "first_batch.png")
     logger = TensorBoardLogger(tmp_path / "tensorboard")
+    logger.log({"coco/AP": 0.5}, 7)
     logger.log_results(
         {"optimizer.lr": "1e-3", "data.name": "cells"},
         {"coco/AP": 0.5},

@@ -4,6 +4,7 @@ import select
 import struct
 
 import pytest
+import torch
 
 from retina_dist.classification import metrics
 from retina_dist.classification.task import ClassificationTask
@@ -33,9 +34,15 @@ def file():
     return io.StringIO()
 
 
+def loss_of(value):
+    return {"train/loss": torch.tensor(value)}
+
+
 def test_plain_line_per_log_with_time_left(file, clock):
-    progress = Progress(1000, steps_per_epoch=40, file=file, clock=clock)
-    clock.now += 25
+    progress = Progress(1000, steps_per_epoch=40, peak_gib=lambda: 1.24, file=file, clock=clock)
+    clock.now += 100  # the first step starts data workers: it does not count in the time left
+    progress.on_step(1, {})
+    clock.now += 24.5
     progress.log(
         {
             "train/loss": 0.51234,
@@ -46,28 +53,56 @@ def test_plain_line_per_log_with_time_left(file, clock):
         50,
     )
     # 2 steps/s, and 950 steps are left
-    expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  ETA 7:55\n"
-    assert file.getvalue() == expected
+    expected = "step   50/1000  epoch  1.25  loss 0.5123  lr 0.0025  32.0 img/s  1.2 GiB"
+    assert file.getvalue() == f"{expected}  2:04 elapsed  ETA 7:55\n"
 
 
 def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
-    done = [0]
-    progress = Progress(100, step=lambda: done[0], steps_per_epoch=100, file=file, clock=clock)
+    progress = Progress(100, steps_per_epoch=100, images_per_step=8, file=file, clock=clock)
     beats = [
         (0, True, ["reading: 0:12 so far"]),
-        (1, False, ["step   1/100  epoch 0.01  ETA 3:18"]),  # 2 s a step
+        (1, False, ["step   1/100  epoch 0.01  loss 1.0000  4.0 img/s  0:02 elapsed"]),
         (2, False, []),
-        (3, True, ["step   3/100  epoch 0.03  ETA 3:14"]),
+        (3, True, ["step   3/100  epoch 0.03  loss 3.0000  4.0 img/s  0:06 elapsed"]),
         (3, True, ["step 4: 0:12 so far"]),
     ]
+    done = 0
     for step, silent, lines in beats:
-        clock.now += 2 * (step - done[0])
-        done[0] = step
+        clock.now += 2 * (step - done)
+        done = step
+        if step:
+            progress.on_step(step, loss_of(float(step)))
         progress.beat("step 4" if step else "reading", 12.0, silent)
         assert file.getvalue().splitlines() == lines
         file.truncate(0), file.seek(0)
     progress.log({"train/loss": 1.0}, 4)
     assert "step   4/100  epoch 0.04  loss 1.0000" in file.getvalue()
+
+
+def test_lines_between_two_rows_show_the_last_step(file, clock):
+    """Loss and rate of the row before them would look frozen."""
+    progress = Progress(100, steps_per_epoch=100, images_per_step=8, file=file, clock=clock)
+    clock.now += 1
+    progress.log({"train/loss": 9.0, "train/lr": 0.1, "time/images_per_s": 8.0}, 20)
+    clock.now += 10
+    progress.on_step(25, loss_of(2.5))
+    progress.beat("step 26", 1.0, silent=True)
+    assert (
+        file.getvalue()
+        .splitlines()[-1]
+        .startswith("step  25/100  epoch 0.25  loss 2.5000  4.0 img/s  0:11 elapsed")
+    )
+
+
+def test_the_time_left_comes_from_the_tenth_step_on(file, clock):
+    progress = Progress(100, steps_per_epoch=100, file=file, clock=clock)
+    for step in range(1, 12):
+        clock.now += 50 if step == 1 else 1
+        progress.on_step(step, loss_of(1.0))
+        progress.log({"train/loss": 1.0}, step)
+    lines = file.getvalue().splitlines()
+    assert ["ETA" in line for line in lines] == [False] * 9 + [True] * 2
+    assert lines[9].endswith("ETA 1:30")
 
 
 def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
@@ -115,7 +150,8 @@ def test_bar_on_a_terminal_with_lines_above_it():
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     with os.fdopen(writer, "w", encoding="utf-8") as file:
-        progress = Progress(20, step=lambda: 5, steps_per_epoch=10, file=file)
+        progress = Progress(20, steps_per_epoch=10, file=file)
+        progress.on_step(5, loss_of(1.0))
         progress.beat("", 0.0, silent=False)
         progress.log({"train/loss": 0.25, "train/lr": 0.01}, 10)
         progress.log({"coco/AP": 0.5}, 10)
@@ -127,7 +163,9 @@ def test_bar_on_a_terminal_with_lines_above_it():
             sent += os.read(reader, 100_000).decode()
     os.close(reader)
     assert "step  5/20  epoch 0.50 |##### " in sent
-    assert "step 10/20  epoch 1.00 |##########          | loss 0.2500  lr 0.01  ETA 0:00" in sent
+    assert (
+        "step 10/20  epoch 1.00 |##########          | loss 0.2500  lr 0.01  0:00 elapsed" in sent
+    )
     assert "\r\x1b[Kstep 10/20  epoch 1.00  validation: AP 0.500\r\n" in sent
     assert "image 7 is truncated\r\n" in sent
     assert sent.rstrip().split(ERASE)[-1].startswith("step 10/20  epoch 1.00 |")

@@ -159,9 +159,9 @@ def test_a_data_worker_that_outlives_its_run_holds_nothing() -> None:
 def test_a_restart_is_not_refused_by_its_own_job() -> None:
     """The process that was rank 0 before still holds the lock."""
     process = holding("mine")
-    opener = RunOpener(Owner())
+    opener = RunOpener()
     opener.folder = Path("mine")
-    run = opener.open(settings(output_dir="mine"), SingleDeviceStrategy("cpu"), frozenset(), None)
+    run = opener.open(settings(output_dir="mine"), SingleDeviceStrategy("cpu"), frozenset())
     assert (run.folder, run.resume_step) == (Path("mine"), None)
     process.kill()
     process.join(20)
@@ -176,32 +176,31 @@ def test_a_restart_before_the_first_save_resumes_from_the_checkpoint_that_was_na
     for step in (1, 2, 3):
         before.save({"config": asdict(config)}, step)
     before.wait()
-    with Owner() as owner:
-        opener = RunOpener(owner)
+    with RunOpener() as opener:
         for _ in range(2):
-            run = opener.open(config, SingleDeviceStrategy("cpu"), frozenset(), None)
+            run = opener.open(config, SingleDeviceStrategy("cpu"), frozenset())
             assert run.resume_step == 1
             if claims:
-                CheckpointStore(
-                    "mine/checkpoints", resumed_at=run.resume_step, owner=owner.name
-                ).claim()
+                store = CheckpointStore("mine/checkpoints", resumed_at=1, owner=run.owner)
+                store.claim()
 
 
 @pytest.mark.parametrize("committed", [None, {"step": 3}], ids=["from a file", "from memory"])
 def test_a_restart_does_not_take_the_folder_from_a_run_that_claimed_it_meanwhile(
     committed: dict[str, Any] | None,
 ) -> None:
-    place, alone = parse_path("memory://restarted/run"), SingleDeviceStrategy("cpu")
+    place = parse_path("memory://restarted/run")
+    alone = SingleDeviceStrategy("cpu")
     config = settings(str(place))
     store_of(place).claim()  # of an earlier run
-    with Owner() as owner:
-        opener = RunOpener(owner)
-        opener.open(config, alone, frozenset(), None)
-        CheckpointStore(place, owner=owner.name).claim()
-        opener.open(config, alone, frozenset(), committed)
+    with RunOpener() as opener:
+        run = opener.open(config, alone, frozenset())
+        CheckpointStore(place, owner=run.owner).claim()
+        alone.committed = committed
+        opener.open(config, alone, frozenset())
         store_of(place).claim()
         with pytest.raises(UserError, match=r"was taken over by process \d+ on \S+ since"):
-            opener.open(config, alone, frozenset(), committed)
+            opener.open(config, alone, frozenset())
 
 
 # the owner of the checkpoints

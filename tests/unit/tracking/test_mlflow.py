@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from retina_dist.base.errors import ConfigError, Preempted
-from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.run import mlflow_run
-from retina_dist.run.mlflow_run import MlflowRun, tracking_server
-from retina_dist.run.resume import Run
+from retina_dist.base.errors import ConfigError, Preempted, activity
+from retina_dist.tracking import mlflow as mlflow_run
+from retina_dist.tracking.mlflow import MlflowRun, TrackedRun, tracking_server
 from retina_dist.tracking.settings import LoggingConfig
 from tests.commands import wait_for
 
@@ -122,13 +121,17 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setitem(
         sys.modules, "mlflow.tracking.context.registry", SimpleNamespace(resolve_tags=dict)
     )  # type: ignore[arg-type]
-    monkeypatch.setattr(mlflow_run, "LINGER_S", 0.01)
-    monkeypatch.setattr(mlflow_run, "AGAIN_S", 0.01)
+    monkeypatch.setattr(mlflow_run, "BATCH_S", 0.01)
+    monkeypatch.setattr(mlflow_run, "RETRY_S", 0.01)
     return server
 
 
 def make(folder: Path, resumes: bool = False, digest: str = "") -> MlflowRun:
-    return MlflowRun(URI, DetectionRunConfig(), Run(folder), {}, resumes, digest)
+    run = MlflowRun(LoggingConfig())
+    checkpoints = folder / "checkpoints"
+    best = checkpoints / "best.pt"
+    run.start(URI, TrackedRun(folder, checkpoints, best, digest=digest, resumes=resumes))
+    return run
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_a_run_to_join_that_is_not_there(
     assert mlflow.runs == {}
     first, last = caplog.messages
     assert "Run with id=7 not found; the training continues, metrics.csv has everything." in first
-    assert last.startswith("1 values did not reach MLflow at http://127.0.0.1:9; the files in")
+    assert last.startswith("1 value did not reach MLflow at http://127.0.0.1:9; the files in")
 
 
 @pytest.mark.parametrize("status", [400, 404, 501])
@@ -221,3 +224,30 @@ def test_a_server_that_dies_and_comes_back_gets_all(
         in caplog.messages[1]
     )
     assert len(caplog.messages) == 2
+
+
+def test_a_value_of_the_last_moment_arrives(mlflow: Server, tmp_path: Path) -> None:
+    """It is logged while the thread waits for values, just before the end."""
+    for _ in range(20):
+        with make(tmp_path) as run:
+            wait_for(lambda: mlflow.runs)
+            run.log({"a": 1.0}, 1)
+        assert mlflow.values.pop() == ("a", 1.0, 1)
+
+
+@pytest.mark.parametrize(("wait_s", "longest"), [(None, 3.0), (0.1, 1.0)], ids=["null", "given"])
+def test_a_dead_server_costs_no_more_than_the_training_or_the_setting(
+    mlflow: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_s: float | None,
+    longest: float,
+) -> None:
+    monkeypatch.setattr(mlflow_run, "MIN_PATIENCE_S", 0.5)
+    mlflow.away = True
+    run = MlflowRun(LoggingConfig(mlflow_wait_s=wait_s))
+    run.start(URI, TrackedRun(tmp_path, tmp_path, tmp_path / "best.pt"))
+    started = time.monotonic()
+    run.end_with(None)
+    assert time.monotonic() - started < longest
+    assert activity()[0].startswith("sending to MLflow, 0 values left, giving up in 0:0")

@@ -1,0 +1,192 @@
+"""What a run will do, before anything is written: its task, plan, memory and precision."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+import retina_dist
+from retina_dist.base.errors import ConfigError, set_status
+from retina_dist.base.files import parse_path
+from retina_dist.base.text import pluralize
+from retina_dist.config.run_config import RunConfig, task_class
+from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.precision import (
+    CHOICES,
+    describe_precision,
+    resolve_precision,
+    warn_of_emulation,
+)
+from retina_dist.engine.replicas import check_same
+from retina_dist.engine.task import Task
+from retina_dist.run.build import best_metric, build_plan
+from retina_dist.run.records import describe_job
+from retina_dist.run.resume import check_resume, open_run
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.devices import find_gpu
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.select import why_alone
+from retina_dist.tracking.mlflow import tracking_server
+
+if TYPE_CHECKING:
+    from retina_dist.run.memory import MemoryPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that may start, alike on all ranks.
+
+    Args:
+        config: The settings, with `trainer.accumulate` and `trainer.precision` settled.
+        requested: The settings as given, which a resume settles again.
+        task: The task, which has read its data.
+        plan: Batch, length and rhythm.
+        best: The metric of the best checkpoint; None where the task has no validation data.
+        images: The digest of the training set.
+        description: The lines that say all this.
+        mlflow_server: The URI of the MLflow server to use, if any.
+    """
+
+    config: RunConfig
+    requested: RunConfig
+    task: Task
+    plan: Plan
+    best: BestMetric | None
+    images: str
+    description: str
+    mlflow_server: str | None
+
+
+def plan_run(
+    requested: RunConfig, strategy: DistributedStrategy, *, is_restart: bool = False
+) -> PlannedRun:
+    """Read the data and plan the run. Raises every error of the settings, on all ranks.
+
+    A restart of an elastic job has its run folder already.
+    """
+    _introduce(requested, strategy)
+    precision = agreed_precision(requested, strategy)
+    if warning := warn_of_emulation(strategy.device, precision):
+        logger.warning(f"trainer.{warning}", extra={"rank_zero_only": True})
+
+    set_status("reading the data")
+    if not is_restart:
+        strategy.on_main(lambda: _check_folder(requested))
+    strategy.on_main(lambda: _prepare_data(requested, strategy.world_size))
+    task = strategy.run_collectively(lambda: task_class(requested)(requested, strategy))
+
+    set_status("estimating the memory")
+    config, memory = _settle(requested, task, strategy, precision)
+    task.config = config
+    strategy.run_collectively(config.check)
+    plan = build_plan(config, task.num_images, strategy.world_size)
+    images = strategy.run_collectively(task.fingerprint)
+    _check_ranks_agree(plan, config.seed, images, strategy)
+    validates = task.validates and plan.validate_every > 0
+    metric = strategy.run_collectively(lambda: best_metric(config, validates))
+    best = metric if task.validates else None
+
+    precision_line = describe_precision(strategy.device, precision, requested.trainer.precision)
+    description = "\n".join([precision_line, *_describe(config, task, plan, best, memory)])
+    logger.info(description)
+    if memory and memory.problem:
+        raise ConfigError(memory.problem, collective=True)
+    server = None
+    if not config.dry_run:
+        server = strategy.on_main(lambda: tracking_server(config.logging))
+    return PlannedRun(config, requested, task, plan, best, images, description, server)
+
+
+def _introduce(config: RunConfig, strategy: DistributedStrategy) -> None:
+    """Log the versions, the processes and the device."""
+    ours, theirs = retina_dist.__version__, torch.__version__
+    logger.info(f"retina_dist {ours}, torch {theirs}, {describe_job(strategy)}")
+    if note := why_alone(config.strategy.name, detect_launch()):
+        logger.info(note)
+
+
+def agreed_precision(config: RunConfig, strategy: DistributedStrategy) -> str:
+    """`trainer.precision`, for auto the best that the devices of all ranks have. Collective."""
+    precision = config.trainer.precision
+    if precision == "auto":
+        own = CHOICES.index(resolve_precision(strategy.device, precision))
+        lowest = strategy.all_reduce(torch.tensor([own], device=strategy.device), "min")
+        precision = CHOICES[int(lowest)]
+    if precision == "fp16":
+        strategy.fp16_scale = 1.0  # the loss is scaled already
+    return precision
+
+
+def _check_folder(config: RunConfig) -> None:
+    """Raise the errors of `resume` and `output_dir` before the data is read."""
+    if config.resume not in (None, "", "auto"):
+        check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
+    elif not (config.resume or config.dry_run):
+        open_run(config)
+
+
+def _prepare_data(config: RunConfig, world_size: int) -> None:
+    """Let the task make its data, after every error that can be known before it."""
+    best_metric(config, validates=True)
+    if config.gpu:
+        find_gpu(config.gpu)
+    task = task_class(config)
+    num_images = task.planned_images(config)
+    if num_images is not None:
+        build_plan(config, num_images, world_size)
+    task.prepare(config)
+
+
+def _settle(
+    requested: RunConfig, task: Task, strategy: DistributedStrategy, precision: str
+) -> tuple[RunConfig, MemoryPlan | None]:
+    """The settings with numbers in place of auto, and how a step fits the GPU, if there is one."""
+
+    def with_accumulate(number: int) -> RunConfig:
+        trainer = replace(requested.trainer, accumulate=number, precision=precision)
+        return replace(requested, trainer=trainer)
+
+    def plan_of(number: int) -> Plan:
+        return build_plan(with_accumulate(number), task.num_images, strategy.world_size)
+
+    accumulate = requested.trainer.micro_batches
+    memory = None
+    strategy.run_collectively(lambda: plan_of(accumulate))
+    if requested.gpu or strategy.device.type == "cuda":
+        from retina_dist.run.memory import plan_memory
+
+        memory = plan_memory(requested, task, strategy, plan_of)
+        accumulate = memory.accumulate
+    elif requested.trainer.accumulate == "auto":
+        logger.info("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
+    return with_accumulate(accumulate), memory
+
+
+def _check_ranks_agree(plan: Plan, seed: int, images: str, strategy: DistributedStrategy) -> None:
+    """Raise ConfigError, on every rank, unless all ranks have one plan, seed and training set."""
+    own = {f"the {name} of the plan": value for name, value in vars(plan).items()}
+    del own["the schedule of the plan"]
+    own["seed"] = seed
+    own["the digest of the training set"] = images
+    check_same(own, strategy)
+
+
+def _describe(
+    config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None
+) -> list[str]:
+    lines = [f"data: {config.data.name}", task.describe(), "plan:", str(plan)]
+    if best:
+        end = ""
+        if best.patience:
+            validations = pluralize(best.patience, "validation")
+            end = f"; the run ends after {validations} without a better one"
+        lines.append(f"  {'best':<9}{best}{end}")
+    if memory:
+        lines += [f"  {'memory':<9}{line}" for line in memory.lines]
+    return lines

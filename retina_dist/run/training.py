@@ -1,0 +1,305 @@
+"""A run from its first step to its report."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from retina_dist.base.errors import (
+    PeerLost,
+    Preempted,
+    UserError,
+    activity,
+    describe_error,
+    is_collective,
+    lost_connection,
+    set_status,
+)
+from retina_dist.base.files import write_json
+from retina_dist.base.registry import class_of, is_custom
+from retina_dist.base.text import as_override
+from retina_dist.config.run_config import RunConfig, changed_settings
+from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
+from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
+from retina_dist.engine.phase_timer import format_timings, peak_gib, summary
+from retina_dist.engine.plan import Plan
+from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.state import TrainState
+from retina_dist.engine.task import Task, TaskData, TrainBatch
+from retina_dist.engine.train_loop import TrainLoop
+from retina_dist.run.build import build_train_step, monitor_of
+from retina_dist.run.records import LOSS, RESULT, versions
+from retina_dist.run.resume import Run, checkpoint_folder
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.tracking.callbacks import Callback, CallbackList, TrainingStart
+from retina_dist.tracking.console import Console, print_redacted
+from retina_dist.tracking.loggers import (
+    CsvLogger,
+    LoggerCollection,
+    MetricLogger,
+    TensorBoardLogger,
+)
+from retina_dist.tracking.mlflow import MlflowRun
+from retina_dist.tracking.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+TakeStep = Callable[[Sequence[TrainBatch]], dict[str, Tensor]]
+
+
+@dataclass
+class Training:
+    """The objects of a run, its state restored.
+
+    `fit` trains it on every rank, and its main rank writes the result.
+    """
+
+    config: RunConfig
+    strategy: DistributedStrategy
+    task: Task
+    plan: Plan
+    data: TaskData
+    run: Run
+    state: TrainState
+    checkpoints: CheckpointStore
+
+    def fit(
+        self, console: Console, mlflow: MlflowRun, callbacks: Sequence[Callback] = ()
+    ) -> dict[str, float]:
+        """Train to the end of the plan and return the metrics of the last validation.
+
+        result.json says how it ended. `callbacks` are called after the loggers.
+        """
+        started = time.perf_counter()
+        watch = PreemptionWatch()
+        heard = CallbackList([*self._loggers(console, mlflow), *callbacks])
+        loop = self._loop(heard, watch)
+        try:
+            heard.on_start(self._start())
+            with watch, self._profiling(loop.train_step) as loop.train_step:
+                metrics = loop.fit()
+            self._check_finite(metrics)
+        except Exception as error:
+            self._write_failure(error, time.perf_counter() - started, loop, mlflow)
+            raise
+        finally:
+            heard.on_end()
+
+        set_status("writing the results")
+        times = summary(loop.timer, self.strategy)
+        if self.strategy.is_main:
+            write_json(self.run.folder / "timings.json", times)
+            self._write_result(time.perf_counter() - started, loop, metrics=metrics)
+            self._write_report(metrics)
+            self._log_results(times)
+        return metrics
+
+    def _loggers(self, console: Console, mlflow: MlflowRun) -> list[Callback]:
+        """Progress, metrics.csv, MLflow, TensorBoard and a custom logger, on the main rank."""
+        if not self.strategy.is_main:
+            return []
+        settings = self.config.logging
+        folder = self.run.folder
+        step = self.run.resume_step
+        progress = Progress(
+            self.plan.stop_step,
+            step or 0,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            images_per_step=self.plan.batch_size,
+            headline=self.task.headline_metrics,
+            peak_gib=lambda: peak_gib(self.strategy.device),
+        )
+        console.write = progress.write
+        console.beat = progress.beat
+        loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
+        if mlflow.is_started:
+            loggers.append(mlflow)
+        if settings.tensorboard:
+            loggers.append(TensorBoardLogger(folder / "tensorboard", step))
+        if is_custom(settings):
+            loggers.append(class_of(settings)(settings, folder, step))
+        heard = [each for each in loggers if isinstance(each, Callback)]
+        return [LoggerCollection(*loggers), *heard]
+
+    def _start(self) -> TrainingStart:
+        return TrainingStart(
+            model=self.state.model,
+            folder=self.run.folder,
+            step=self.state.step,
+            stop_step=self.plan.stop_step,
+            rank=self.strategy.rank,
+            world_size=self.strategy.world_size,
+        )
+
+    def _loop(self, callbacks: Callback, watch: PreemptionWatch) -> TrainLoop:
+        task = self.task
+        state = self.state
+        trainer = self.config.trainer
+        guard = NonFiniteGuard(
+            state,
+            self.plan,
+            self.strategy,
+            limit=trainer.max_nonfinite_steps,
+            folder=self.run.folder,
+            inspect=task.inspect,
+        )
+        evaluator = task.build_evaluator(self.data)
+        best = getattr(evaluator, "best", None)
+        if isinstance(best, BestMetric):
+            # a worse validation after a resume is not the best one
+            best.load_state_dict(state.best.state_dict())
+        facts = {
+            "versions": versions(),
+            "world_size": self.strategy.world_size,
+            "backend": self.strategy.backend,
+        }
+        return TrainLoop(
+            build_train_step(self.config, state, self.plan, self.strategy, guard),
+            self.data,
+            callbacks,
+            validate=evaluator,
+            store=self.checkpoints,
+            metadata=task.metadata(state.model) | facts,
+            checkpoint_minutes=trainer.checkpoint_minutes,
+            stop_reason=lambda: watch.reason,
+            resume_with=as_override("resume", self.run.folder),
+        )
+
+    def _profiling(self, take_step: TakeStep) -> AbstractContextManager[TakeStep]:
+        if not self.plan.profile_steps:
+            return nullcontext(take_step)
+        from retina_dist.engine.profile import profiled
+
+        folder = self.run.folder / "profile"
+        return profiled(take_step, self.plan, self.state.step, folder, self.strategy)
+
+    def _check_finite(self, metrics: Mapping[str, float]) -> None:
+        loss = metrics.get("val/loss", 0.0)
+        if not math.isfinite(loss):
+            raise Divergence(
+                f"val/loss={loss} after step {self.state.step}; "
+                "lower optimizer.lr or set trainer.gradient_clip."
+            )
+
+    def _write_failure(
+        self, error: Exception, seconds: float, loop: TrainLoop, mlflow: MlflowRun
+    ) -> None:
+        is_main = self.strategy.is_main
+        if is_main:
+            try:
+                self._write_result(seconds, loop, error=error)
+            except (OSError, UserError) as other:  # a full disk, say; what ended the run counts
+                print_redacted(f"warning: {other}", sys.stderr)
+        together = is_collective(error)
+        others_wait = together or self.strategy.world_size == 1
+        # the others wait below; a preempted process has no time for a report
+        if is_main and others_wait and not isinstance(error, Preempted):
+            self._write_report()
+        if together:
+            mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
+            # launchers end the others as soon as one has gone
+            self.strategy.run_collectively(lambda: None)
+
+    def _write_result(
+        self,
+        seconds: float,
+        loop: TrainLoop,
+        error: Exception | None = None,
+        metrics: Mapping[str, float] = {},
+    ) -> None:
+        """Write result.json, with null for NaN and infinity."""
+        log = loop.train_logger
+        best = self.state.best
+        speeds = log.speeds[1:] or log.speeds  # the first has the start in it
+        content = {
+            "status": _status_of(error),
+            "error": _message_of(error),
+            "step": self.state.step,
+            "planned_steps": self.plan.total_steps,
+            "monitor": monitor_of(self.config),
+            "monitor_mode": best.mode,
+            "best": best.value,
+            "seconds": seconds,
+            "world_size": self.strategy.world_size,
+            "backend": self.strategy.backend,
+            "metrics": {name: _or_null(value) for name, value in metrics.items()},
+            LOSS: _or_null(log.last_loss),
+            "images_per_s": fmean(speeds) if speeds else None,
+        }
+        write_json(self.run.folder / RESULT, content)
+
+    def _write_report(self, metrics: dict[str, float] | None = None) -> None:
+        """Write the report and TensorBoard's images; without `metrics`, of a run that failed."""
+        folder = self.run.folder
+        try:
+            if self.config.logging.plots:
+                from retina_dist.reporting.page import page_if_possible
+                from retina_dist.reporting.run_report import write_report
+
+                if metrics is not None:
+                    self.task.draw_results(self.state.evaluated_model, self.data, folder)
+                logger.info(page_if_possible(lambda: write_report(folder), folder))
+            if self.config.logging.tensorboard and metrics is not None:
+                self._write_tensorboard(metrics)
+        # Anything may fail in drawing, custom code included; the weights and result.json are written.
+        except Exception as error:
+            again = f"python -m retina_dist.report {as_override('run', folder)} tries again"
+            logger.warning(f"no report: {describe_error(error)}; {again}")
+
+    def _write_tensorboard(self, metrics: Mapping[str, float]) -> None:
+        folder = self.run.folder
+        step = self.state.step
+        changed = {key: value for key, value, _ in changed_settings(self.config)}
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        images = sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")])
+        tensorboard = TensorBoardLogger(folder / "tensorboard", step)
+        tensorboard.log_results(changed, finite, images, step)
+        tensorboard.close()
+
+    def _log_results(self, timings: dict[str, Any]) -> None:
+        folder = self.run.folder
+        state = self.state
+        for line in self.task.describe_results(folder):
+            logger.info(line)
+        logger.info(format_timings(timings))
+        if state.best.value is not None:
+            line = f"best {state.best.name} {state.best.value:.3f}"
+            if self.config.trainer.save_top_k:
+                line += f": {checkpoint_folder(self.config, folder) / BEST}"
+            logger.info(line)
+        if state.step == self.plan.stop_step < self.plan.total_steps:
+            again = f"{as_override('resume', folder)} trainer.stop_after=null"
+            logger.info(
+                f"trainer.stop_after ended the run at step {state.step} of "
+                f"{self.plan.total_steps}; continue with {again}"
+            )
+
+
+def _status_of(error: Exception | None) -> str:
+    if error is None:
+        return "ok"
+    return "preempted" if isinstance(error, Preempted) else "failed"
+
+
+def _message_of(error: Exception | None) -> str | None:
+    """One sentence for result.json."""
+    if error is None:
+        return None
+    if isinstance(error, PeerLost) or not lost_connection(error):
+        return describe_error(error)
+    doing, _ = activity()
+    return f"another process of the job was lost ({doing}); see the last output of that one."
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None

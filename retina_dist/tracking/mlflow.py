@@ -1,0 +1,357 @@
+"""The MLflow run of a training. Needs `mlflow-skinny`.
+
+One daemon thread makes all requests: MLflow's own asynchronous logging drops what a request could
+not send, and lets the interpreter's exit wait for a dead server. A job of Azure ML has
+MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set.
+https://learn.microsoft.com/azure/machine-learning/how-to-log-view-metrics
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retina_dist.base.errors import ConfigError, Preempted, describe_error, set_status
+from retina_dist.base.files import PathOrUrl, read_bytes, write_json
+from retina_dist.base.redaction import redacted
+from retina_dist.base.text import format_duration, pluralize
+from retina_dist.tracking.loggers import MetricLogger
+from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
+
+logger = logging.getLogger(__name__)
+
+ID_FILE = "mlflow.json"
+DOCUMENTS = (".yaml", ".json", ".csv", ".html", ".jpg")  # files of a run folder that are uploaded
+# Characters of a param or tag on older servers: https://mlflow.org/docs/latest/rest-api.html#log-param
+MAX_LENGTH = 500
+NOTE = "mlflow.note.content"  # the description of a run
+MAX_NOTE_LENGTH = 5000
+MAX_METRICS = 1000  # of one request
+BATCH_S = 1.0  # batch window for metric requests
+RETRY_S = 5.0  # until a failed request is repeated
+PATIENCE_S = 60.0  # at the end, since the last request that succeeded
+MIN_PATIENCE_S = 5.0  # as even a short training gives its server time for an answer
+PREEMPTED_S = 10.0  # after a preemption, as SIGKILL may follow
+# For MLflow's client, unless the environment sets them. By default it repeats a request for four
+# minutes, where the thread repeats too, and refuses a folder as the store.
+CLIENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+}
+
+
+def tracking_server(settings: LoggingConfig) -> str | None:
+    """The URI of the MLflow server to use, None without one.
+
+    `logging.mlflow=auto` logs why a named server is not used; `true` raises ConfigError.
+    """
+    uri = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if settings.mlflow == "false" or not (uri or settings.mlflow == "true"):
+        return None
+    if not uri:
+        raise ConfigError(
+            "logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri."
+        )
+    try:
+        importlib.import_module("mlflow")
+        return uri
+    except Exception as error:  # a package that does not fit the others raises all kinds
+        cause = describe_error(error)
+        reason = f'mlflow cannot be imported ({cause}); pip install "retina-dist[mlflow]"'
+        if settings.mlflow == "true":
+            raise ConfigError(f"logging.mlflow=true, but {reason}.") from error
+    logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or set logging.mlflow=false.")
+    return None
+
+
+@dataclass
+class TrackedRun:
+    """What MLflow is told of a run.
+
+    Args:
+        folder: The run folder, whose images, tables and settings are uploaded at the end.
+        checkpoints: Where the run keeps its checkpoints and, for a resume, its MLflow id.
+        best: The best checkpoint, uploaded with `logging.mlflow_checkpoint`.
+        params: Every setting by its dotted key, without secrets.
+        data_name: The name of the data set.
+        data_source: Its folder or URL.
+        digest: A digest of the training data.
+        note: The page of the run, as Markdown.
+        tags: More facts, such as versions.
+        resumes: Whether the run was started before, so that its MLflow run is continued.
+    """
+
+    folder: Path
+    checkpoints: PathOrUrl
+    best: PathOrUrl
+    params: Mapping[str, str] = field(default_factory=dict)
+    data_name: str = ""
+    data_source: str = ""
+    digest: str = ""
+    note: str = ""
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+
+
+class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
+    """Logs metrics during a training; at its end uploads files of the run, and sets the status.
+
+    After `start` it joins the run MLFLOW_RUN_ID, whose status it leaves, or continues the run of a
+    resume; else it makes one. Without `start`, and on every rank but the main one, it does nothing.
+    No method raises because of the server; only `end_with` waits for it, with limits. Requests are
+    repeated while it is away. It warns of the first failure, and at the end of missing values.
+    """
+
+    def __init__(self, settings: LoggingConfig) -> None:
+        self.settings = settings
+        self.is_started = False
+        self._run: Any = None
+        self._values: list[tuple[str, float, int, int]] = []
+        self._num_refused = 0  # values
+        self._status = ""  # once the run has ended
+        self._has_warned = False
+        self._ending = threading.Event()
+        self._given_up = threading.Event()
+        self._made_at = time.monotonic()
+        self._succeeded_at = 0.0
+
+    def start(self, uri: str, run: TrackedRun) -> None:
+        """Start to send to the server `uri`; a second call, of an elastic restart, does nothing."""
+        if self.is_started:
+            return
+        for key, value in CLIENT.items():
+            os.environ.setdefault(key, value)
+        self.is_started = True
+        self.mlflow = importlib.import_module("mlflow")
+        self.uri = uri
+        self.where = redacted(uri)
+        self.run = run
+        self.joined = os.environ.get("MLFLOW_RUN_ID")
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._thread.start()
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Queue metrics with the current time.
+
+        A step that is logged again after a resume has both values in MLflow.
+        """
+        now = time.time_ns() // 1_000_000
+        self._values.extend((name, float(value), now, step) for name, value in metrics.items())
+
+    def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None:
+        """Send the remaining metrics, the files and the status of a training that `error` ended.
+
+        It waits while requests succeed. Without an answer it waits as long as the training took,
+        at most a minute, or for `logging.mlflow_wait_s`; at most ten seconds after a preemption,
+        and never longer than `within_s`. Later calls do nothing.
+        """
+        if self._status or not self.is_started:
+            return
+        killed = isinstance(error, Preempted | KeyboardInterrupt)
+        if killed:
+            self._status = "KILLED"
+            within_s = min(within_s, PREEMPTED_S)
+        else:
+            self._status = "FAILED" if error else "FINISHED"
+        now = time.monotonic()
+        patience = self.settings.mlflow_wait_s
+        if patience is None:
+            patience = min(PATIENCE_S, max(MIN_PATIENCE_S, now - self._made_at))
+        self._succeeded_at = now
+        self._ending.set()
+        while self._thread.is_alive():
+            waited = time.monotonic() - self._succeeded_at
+            if time.monotonic() >= now + within_s or waited >= patience:
+                break
+            left = format_duration(patience - waited)
+            set_status(f"sending to MLflow, {len(self._values)} values left, giving up in {left}")
+            self._thread.join(0.05)
+        self._report_missing()
+
+    def _report_missing(self) -> None:
+        missing = self._num_refused + len(self._values)
+        is_late = self._thread.is_alive()
+        self._given_up.set()
+        if missing or is_late:
+            what = pluralize(missing, "value") if missing else "files or the end of the run"
+            logger.warning(
+                f"{what} did not reach MLflow at {self.where}; "
+                f"the files in {self.run.folder} have everything."
+            )
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end_with(error)
+
+    # on the thread
+
+    def _work(self) -> None:
+        if not self._send(self._begin):
+            return
+        if self.run.digest:
+            self._send(self._log_data, optional=True)
+        self._send_metrics()
+        self._send_files()
+        if not self.joined:
+            self._send(self.client.set_terminated, self.id, self._status)
+
+    def _send_metrics(self) -> None:
+        """Send the queued values in batches until the training has ended and none is left."""
+        while not self._given_up.is_set():
+            if not self._values:
+                # a value may come while it waits
+                if self._ending.wait(BATCH_S) and not self._values:
+                    return
+                continue
+            batch = self._values[:MAX_METRICS]
+            metrics = [self.mlflow.entities.Metric(*values) for values in batch]
+            if not self._send(self.client.log_batch, self.id, metrics):
+                self._num_refused += len(batch)
+            del self._values[: len(batch)]
+
+    def _send_files(self) -> None:
+        documents = [p for p in self.run.folder.glob("*") if p.suffix in DOCUMENTS]
+        for path in sorted(documents):
+            self._send(self.client.log_artifact, self.id, str(path))
+        best = self.run.best
+        if self.settings.mlflow_checkpoint and isinstance(best, Path) and best.is_file():
+            self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
+
+    def _send(
+        self, request: Callable[..., object], *arguments: Any, optional: bool = False
+    ) -> bool:
+        """Make a request, again while the server is away; return whether it was taken.
+
+        An `optional` one is refused in silence.
+        """
+        while not self._given_up.is_set():
+            try:
+                request(*arguments)
+                self._succeeded_at = time.monotonic()
+                return True
+            except Exception as error:
+                is_away = self._is_away(error)
+                if is_away or not optional:
+                    self._warn_once(error)
+                if not is_away:
+                    return False
+                self._given_up.wait(RETRY_S)
+        return False
+
+    def _warn_once(self, error: Exception) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        root: BaseException = error
+        while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
+            root = inner
+        problem = f"MLflow at {self.where}: {describe_error(root)}"
+        logger.warning(f"{problem}; the training continues, metrics.csv has everything.")
+
+    def _is_away(self, error: Exception) -> bool:
+        """Whether the server is unreachable or overloaded."""
+        if isinstance(error, self.mlflow.MlflowException):
+            status = error.get_http_status_code()
+            # 501: it does not have this request
+            return status == 429 or (status >= 500 and status != 501)
+        is_local = isinstance(error, FileNotFoundError | PermissionError)
+        return isinstance(error, OSError) and not is_local
+
+    def _begin(self) -> None:
+        self.client = self.mlflow.MlflowClient(tracking_uri=self.uri)
+        known = None
+        if self.joined:
+            known = self.client.get_run(self.joined)
+        elif self.run.resumes:
+            known = self._previous()
+        self._run = run = known or self._run or self._create()  # kept, as a later request may fail
+        self.id = run.info.run_id
+        write_json(self.run.checkpoints / ID_FILE, {"run_id": self.id})
+        if run.info.status != "RUNNING":
+            self.client.update_run(self.id, status="RUNNING")
+        self._log_facts(run)
+        logger.info(
+            f"MLflow: {'existing' if known else 'new'} run {run.info.run_name} ({self.id}) "
+            f"at {self.where}"
+        )
+
+    def _log_facts(self, run: Any) -> None:
+        """Log settings as params, and facts as tags."""
+        entities = self.mlflow.entities
+        facts = {
+            "run_folder": self.run.folder,
+            "checkpoints": self.run.checkpoints,
+            "host": platform.node(),
+            **self.run.tags,
+        }
+        tags = [
+            entities.RunTag(key, redacted(str(value))[:MAX_LENGTH]) for key, value in facts.items()
+        ]
+        if self.run.note and NOTE not in run.data.tags:
+            tags.append(entities.RunTag(NOTE, self.run.note[:MAX_NOTE_LENGTH]))
+        params = self.run.params
+        new = sorted(params.keys() - run.data.params.keys())  # MLflow changes none
+        parameters = [entities.Param(key, params[key][:MAX_LENGTH]) for key in new]
+        self.client.log_batch(self.id, params=parameters, tags=tags)
+
+    def _log_data(self) -> None:
+        run = self.run
+        entities = self.mlflow.entities
+        source = json.dumps({"uri": redacted(run.data_source)})
+        dataset = entities.Dataset(run.data_name[:MAX_LENGTH], run.digest[:36], "local", source)
+        context = [entities.InputTag("mlflow.data.context", "train")]
+        self.client.log_inputs(self.id, [entities.DatasetInput(dataset, context)])
+
+    def _previous(self) -> Any:
+        """The run before this resume, None if it is gone."""
+        try:
+            run_id = json.loads(read_bytes(self.run.checkpoints / ID_FILE))["run_id"]
+            run = self.client.get_run(run_id)
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        except self.mlflow.MlflowException as error:
+            if error.get_http_status_code() == 404:
+                return None
+            raise
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def _create(self) -> Any:
+        # as mlflow.start_run: user, source and git commit
+        from mlflow.tracking.context.registry import resolve_tags
+
+        client = self.client
+        parent = os.environ.get(MLFLOW_PARENT)
+        if parent:
+            experiment_id = client.get_run(parent).info.experiment_id
+            tags = resolve_tags({"mlflow.parentRunId": parent})
+        else:
+            experiment_id = self._experiment()
+            tags = resolve_tags({})
+        folder = self.run.folder
+        name = folder.name
+        if name.isdecimal():  # a sweep's job
+            name = "/".join(folder.parts[-2:])
+        return client.create_run(experiment_id, run_name=self.settings.run_name or name, tags=tags)
+
+    def _experiment(self) -> str:
+        """The id of the experiment that the settings or the environment name, made if absent."""
+        by_environment = os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if by_environment and not self.settings.experiment:
+            return by_environment
+        name = self.settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        name = name or "retina_dist"
+        with suppress(self.mlflow.MlflowException):  # it exists
+            self.client.create_experiment(name)
+        return str(self.client.get_experiment_by_name(name).experiment_id)
