@@ -197,7 +197,7 @@ def _parts(
     def plain() -> None:
         sources = (record.path for record in records)
         for spec in specs:
-            batch = torch.zeros(len(spec.indices), 3, *spec.canvas)
+            batch = torch.zeros(len(spec.indices), 3, *spec.padded_shape)
             for canvas, size in zip(batch, sizes[spec], strict=True):
                 with Image.open(io.BytesIO(read(next(sources)))) as image:
                     pixels = torch.from_numpy(np.array(image.convert("RGB")))

@@ -20,7 +20,7 @@ from retina_dist.base.seeding import derived_seed, torch_seed
 from retina_dist.classification.class_balance import class_balanced_order
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.data.canvases import Buckets
+from retina_dist.data.buckets import Buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
 from retina_dist.data.samplers import BatchSpec
 

@@ -1,1 +1,1 @@
-"""Annotations and images in, batches on static canvases out."""
+"""Annotations and images in, batches of few padded shapes out."""

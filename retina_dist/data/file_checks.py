@@ -38,7 +38,10 @@ class ImageCheck:
 def check_images(
     files: Sequence[File], split: str, images: str, max_pixels: int
 ) -> list[ImageCheck]:
-    """`check_image` of each in threads, since decoders release the interpreter's lock; `images="none"` opens none of them."""
+    """`check_image` of each in threads, since decoders release the interpreter's lock;
+
+    `images="none"` opens none of them.
+    """
     if images == "none":
         return [ImageCheck(name) for name, *_ in files]
     checks: list[ImageCheck] = []
@@ -47,7 +50,9 @@ def check_images(
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for start in range(0, len(files), AT_ONCE):
             part = files[start : start + AT_ONCE]
-            contents = read_all([source for _, source, _ in part]) if remote else [None] * len(part)
+            contents: Sequence[bytes | ImageError | None] = [None] * len(part)
+            if remote:
+                contents = read_all([source for _, source, _ in part])
             for check in pool.map(check_one, part, contents):
                 checks.append(check)
                 set_status(f"reading {split}, {len(checks)} of {pluralize(len(files), 'image')}")
@@ -57,7 +62,10 @@ def check_images(
 def check_image(
     file: File, content: bytes | ImageError | None = None, *, decode: bool, max_pixels: int
 ) -> ImageCheck:
-    """Whether a file is there, opens (with `decode`, to its end) and has its annotated size; `content` is of `read_all`."""
+    """Whether a file is there, opens (with `decode`, to its end) and has its annotated size;
+
+    `content` is of `read_all`.
+    """
     name, source, annotated = file
     try:
         if isinstance(content, ImageError):
@@ -69,9 +77,8 @@ def check_image(
     except ImageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ImageCheck(name, "missing", str(source))
-        cause = (
-            error.__cause__ or error
-        )  # the decoder's own words; our sentence has a remedy for trainings
+        # the decoder's own words; our sentence has a remedy for trainings
+        cause = error.__cause__ or error
         reason = "not an image" if isinstance(cause, UnidentifiedImageError) else str(cause)
         return ImageCheck(name, "unreadable", f"{name}: {reason}")
     digest = hashlib.sha256(content).hexdigest()
@@ -81,44 +88,64 @@ def check_image(
     return ImageCheck(name, size=size, digest=digest)
 
 
+REMEDIES = {
+    "missing": "restore them, give data.{split}_images=FOLDER, "
+    "or continue without: data.missing_images=skip",
+    "unreadable": "restore them, or continue without: data.bad_images=skip",
+    "of another size": "their boxes belong to another version: find it, annotate again, "
+    "or data.bad_images=skip",
+}
+
+
 def file_findings(
     checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collection[str]
 ) -> Iterator[FileFinding]:
-    """Missing, broken and mismatching files of each split, warnings if `tolerated`, and files that occur twice or in both."""
-    same: dict[str, dict[str, list[str]]] = defaultdict(dict)  # digest -> split -> names
+    """What is wrong with the files of each split, and files that occur twice or in both.
+
+    Missing, broken and mismatching files are warnings if `tolerated`.
+    """
     for split, checks in checked.items():
-        remedies = {
-            "missing": f"restore them, give data.{split}_images=FOLDER, or continue without: data.missing_images=skip",
-            "unreadable": "restore them, or continue without: data.bad_images=skip",
-            "of another size": "their boxes belong to another version: find it, annotate again, or data.bad_images=skip",
-        }
-        for problem, remedy in remedies.items():
-            if details := tuple(check.detail for check in checks if check.problem == problem):
-                if problem in tolerated:
-                    yield (
-                        "warning",
-                        split,
-                        f"images {problem}",
-                        "left out of training",
-                        len(details),
-                        details,
-                    )
-                else:
-                    yield "error", split, f"images {problem}", remedy, len(details), details
-        if checks and all(check.problem in tolerated for check in checks):
-            yield "error", split, "images, and none can be used", "restore some", len(checks), ()
+        yield from _problems(split, checks, tolerated)
+    same = _names_by_content(checked)
+    for split in checked:
+        twins = []
+        for names in same:
+            if len(names.get(split, ())) > 1:
+                twins.append(" = ".join(names[split]))
+        if twins:
+            remedy = "they count more than the others: keep one of each"
+            what = "images that occur more than once"
+            yield "warning", split, what, remedy, len(twins), tuple(twins)
+    leaks = []
+    for names in same:
+        if "train" in names:
+            leaks += [f"{name} = {names['train'][0]} of train" for name in names.get("val", ())]
+    if leaks:
+        remedy = "take them out of one split: the metric would reward memorizing them"
+        yield "error", "val", "images that are in train too", remedy, len(leaks), tuple(leaks)
+
+
+def _problems(
+    split: str, checks: Sequence[ImageCheck], tolerated: Collection[str]
+) -> Iterator[FileFinding]:
+    for problem, remedy in REMEDIES.items():
+        details = tuple(check.detail for check in checks if check.problem == problem)
+        if not details:
+            continue
+        what = f"images {problem}"
+        if problem in tolerated:
+            yield "warning", split, what, "left out of training", len(details), details
+        else:
+            yield "error", split, what, remedy.format(split=split), len(details), details
+    if checks and all(check.problem in tolerated for check in checks):
+        yield "error", split, "images, and none can be used", "restore some", len(checks), ()
+
+
+def _names_by_content(checked: Mapping[str, Sequence[ImageCheck]]) -> list[dict[str, list[str]]]:
+    """For each content of a file its names in each split."""
+    same: dict[str, dict[str, list[str]]] = defaultdict(dict)  # by digest
+    for split, checks in checked.items():
         for check in checks:
             if check.digest:
                 same[check.digest].setdefault(split, []).append(check.name)
-    for split in checked:
-        if twins := tuple(
-            " = ".join(names[split]) for names in same.values() if len(names.get(split, ())) > 1
-        ):
-            remedy = "they count more than the others: keep one of each"
-            yield "warning", split, "images that occur more than once", remedy, len(twins), twins
-    both = [names for names in same.values() if "train" in names]
-    if leaks := tuple(
-        f"{name} = {names['train'][0]} of train" for names in both for name in names.get("val", ())
-    ):
-        remedy = "take them out of one split: the metric would reward memorizing them"
-        yield "error", "val", "images that are in train too", remedy, len(leaks), leaks
+    return list(same.values())

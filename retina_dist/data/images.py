@@ -1,6 +1,7 @@
 """Decodes image files to RGB pixels in the orientation of their annotations.
 
-Pillow opens every file and decodes it, except JPEG, which TorchCodec decodes faster to the same bits.
+Pillow opens every file and decodes it, except JPEG, which TorchCodec decodes faster to the same
+bits.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -31,7 +31,8 @@ from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Sou
 
 ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
-# The sides that are mirrored to turn an image of each orientation upright, after width and height were exchanged.
+# The sides that are mirrored to turn an image of each orientation upright, after width and height
+# were exchanged.
 MIRRORED: dict[int, tuple[int, ...]] = {
     1: (),
     2: (2,),
@@ -43,8 +44,9 @@ MIRRORED: dict[int, tuple[int, ...]] = {
     8: (1,),
 }
 
-# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. GDAL stops at 100 scans, encoders write about 10: an
-# image of `max_pixels` may have 16, smaller ones more at the same cost.
+# A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. GDAL stops at 100
+# scans, encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the
+# same cost.
 MAX_SCANS = 100
 SCANS_AT_MAX_PIXELS = 16
 # The markers that libjpeg reads on from; SOI is an error and restarts have no length.
@@ -66,11 +68,13 @@ def read_image(
 ) -> Tensor:
     """The pixels of an image, uint8 [3, h, w] RGB, in the orientation of its annotations.
 
-    `content` is the file's bytes, if they were read already; `formats` are the Pillow formats to try (None: all).
-    EXIF orientation is applied, as viewers and labelling tools do, unless `annotated_size`, (width, height) in the
-    annotation file, shows that the annotations refer to the stored pixels. 16-bit grey is scaled to 8 bits, transparency is
-    dropped, and only the first frame of an animation is read. Raises ImageError if the file is missing, damaged, or of another
-    size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far more scans than encoders write.
+    `content` is the file's bytes, if they were read already; `formats` are the Pillow formats to
+    try (None: all). EXIF orientation is applied, as viewers and labelling tools do, unless
+    `annotated_size`, (width, height) in the annotation file, shows that the annotations refer to
+    the stored pixels. 16-bit grey is scaled to 8 bits, transparency is dropped, and only the first
+    frame of an animation is read. Raises ImageError if the file is missing, damaged, or of another
+    size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far more
+    scans than encoders write.
     """
     if isinstance(path, DatasetItem):
         made: Tensor = path.dataset.pixels(path.number)
@@ -78,8 +82,11 @@ def read_image(
         return made
     with _opened(path, max_pixels, content, formats) as image:
         try:
-            pixels = _decode_jpeg(image, max_pixels) if isinstance(image, JpegImageFile) else None
-            pixels = _rgb(image) if pixels is None else pixels
+            pixels: Tensor | None = None
+            if isinstance(image, JpegImageFile):
+                pixels = _decode_jpeg(image, max_pixels)
+            if pixels is None:
+                pixels = _rgb(image)
         except Exception as error:  # on damaged bytes, decoders raise almost any exception
             reason = f"{path} cannot be decoded ({error})"
             raise ImageError(f"{reason}; restore the file, or set data.bad_images=skip.") from error
@@ -91,24 +98,30 @@ def read_image(
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """As `read_image`, for the bytes of a file in one of `FORMATS`; errors call it "it". Raises ImageError."""
+    """As `read_image`, for the bytes of a file in one of `FORMATS`; errors call it "it".
+
+    Raises ImageError.
+    """
     return read_image("it", max_pixels=max_pixels, content=data, formats=FORMATS)
 
 
 def image_sizes(
     path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None
 ) -> list[tuple[int, int]]:
-    """(width, height) as a viewer shows them, and as stored, before EXIF orientation; from the header alone. Raises ImageError."""
-    with _opened(
-        path, max_pixels, content
-    ) as image:  # limited here too: to find EXIF at its end, Pillow decodes a PNG
-        width, height = image.size
-        shown = (height, width) if _orientation(image) in SWAPPING else (width, height)
-        return [shown, (width, height)]
+    """(width, height) as a viewer shows them, and as stored, before EXIF orientation; from the
+    header alone. Raises ImageError.
+    """
+    # limited here too: to find EXIF at its end, Pillow decodes a PNG
+    with _opened(path, max_pixels, content) as image:
+        stored = image.size
+        return [_shown(stored, _orientation(image)), stored]
 
 
 def _rgb(image: Image.Image) -> Tensor:
-    """uint8 [3, h, w]; 16-bit grey is scaled, transparency dropped. Raises ValueError for floating-point pixels."""
+    """uint8 [3, h, w]; 16-bit grey is scaled, transparency dropped.
+
+    Raises ValueError for floating-point pixels.
+    """
     image.load()
     if image.mode == "F":
         raise ValueError("floating-point pixels of unknown range; store it with 8 bits")
@@ -120,25 +133,40 @@ def _rgb(image: Image.Image) -> Tensor:
 
 def has_more_scans(jpeg: bytes, most: int) -> bool:
     """Whether libjpeg would read more than `most` scans of a JPEG; nothing is decoded."""
-    if (
-        jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most
-    ):  # thumbnails and films after the image count here, too
+    # thumbnails and films after the image count here, too
+    if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:
         return False
-    scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
-    return next(islice(scans, most, None), None) is not None
+    scans = 0
+    for _, kind in _segments(jpeg):
+        if kind == START_OF_SCAN:
+            scans += 1
+            if scans > most:
+                return True
+    return False
 
 
 def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
-    """(position of the marker's code, code) of each segment, which libjpeg skips by its length; data are skipped up to a marker."""
+    """(position of the marker's code, code) of each segment, which libjpeg skips by its length.
+
+    Data are skipped up to a marker.
+    """
     at = 2
-    while (marker := MARKER.search(jpeg, at)) and jpeg[marker.end() - 1] != END_OF_IMAGE:
+    marker = MARKER.search(jpeg, at)
+    while marker is not None:
         at = marker.end()
-        yield at - 1, jpeg[at - 1]
+        code = jpeg[at - 1]
+        if code == END_OF_IMAGE:
+            return
+        yield at - 1, code
         at += max(2, int.from_bytes(jpeg[at : at + 2], "big"))
+        marker = MARKER.search(jpeg, at)
 
 
 def _decode_jpeg(image: JpegImageFile, max_pixels: int) -> Tensor | None:
-    """The stored pixels, in channels-last memory; None where Pillow is to decode them. Raises ValueError for many scans."""
+    """The stored pixels, in channels-last memory;
+
+    None where Pillow is to decode them. Raises ValueError for many scans.
+    """
     assert image.fp is not None
     image.fp.seek(0)
     content = image.fp.read()
@@ -150,9 +178,8 @@ def _decode_jpeg(image: JpegImageFile, max_pixels: int) -> Tensor | None:
     if image.format != "JPEG" or image.mode not in ("L", "RGB"):
         return None
     data = np.frombuffer(content, np.uint8)
-    if (
-        b"\xff\xe1" in content
-    ):  # TorchCodec would apply the EXIF orientation, which the annotations decide here
+    if b"\xff\xe1" in content:
+        # TorchCodec would apply the EXIF orientation, which the annotations decide here
         data = data.copy()
         data[[at for at, kind in _segments(content) if kind == APP1]] = COMMENT
     try:
@@ -175,17 +202,22 @@ def _turned(pixels: Tensor, orientation: int) -> Tensor:
 def _opened(
     path: Source, max_pixels: int, content: bytes | None, formats: tuple[str, ...] | None = None
 ) -> Iterator[Image.Image]:
-    """Pillow's image of a file whose header was read and is within the limits; Pillow's warnings are off."""
+    """Pillow's image of a file whose header was read and is within the limits.
+
+    Pillow's warnings are off.
+    """
     if content is None and isinstance(path, (RemoteFile, ArchiveMember)):
         content = read(path)
-    if (
-        Image.MAX_IMAGE_PIXELS is not None
-    ):  # Pillow refuses images of twice its limit, which must not be below ours
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-max_pixels // 2))
+    if Image.MAX_IMAGE_PIXELS is not None:
+        # Pillow refuses images of twice its limit, which must not be below ours
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, (max_pixels + 1) // 2)
     with ExitStack() as at_end, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            file: BinaryIO = io.BytesIO(content) if content is not None else open_regular(str(path))
+            if content is None:
+                file: BinaryIO = open_regular(str(path))
+            else:
+                file = io.BytesIO(content)
             at_end.enter_context(file)
             image = at_end.enter_context(Image.open(file, formats=formats))
         except FileNotFoundError as error:
@@ -196,18 +228,24 @@ def _opened(
             count = re.findall(r"\d+", str(error))[0]  # Pillow gives the size only in the message
             raise _too_large(path, count, max_pixels) from None
         except Exception as error:  # as for a decoder
-            reason = (
-                "in no known format" if isinstance(error, UnidentifiedImageError) else str(error)
-            )
-            raise _unreadable(path, f"not {', '.join(formats)}" if formats else reason) from error
-        size = f"{image.width} x {image.height}"
-        if image.format == "EPS" or not image.width * image.height:
-            raise _unreadable(
-                path, "an EPS, a program to be run" if image.format == "EPS" else f"{size} pixels"
-            )
-        if image.width * image.height > max_pixels:
-            raise _too_large(path, size, max_pixels)
+            reason = str(error)
+            if isinstance(error, UnidentifiedImageError):
+                reason = "in no known format"
+            if formats:
+                reason = f"not {', '.join(formats)}"
+            raise _unreadable(path, reason) from error
+        _check_header(path, image, max_pixels)
         yield image
+
+
+def _check_header(path: Source, image: Image.Image, max_pixels: int) -> None:
+    size = f"{image.width} x {image.height}"
+    if image.format == "EPS":
+        raise _unreadable(path, "an EPS, a program to be run")
+    if not image.width * image.height:
+        raise _unreadable(path, f"{size} pixels")
+    if image.width * image.height > max_pixels:
+        raise _too_large(path, size, max_pixels)
 
 
 def _unreadable(path: Source, reason: str) -> ImageError:
@@ -218,7 +256,8 @@ def _unreadable(path: Source, reason: str) -> ImageError:
 
 def _too_large(path: Source, size: str, most: int) -> ImageError:
     return ImageError(
-        f"{path} has {size} pixels, more than max_pixels={most}; raise it, or set data.bad_images=skip."
+        f"{path} has {size} pixels, more than max_pixels={most}; "
+        "raise it, or set data.bad_images=skip."
     )
 
 
@@ -235,15 +274,27 @@ def _orientation(image: Image.Image) -> int:
 def _orientation_of_annotations(
     path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int] | None
 ) -> int:
-    """The orientation to apply so that pixels agree with the annotations of an image of `annotated` size."""
-    shown = stored[::-1] if orientation in SWAPPING else stored
+    """The orientation to apply so that pixels agree with the annotations of an image of `annotated`
+    size.
+    """
+    shown = _shown(stored, orientation)
     if annotated is None or annotated == shown:
         return orientation
     if annotated == stored:
         return 1
-    size, other = (f"{width} x {height}" for width, height in (shown, annotated))
-    remedy = "give the image that was annotated, or set data.bad_images=skip"
-    raise ImageError(f"{path} is {size} pixels, but its annotation says {other}; {remedy}.")
+    raise ImageError(
+        f"{path} is {shown[0]} x {shown[1]} pixels, "
+        f"but its annotation says {annotated[0]} x {annotated[1]}; "
+        "give the image that was annotated, or set data.bad_images=skip."
+    )
+
+
+def _shown(stored: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """(width, height) as a viewer shows an image, of those that are stored."""
+    width, height = stored
+    if orientation in SWAPPING:
+        return height, width
+    return width, height
 
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -255,7 +306,9 @@ def is_image(name: str | PurePath) -> bool:
 
 
 def find_images(pattern: str) -> list[Path]:
-    """The file, the images of the folder (if it has none, of its subfolders) or of the glob, sorted. Raises DataError for none."""
+    """The file, the images of the folder (if it has none, of its subfolders) or of the glob,
+    sorted. Raises DataError for none.
+    """
     path = parse_path(pattern)
     if isinstance(path, Url):
         raise DataError(
@@ -265,16 +318,17 @@ def find_images(pattern: str) -> list[Path]:
         if is_packed(path):
             raise DataError(f"input={pattern} is not an image; unpack it, and give the folder.")
         return [path]
-    places = (
-        [path.iterdir(), path.rglob("*")]
-        if path.is_dir()
-        else [map(Path, glob.glob(pattern, recursive=True))]
-    )
+    if path.is_dir():
+        places: list[Iterable[Path]] = [path.iterdir(), path.rglob("*")]
+    else:
+        places = [map(Path, glob.glob(pattern, recursive=True))]
     for place in places:
-        if files := sorted(file for file in place if file.is_file() and is_image(file)):
+        files = sorted(file for file in place if file.is_file() and is_image(file))
+        if files:
             return files
     raise DataError(
-        f"input={pattern} names no image ({', '.join(sorted(SUFFIXES))}); give a file, folder or glob."
+        f"input={pattern} names no image ({', '.join(sorted(SUFFIXES))}); "
+        "give a file, folder or glob."
     )
 
 
@@ -283,35 +337,24 @@ FORMS = "a file, a PIL image, an array [h, w, 3] or a tensor [3, h, w], uint8 or
 
 
 def pixels_of(image: AnyImage) -> Tensor:
-    """uint8 [3, h, w] RGB of an image: a file, a PIL image, an array [h, w, 3] or [h, w], or a tensor [3, h, w].
+    """uint8 [3, h, w] RGB of an image: a file, a PIL image, an array [h, w, 3] or [h, w], or a
+    tensor [3, h, w].
 
-    A file is turned as its EXIF orientation says, other images are taken as they are. Raises DataError.
+    A file is turned as its EXIF orientation says, other images are taken as they are. Raises
+    DataError.
     """
     if isinstance(image, str | Path):
-        if not Path(image).is_file():
-            raise DataError(
-                f"{image} is not a local file; give the path of one, or a list of paths."
-            )
-        try:
-            return read_image(Path(image))
-        except ImageError as error:  # without the settings of a run
-            raise ImageError(f"{str(error).rpartition(';')[0]}; give another file.") from error
+        return _pixels_of_file(Path(image))
     if isinstance(image, Image.Image):
         try:
             return _rgb(image)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # Pillow decodes a file when its pixels are asked for
+        except (OSError, ValueError) as error:
+            # Pillow decodes a file when its pixels are asked for
             raise DataError(
                 f"a PIL image cannot be converted to RGB ({error}); give {FORMS}."
             ) from error
     if isinstance(image, np.ndarray):
-        # torch has no read-only tensors, and neither another byte order nor negative strides
-        writable = np.require(image, image.dtype.newbyteorder("="), ["C", "W"])
-        pixels = torch.from_numpy(writable)
-        pixels = pixels[..., None].expand(-1, -1, 3) if pixels.ndim == 2 else pixels
-        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
+        pixels = _pixels_of_array(image)
     elif isinstance(image, Tensor):
         pixels = image.detach().cpu()
     else:
@@ -319,12 +362,36 @@ def pixels_of(image: AnyImage) -> Tensor:
     if pixels.ndim != 3 or len(pixels) != 3 or not pixels.numel():
         raise DataError(f"an image has the shape {list(image.shape)}; give {FORMS}.")
     if pixels.is_floating_point():
-        low, high = float(pixels.min()), float(pixels.max())
-        if not 0 <= low <= high <= 1:
-            raise DataError(
-                f"an image has floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1."
-            )
-        pixels = (pixels * 255).round().to(torch.uint8)
+        pixels = _from_floats(pixels)
     if pixels.dtype != torch.uint8:
         raise DataError(f"an image has values of {pixels.dtype}; give {FORMS}.")
     return pixels.as_subclass(Tensor)
+
+
+def _pixels_of_file(path: Path) -> Tensor:
+    if not path.is_file():
+        raise DataError(f"{path} is not a local file; give the path of one, or a list of paths.")
+    try:
+        return read_image(path)
+    except ImageError as error:  # without the settings of a run
+        raise ImageError(f"{str(error).rpartition(';')[0]}; give another file.") from error
+
+
+def _pixels_of_array(image: np.ndarray) -> Tensor:
+    """[h, w, 3] or [h, w] -> [3, h, w]; another shape stays as it is."""
+    # torch has no read-only tensors, and neither another byte order nor negative strides
+    writable = np.require(image, image.dtype.newbyteorder("="), ["C", "W"])
+    pixels = torch.from_numpy(writable)
+    if pixels.ndim == 2:
+        pixels = pixels[..., None].expand(-1, -1, 3)
+    return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
+
+
+def _from_floats(pixels: Tensor) -> Tensor:
+    low = float(pixels.min())
+    high = float(pixels.max())
+    if not 0 <= low <= high <= 1:
+        raise DataError(
+            f"an image has floats from {low:.3g} to {high:.3g}; give uint8 or floats from 0 to 1."
+        )
+    return (pixels * 255).round().to(torch.uint8)

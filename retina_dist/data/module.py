@@ -1,7 +1,9 @@
 """The batches of one rank: data workers read images and make batches of any kind.
 
-Data workers are started by a fork server: unlike plain forks they are safe beside CUDA, MPI and InfiniBand, and unlike
-spawned processes they start at once. They do not import the main script, so it needs no `if __name__ == "__main__":`.
+Data workers are started by a fork server: unlike plain forks they are safe beside CUDA, MPI and
+    InfiniBand, and unlike
+spawned processes they start at once. They do not import the main script, so it needs no `if
+__name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -28,9 +30,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from typing_extensions import Self
 
 from retina_dist.base.errors import ImageError, UserError, first_line
-from retina_dist.data.canvases import Buckets
+from retina_dist.data.buckets import Buckets
 from retina_dist.data.images import MAX_PIXELS, read_image
-from retina_dist.data.samplers import BatchSpec, EvalSampler, FloatArray, TrainSampler
+from retina_dist.data.samplers import BatchSpec, EvalSampler, TrainSampler
 from retina_dist.data.settings import ImageDataSettings
 from retina_dist.data.sources import Source, is_remote, read_all
 
@@ -49,8 +51,9 @@ MORE_MEMORY = "lower data.num_workers (0 reads in this process), or give the job
 class ImageDataset(Dataset[AnyBatch]):
     """Images by number; a task's subclass makes whole batches of them, `dataset[spec]`.
 
-    `sizes` [N, 2] are the annotated (height, width), if there are any. With `bad_images="skip"`, an image that cannot be read is
-    left out of its batch with a warning, and the batch's weight shrinks by its share, so that the other images count as before.
+    `sizes` [N, 2] are the annotated (height, width), if there are any. With `bad_images="skip"`, an
+    image that cannot be read is left out of its batch with a warning, and the batch's weight
+    shrinks by its share, so that the other images count as before.
     """
 
     def __init__(
@@ -60,10 +63,13 @@ class ImageDataset(Dataset[AnyBatch]):
         bad_images: str = "error",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.bad_images, self.max_pixels = bad_images, max_pixels
-        # text is smaller than a Path when it is sent to a worker
-        self._sources = [str(source) if isinstance(source, Path) else source for source in sources]
+        self.bad_images = bad_images
+        self.max_pixels = max_pixels
         self._sizes = sizes
+        self._sources: list[Source] = []
+        for source in sources:
+            # text is smaller than a Path when it is sent to a worker
+            self._sources.append(str(source) if isinstance(source, Path) else source)
 
     def __len__(self) -> int:
         """Number of images, not of batches."""
@@ -74,11 +80,10 @@ class ImageDataset(Dataset[AnyBatch]):
         content = fetched.get(index) if fetched else None
         if isinstance(content, ImageError):
             raise content
-        annotated = (
-            None
-            if self._sizes is None
-            else (int(self._sizes[index, 1]), int(self._sizes[index, 0]))
-        )
+        annotated: tuple[int, int] | None = None
+        if self._sizes is not None:
+            height, width = self._sizes[index].tolist()
+            annotated = (int(width), int(height))
         return read_image(self._sources[index], annotated, self.max_pixels, content)
 
     def fetch(self, indices: Sequence[int]) -> Contents:
@@ -88,7 +93,9 @@ class ImageDataset(Dataset[AnyBatch]):
 
     @contextmanager
     def skipping_bad_images(self) -> Iterator[None]:
-        """Within it, an ImageError ends the block with a warning where bad images are to be skipped."""
+        """Within it, an ImageError ends the block with a warning where bad images are to be
+        skipped.
+        """
         try:
             yield
         except ImageError as error:
@@ -98,7 +105,10 @@ class ImageDataset(Dataset[AnyBatch]):
 
 
 class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
-    """A batch and what a worker logged. User errors are returned instead of raised: a worker would add its traceback."""
+    """A batch and what a worker logged.
+
+    User errors are returned instead of raised: a worker would add its traceback.
+    """
 
     def __init__(self, dataset: ImageDataset[Any]) -> None:
         self.dataset = dataset
@@ -175,11 +185,15 @@ def _why_failed(workers: Sequence[multiprocessing.Process], error: Exception) ->
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within it, processes start without importing the main script: `multiprocessing` finds it by these two names."""
+    """Within it, processes start without importing the main script:
+
+    `multiprocessing` finds it by these two names.
+    """
     main = sys.modules["__main__"].__dict__
-    hidden: dict[str, Any] = {
-        name: main.pop(name) for name in ("__spec__", "__file__") if name in main
-    }
+    hidden: dict[str, Any] = {}
+    for name in ("__spec__", "__file__"):
+        if name in main:
+            hidden[name] = main.pop(name)
     main["__spec__"] = None
     try:
         yield
@@ -189,7 +203,9 @@ def without_main() -> Iterator[None]:
 
 
 def _end_with_main_process(worker: int) -> None:
-    """In a data worker: end with the main process (torch watches the fork server, which outlives it), not by a signal to all."""
+    """In a data worker: end with the main process (torch watches the fork server, which outlives
+    it), not by a signal to all.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     main = multiprocessing.parent_process()
@@ -203,7 +219,8 @@ def _end_with_main_process(worker: int) -> None:
 
 
 def start_fork_server(preload: str) -> None:
-    """Let the fork server import torch and the module `preload` while the main process builds its model: workers start sooner.
+    """Let the fork server import torch and the module `preload` while the main process builds its
+    model: workers start sooner.
 
     It blocks the signals that Slurm sends to every process of a step, since no worker outlives it.
     """
@@ -214,7 +231,8 @@ def start_fork_server(preload: str) -> None:
         signal.SIG_BLOCK, {signal.SIGUSR1}
     )  # blocked signals are inherited
     try:
-        resource_tracker.ensure_running()  # blocks SIGTERM by itself; starting it unblocks that here
+        # blocks SIGTERM by itself; starting it unblocks that here
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         forkserver.ensure_running()
     finally:
@@ -222,23 +240,26 @@ def start_fork_server(preload: str) -> None:
 
 
 class TensorBatch:
-    """Base of a frozen dataclass whose tensors have one row for each image; `real` tells images from fillers.
+    """Base of a frozen dataclass whose tensors have one row for each image;
 
-    Fillers keep the shape of a batch that lacks images; they are in no loss, no gradient and no statistic.
+    `real` tells images from padding samples.
+
+    Padding samples keep the shape of a batch that lacks images; they are in no loss, no gradient
+    and no statistic.
     """
 
     images: Tensor
     image_ids: Tensor  # [B] int64
-    real: Tensor | None  # [B] bool, False for a filler; None without fillers
+    real: Tensor | None  # [B] bool, False for a padding sample; None without padding samples
 
     def __len__(self) -> int:
         return self.images.shape[0]
 
     def real_rows(self) -> list[int]:
-        """The rows of the images, without fillers; on a GPU the host waits for them."""
-        return (
-            list(range(len(self))) if self.real is None else self.real.nonzero().flatten().tolist()
-        )
+        """The rows of the images, without padding samples; on a GPU the host waits for them."""
+        if self.real is None:
+            return list(range(len(self)))
+        return self.real.nonzero().flatten().tolist()
 
     def image(self, i: int) -> Self:
         """Its image `i` alone."""
@@ -252,20 +273,26 @@ class TensorBatch:
         """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, function: Any) -> Self:
-        make: Any = type(self)
-        batch: Self = make(
-            **{k: function(v) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        )
-        return batch
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        values: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            values[name] = function(value) if isinstance(value, Tensor) else value
+        return type(self)(**values)
 
 
 class DataModule(Generic[AnyBatch]):
-    """This rank's batches of `train` and `val`, each a dataset with its buckets, or None where only the other is used.
+    """This rank's batches of the training and the validation split.
 
-    `settings.num_workers` processes make them, or this one; a worker's log records and UserErrors arrive here.
-    `settings.batch_size` is the number of images per optimizer step over all ranks; `repeats`, see `images_per_epoch`. For a GPU as
-    `device`, batches are made in page-locked memory.
+    Args:
+        settings: `num_workers` processes make the batches, or this one; a worker's log records and
+            UserErrors arrive
+            here. `batch_size` is the number of images per optimizer step over all ranks.
+        train: the data set and its buckets, or None where only the other is used.
+        val: as `train`.
+        rank: this process's number.
+        world_size: how many processes share the images.
+        device: for a GPU, batches are made in page-locked memory.
+        sampling: `accumulate`, `seed` and `repeats` of `TrainSampler`.
     """
 
     def __init__(
@@ -274,26 +301,23 @@ class DataModule(Generic[AnyBatch]):
         train: tuple[ImageDataset[AnyBatch], Buckets] | None,
         val: tuple[ImageDataset[AnyBatch], Buckets] | None,
         *,
-        repeats: FloatArray | None = None,
-        accumulate: int = 1,
-        seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device = CPU,
+        **sampling: Any,
     ) -> None:
-        self._num_workers, self._pin_memory = settings.num_workers, device.type == "cuda"
+        self._num_workers = settings.num_workers
+        self._pin_memory = device.type == "cuda"
         self._val: tuple[ImageDataset[AnyBatch], EvalSampler] | None = None
         if train is not None:
             self.train_dataset, buckets = train
             self.train_sampler = TrainSampler(
                 buckets=buckets,
                 batch_size=settings.batch_size,
-                accumulate=accumulate,
                 rank=rank,
                 world_size=world_size,
-                seed=seed,
                 shuffle=settings.shuffle,
-                repeats=repeats,
+                **sampling,
             )
             self.position = self.train_sampler.position
         if val is not None:
@@ -301,15 +325,17 @@ class DataModule(Generic[AnyBatch]):
                 buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size
             )
             self._val = val[0], sampler
-        if settings.num_workers and (split := train or val):
+        split = train or val
+        if settings.num_workers and split:
             start_fork_server(type(split[0]).__module__)
 
     def train_steps(self, start: int, stop: int) -> Iterator[list[AnyBatch]]:
-        """The micro-batches of each step from `start` up to `stop`, by one set of workers, which closing the iterator stops."""
+        """The micro-batches of each step from `start` up to `stop`, by one set of workers, which
+        closing the iterator stops.
+        """
         sampler = self.train_sampler
-        batches = self._read(
-            self.train_dataset, (spec for step in range(start, stop) for spec in sampler.step(step))
-        )
+        specs = chain.from_iterable(map(sampler.step, range(start, stop)))
+        batches = self._read(self.train_dataset, specs)
         try:
             for step in range(start, stop):
                 yield list(islice(batches, sampler.num_micro_batches(step)))
@@ -317,12 +343,17 @@ class DataModule(Generic[AnyBatch]):
             batches.close()
 
     def val_batches(self) -> Iterator[AnyBatch]:
-        """This rank's share of the validation images, each image once over all ranks; possibly nothing."""
+        """This rank's share of the validation images, each image once over all ranks; possibly
+        nothing.
+        """
         assert self._val is not None, "there is a validation split"
         return self._read(*self._val)
 
     def _start(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Start the workers. Raises UserError where the system gives no more processes or memory."""
+        """Start the workers.
+
+        Raises UserError where the system gives no more processes or memory.
+        """
         try:
             with without_main():
                 return iter(loader)
@@ -336,15 +367,18 @@ class DataModule(Generic[AnyBatch]):
         self, dataset: ImageDataset[AnyBatch], specs: Iterable[BatchSpec]
     ) -> Generator[AnyBatch, None, None]:
         """The batches of `specs` in their order. Closing the generator stops the workers."""
+        workers: dict[str, Any] = {}
+        if self._num_workers:
+            workers["num_workers"] = self._num_workers
+            workers["multiprocessing_context"] = "forkserver"
+            workers["worker_init_fn"] = _end_with_main_process
         loader = DataLoader(
             _Reports(dataset),
             batch_size=None,  # an item is a batch already
             sampler=specs,
-            num_workers=self._num_workers,
-            multiprocessing_context="forkserver" if self._num_workers else None,
             pin_memory=self._pin_memory and torch.cuda.is_available(),
-            worker_init_fn=_end_with_main_process if self._num_workers else None,
             generator=torch.Generator(),  # or else every start would draw from the global one
+            **workers,
         )
         items: Any = self._start(loader)
         try:

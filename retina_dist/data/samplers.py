@@ -1,6 +1,7 @@
 """Samplers: the images of each optimizer step, and each rank's share of them.
 
-Every batch is a pure function of the step: a resume replays nothing, and with another number of ranks sees the same images.
+Every batch is a pure function of the step: a resume replays nothing, and with another number of
+    ranks sees the same images.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from retina_dist.base.seeding import derived_seed
-from retina_dist.data.canvases import Buckets, IntArray
+from retina_dist.data.buckets import Buckets, IntArray
 
 FloatArray = npt.NDArray[np.float64]
+
+
+def divide_up(count: int, size: int) -> int:
+    """How many groups of `size` hold `count`: the quotient, rounded up."""
+    return -(-count // size)
 
 
 @dataclass(frozen=True)
@@ -24,22 +30,25 @@ class BatchSpec:
     epoch: int
     # of images; of N, image i has the index i + N where it comes again in the epoch, then i + 2N …
     indices: tuple[int, ...]
-    canvas: tuple[int, int]  # (height, width) in pixels
+    padded_shape: tuple[int, int]  # (height, width) in pixels
     min_size: int  # pixels of the short side after the resize
     weight: float = 1.0  # of the batch's mean loss in the optimizer step, see `Batch`
-    size: int = 1  # the least number of images in the batch; fillers make up the rest
+    size: int = 1  # the least number of images in the batch; padding samples make up the rest
 
 
 @dataclass(kw_only=True, eq=False)
 class TrainSampler:
-    """Each epoch's images, each exactly once or as `repeats` say, `batch_size` per optimizer step over all ranks.
+    """Each epoch's images, each exactly once or as `repeats` say, `batch_size` per optimizer step
+    over all ranks.
 
-    All images of a step share a canvas. A step's n images are split into `accumulate` groups, those of an epoch's last, short step
-    into as few as hold them, and each group into `world_size` slots, whose lengths differ by at most one; no count needs to divide
-    another. Micro-batch `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all ranks, do not depend on
-    the number of ranks. Its weight is len(slot) * world_size / n: the mean over ranks of the sum of weight * (mean over the slot)
-    is the mean over the step. Fillers pad every slot to one size, so every rank takes part in every micro-batch, with one shape per
-    canvas.
+    All images of a step have one padded shape. A step's n images are split into `accumulate`
+    groups, those of an epoch's last, short step into as few as hold them, and each group into
+    `world_size` slots, whose lengths differ by at most one; no count needs to divide another.
+    Micro-batch `a` of rank `r` is slot `r` of group `a`, so the images of a micro-batch, over all
+    ranks, do not depend on the number of ranks. Its weight is len(slot) * world_size / n: the mean
+    over ranks of the sum of weight * (mean over the slot) is the mean over the step. Padding
+    samples fill every slot to one size, so every rank takes part in every micro-batch, with one
+    shape per bucket.
     """
 
     buckets: Buckets
@@ -52,10 +61,10 @@ class TrainSampler:
     repeats: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self.num_images = (
-            self.buckets.num_images if self.repeats is None else images_per_epoch(self.repeats)
-        )
-        self.steps_per_epoch = -(-self.num_images // self.batch_size)
+        self.num_images = self.buckets.num_images
+        if self.repeats is not None:
+            self.num_images = images_per_epoch(self.repeats)
+        self.steps_per_epoch = divide_up(self.num_images, self.batch_size)
         self._cached: tuple[int, list[IntArray]] = (-1, [])
 
     def position(self, step: int) -> tuple[int, int]:
@@ -63,53 +72,65 @@ class TrainSampler:
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch, index * self.batch_size
 
+    @property
+    def _full_step(self) -> int:
+        """Images of a step that is not short."""
+        return min(self.batch_size, self.num_images)
+
     def num_micro_batches(self, step: int) -> int:
-        """`accumulate`, or in an epoch's short step as few as hold its images, so that batch norms see many at a time."""
-        most = min(self.batch_size, self.num_images)
-        count = min(most, self.num_images - self.position(step)[1])
-        return self.accumulate if count == most else -(-count // -(-most // self.accumulate))
+        """`accumulate`, or in an epoch's short step as few as hold its images, so that batch norms
+        see many at a time.
+        """
+        _, consumed = self.position(step)
+        remaining = self.num_images - consumed
+        if remaining >= self._full_step:
+            return self.accumulate
+        micro_batch = divide_up(self._full_step, self.accumulate)
+        return divide_up(remaining, micro_batch)
 
     def step(self, step: int) -> list[BatchSpec]:
-        """The micro-batches of this rank, all on the same canvas as those of the other ranks."""
+        """The micro-batches of this rank, all of the same padded shape as those of the other ranks."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        batch, sizes = self._epoch_plan(epoch)[index], self.buckets.min_sizes
+        batch = self._epoch_plan(epoch)[index]
+        sizes = self.buckets.min_sizes
         min_size = sizes[derived_seed(self.seed, "min_size", epoch, step) % len(sizes)]
-        canvas = self.buckets.canvas(batch % self.buckets.num_images, min_size)
-        most = min(self.batch_size, self.num_images)  # of a step
-        groups = np.array_split(batch, self.num_micro_batches(step))
-        slots = [np.array_split(group, self.world_size)[self.rank] for group in groups]
-        return [
-            BatchSpec(
+        padded_shape = self.buckets.padded_shape(batch % self.buckets.num_images, min_size)
+        slot_size = divide_up(self._full_step, self.world_size * self.accumulate)
+        specs: list[BatchSpec] = []
+        for group in np.array_split(batch, self.num_micro_batches(step)):
+            slot = np.array_split(group, self.world_size)[self.rank]
+            spec = BatchSpec(
                 epoch=epoch,
                 indices=tuple(slot.tolist()),
-                canvas=canvas,
+                padded_shape=padded_shape,
                 min_size=min_size,
                 weight=len(slot) * self.world_size / len(batch),
-                size=-(-most // (self.world_size * self.accumulate)),
+                size=slot_size,
             )
-            for slot in slots
-        ]
+            specs.append(spec)
+        return specs
 
     def _epoch_plan(self, epoch: int) -> list[IntArray]:
-        if self._cached[0] != epoch:
-            rng = (
-                np.random.default_rng(derived_seed(self.seed, "epoch", epoch))
-                if self.shuffle
-                else None
-            )
-            images = np.arange(self.buckets.num_images)
-            if self.repeats is not None:
-                images = draw_repeats(self.repeats, derived_seed(self.seed, "repeats", epoch))
-            self._cached = (epoch, plan_epoch(self.buckets, self.batch_size, rng, images))
-        return self._cached[1]
+        if self._cached[0] == epoch:
+            return self._cached[1]
+        rng = None
+        if self.shuffle:
+            rng = np.random.default_rng(derived_seed(self.seed, "epoch", epoch))
+        images = np.arange(self.buckets.num_images)
+        if self.repeats is not None:
+            images = draw_repeats(self.repeats, derived_seed(self.seed, "repeats", epoch))
+        steps = plan_epoch(self.buckets, self.batch_size, rng, images)
+        self._cached = (epoch, steps)
+        return steps
 
 
 @dataclass(kw_only=True, eq=False)
 class EvalSampler:
     """This rank's share of one pass over a split; all ranks together cover every image once.
 
-    `batch_size` is per rank. Each image keeps its bucket's canvas whatever the batch size and the number of ranks, so neither
-    changes the model's input; the price is one short batch per bucket. Shares can differ in length and can be empty.
+    `batch_size` is per rank. Each image keeps its bucket's padded shape whatever the batch size and
+    the number of ranks, so neither changes the model's input; the price is one short batch per
+    bucket. Shares can differ in length and can be empty.
     """
 
     buckets: Buckets
@@ -119,28 +140,30 @@ class EvalSampler:
 
     def __iter__(self) -> Iterator[BatchSpec]:
         min_size = self.buckets.min_sizes[-1]
-        members = [
-            np.flatnonzero(self.buckets.of_image == bucket) for bucket in range(len(self.buckets))
-        ]
-        batches = [batch for images in members for batch in _cut(images, self.batch_size)]
+        batches: list[IntArray] = []
+        for bucket in range(len(self.buckets)):
+            batches += _cut(np.flatnonzero(self.buckets.of_image == bucket), self.batch_size)
         for batch in batches[self.rank :: self.world_size]:
-            yield BatchSpec(
-                0, tuple(batch.tolist()), self.buckets.canvas(batch, min_size), min_size
-            )
+            shape = self.buckets.padded_shape(batch, min_size)
+            yield BatchSpec(0, tuple(batch.tolist()), shape, min_size)
 
 
 def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
-    """[N] how often an epoch holds each image, by the rarest class in it: max(1, sqrt(threshold / f)).
+    """[N] how often an epoch holds each image, by the rarest class in it: max(1, sqrt(threshold /
+    f)).
 
-    f is the share of the images that have the class. Gupta et al. 2019, LVIS, appendix B, https://arxiv.org/abs/1908.03195
+    f is the share of the images that have the class. Gupta et al. 2019, LVIS, appendix B,
+    https://arxiv.org/abs/1908.03195
 
-    >>> repeat_factors([np.array([0]), np.array([0, 0]), np.array([0, 1]), np.array([], int)], 0.5).round(3).tolist()
+    >>> repeat_factors([np.array([0]), np.array([0, 0]), np.array([0, 1]), np.array([], int)],
+    0.5).round(3).tolist()
     [1.0, 1.0, 1.414, 1.0]
     """
     classes = [np.unique(each) for each in labels]
-    count = np.bincount(np.concatenate([np.zeros(0, np.int64), *classes]))
+    no_label = np.zeros(0, np.int64)
+    count = np.bincount(np.concatenate([no_label, *classes]))
     factor = np.sqrt(threshold * len(labels) / np.maximum(count, 1))
-    return np.array([max(1.0, factor[each].max(initial=1.0)) for each in classes])
+    return np.array([factor[each].max(initial=1.0) for each in classes])
 
 
 def images_per_epoch(repeats: FloatArray) -> int:
@@ -150,9 +173,11 @@ def images_per_epoch(repeats: FloatArray) -> int:
 
 
 def draw_repeats(repeats: FloatArray, seed: int) -> IntArray:
-    """The images of an epoch, see `BatchSpec.indices`: each as often as its repeats, rounded down or up; as many in each epoch.
+    """The images of an epoch, see `BatchSpec.indices`: each as often as its repeats, rounded down
+    or up; as many in each epoch.
 
-    Systematic sampling over the fractions in a random order, so that an image is rounded up in the right share of the epochs.
+    Systematic sampling over the fractions in a random order, so that an image is rounded up in the
+    right share of the epochs.
     """
     rng = np.random.default_rng(seed)
     counts = np.floor(repeats).astype(np.int64)
@@ -174,15 +199,17 @@ def plan_epoch(
 ) -> list[IntArray]:
     """The `images` of one epoch by step; only the last step can hold fewer than `batch_size`.
 
-    Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the cost of padding; the remainders
-    of buckets that fit in no other (usually tall and wide images) share the last steps. `rng` shuffles images within buckets, and
-    all full steps; None keeps the order.
+    Whole steps are cut within each bucket. The remainder moves to the next larger bucket, at the
+    cost of padding; the remainders of buckets that fit in no other (usually tall and wide images)
+    share the last steps. `rng` shuffles images within buckets, and all full steps; None keeps the
+    order.
     """
     of_image = buckets.of_image[images % buckets.num_images]
     members = [images[of_image == bucket] for bucket in range(len(buckets))]
     steps: list[IntArray] = []
     last: list[IntArray] = []
-    for bucket, left in enumerate(members):
+    for bucket in range(len(buckets)):
+        left = members[bucket]
         if rng is not None:
             left = rng.permutation(left)
         whole = len(left) // batch_size * batch_size
@@ -195,8 +222,10 @@ def plan_epoch(
     steps += _cut(np.concatenate(last), batch_size)
     if rng is None:
         return steps
-    full = steps if len(steps[-1]) == batch_size else steps[:-1]
-    return [full[i] for i in rng.permutation(len(full))] + steps[len(full) :]
+    is_short = len(steps[-1]) < batch_size
+    full = steps[:-1] if is_short else steps
+    shuffled = [full[i] for i in rng.permutation(len(full))]
+    return shuffled + steps[len(full) :]
 
 
 def _cut(images: IntArray, batch_size: int) -> list[IntArray]:

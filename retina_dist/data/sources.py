@@ -1,6 +1,9 @@
-"""Sources of image bytes: a local file, a file behind a URL, or a part of a larger file; a `DatasetItem` has pixels instead.
+"""Sources of image bytes: a local file, a file behind a URL, or a part of a larger file.
 
-A source is a small value that can be sent to data workers; files and connections are opened in the worker.
+A `DatasetItem` has pixels instead.
+
+A source is a small value that can be sent to data workers; files and connections are opened in the
+worker.
 """
 
 from __future__ import annotations
@@ -39,11 +42,15 @@ class ArchiveMember(NamedTuple):
     member: str
 
     def __str__(self) -> str:
-        return f"{self.folder}/{self.file} (member {self.member}, {self.length} bytes from byte {self.offset})"
+        where = f"member {self.member}, {self.length} bytes from byte {self.offset}"
+        return f"{self.folder}/{self.file} ({where})"
 
 
 class DatasetItem(NamedTuple):
-    """An image that a Python object makes, as uint8 [3, h, w] RGB by `pixels(number)`; data workers get a copy of the object."""
+    """An image that a Python object makes, as uint8 [3, h, w] RGB by `pixels(number)`.
+
+    Data workers get a copy of the object.
+    """
 
     dataset: Any
     number: int
@@ -52,14 +59,16 @@ class DatasetItem(NamedTuple):
         return f"{self.dataset}[{self.number}]"
 
 
+# of a file: its name, first byte and the byte after the last
+Part = tuple[str, int | None, int | None]
 Source = str | Path | RemoteFile | ArchiveMember | DatasetItem  # str and Path: a local file
 
 
 def is_remote(source: Source) -> TypeGuard[RemoteFile | ArchiveMember]:
     """Whether reading it waits for a network: then read several at once."""
-    return isinstance(source, RemoteFile | ArchiveMember) and isinstance(
-        parse_path(source.folder), Url
-    )
+    if not isinstance(source, RemoteFile | ArchiveMember):
+        return False
+    return isinstance(parse_path(source.folder), Url)
 
 
 def read(source: Source) -> bytes:
@@ -71,40 +80,48 @@ def read(source: Source) -> bytes:
 
 
 def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
-    """The bytes of each image, or an ImageError if it is missing or damaged; those behind one URL are fetched together.
+    """The bytes of each image, or an ImageError if it is missing or damaged.
+
+    Those behind one URL are fetched together.
 
     Raises DataError if the storage cannot be reached, which does not make an image bad.
     """
     contents: dict[int, bytes | OSError] = {}
-    remote: dict[str, dict[int, tuple[str, int | None, int | None]]] = {}
+    remote: dict[str, dict[int, Part]] = {}  # by folder and number of the source
     for i, source in enumerate(sources):
-        if is_remote(source):  # file, first byte and the byte after the last
-            of_folder = remote.setdefault(source.folder, {})
-            if isinstance(source, RemoteFile):
-                of_folder[i] = source.name, None, None
-            else:
-                of_folder[i] = source.file, source.offset, source.offset + source.length
+        if is_remote(source):
+            remote.setdefault(source.folder, {})[i] = _part_of(source)
         else:
             contents[i] = _read_local(source)
     for folder, parts in remote.items():
         try:
             contents |= zip(parts, Url(folder).read_parts(list(parts.values())), strict=True)
         except UserError as error:
-            raise DataError(
-                f"{error} Requested: {truncate([name for name, *_ in parts.values()])}"
-            ) from error
+            names = [name for name, _, _ in parts.values()]
+            raise DataError(f"{error} Requested: {truncate(names)}") from error
     return [_checked(source, contents[i]) for i, source in enumerate(sources)]
+
+
+def _part_of(source: RemoteFile | ArchiveMember) -> Part:
+    if isinstance(source, RemoteFile):
+        return source.name, None, None
+    return source.file, source.offset, source.offset + source.length
 
 
 def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
     """As `read_all`, for any number of sources, with few in memory at a time."""
     sources = iter(sources)
-    while batch := list(islice(sources, AT_ONCE)):
+    batch = list(islice(sources, AT_ONCE))
+    while batch:
         yield from read_all(batch)
+        batch = list(islice(sources, AT_ONCE))
 
 
 def objects_in(folder: Url) -> dict[str, RemoteFile]:
-    """Each file in a folder and its subfolders by relative name, from a single listing. Raises UserError."""
+    """Each file in a folder and its subfolders by relative name, from a single listing.
+
+    Raises UserError.
+    """
     return {name: RemoteFile(str(folder), name) for name in folder.all_files()}
 
 
@@ -130,15 +147,14 @@ def _checked(source: Source, content: bytes | OSError) -> bytes | ImageError:
         return ImageError(
             f"{source} cannot be read ({content}); restore the file, or set data.bad_images=skip."
         )
-    if isinstance(source, ArchiveMember) and (
-        len(content) != source.length or zlib.crc32(content) != source.crc32
-    ):
-        what = (
-            f"only {len(content)} bytes are there"
-            if len(content) != source.length
-            else "its CRC-32 differs"
-        )
-        return ImageError(
-            f"{source} is damaged: {what}; copy the shard again, or set data.bad_images=skip."
-        )
-    return content
+    if not isinstance(source, ArchiveMember):
+        return content
+    if len(content) != source.length:
+        damage = f"only {len(content)} bytes are there"
+    elif zlib.crc32(content) != source.crc32:
+        damage = "its CRC-32 differs"
+    else:
+        return content
+    return ImageError(
+        f"{source} is damaged: {damage}; copy the shard again, or set data.bad_images=skip."
+    )

@@ -1,4 +1,6 @@
-"""Data sets that need no download: files of drawn shapes, and random batches that lie on the device."""
+"""Data sets that need no download: files of drawn shapes, and random batches that lie on the
+device.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import parse_path, read_bytes
 from retina_dist.base.seeding import derived_seed
+from retina_dist.data.samplers import divide_up
 
 AnyBatch = TypeVar("AnyBatch")
 
@@ -32,9 +35,10 @@ def noise(height: int, width: int, seed: int, image: int) -> Tensor:
 class SyntheticData(Generic[AnyBatch]):
     """The same micro-batches at every step, made once; a `TaskData`.
 
-    `make_batch(images, weight)` makes the batch of these images, numbers below `num_images`, on the device; `weight` is its
-    share in the step, see `TrainSampler`. An image must not depend on the others of its batch, so that any number of ranks trains
-    on the same `batch_size` images. Raises ConfigError where a micro-batch would have none.
+    `make_batch(images, weight)` makes the batch of these images, numbers below `num_images`, on the
+    device; `weight` is its share in the step, see `TrainSampler`. An image must not depend on the
+    others of its batch, so that any number of ranks trains on the same `batch_size` images. Raises
+    ConfigError where a micro-batch would have none.
     """
 
     def __init__(
@@ -48,19 +52,18 @@ class SyntheticData(Generic[AnyBatch]):
         world_size: int = 1,
     ) -> None:
         self.batch_size = batch_size
-        self.steps_per_epoch = -(-num_images // batch_size)
+        self.steps_per_epoch = divide_up(num_images, batch_size)
         if batch_size < world_size * accumulate:
-            micro = f"{world_size} x {accumulate} micro-batches"
             raise ConfigError(
-                f"data.batch_size={batch_size} is below the {micro} of a step; raise it."
+                f"data.batch_size={batch_size} is below the {world_size} x {accumulate} "
+                "micro-batches of a step; raise it."
             )
         images = np.arange(batch_size) % num_images
-        slots = [
-            np.array_split(group, world_size)[rank] for group in np.array_split(images, accumulate)
-        ]
-        self.batches = [
-            make_batch(slot.tolist(), len(slot) * world_size / batch_size) for slot in slots
-        ]
+        self.batches: list[AnyBatch] = []
+        for group in np.array_split(images, accumulate):
+            slot = np.array_split(group, world_size)[rank]
+            weight = len(slot) * world_size / batch_size
+            self.batches.append(make_batch(slot.tolist(), weight))
 
     def train_steps(self, start: int, stop: int) -> Iterator[Sequence[AnyBatch]]:
         """The micro-batches, once for each step from `start` up to `stop`."""
@@ -74,7 +77,10 @@ class SyntheticData(Generic[AnyBatch]):
 
 
 def folder_to_draw(root: str | None, key: str) -> Path:
-    """The folder that `data.root` names, into which the setting `key` draws. Raises ConfigError for none and for a URL."""
+    """The folder that `data.root` names, into which the setting `key` draws.
+
+    Raises ConfigError for none and for a URL.
+    """
     folder = parse_path(root) if root is not None else None
     if not isinstance(folder, Path):
         raise ConfigError(f"{key} draws into a local folder, not into data.root={root}; give one.")
@@ -84,10 +90,12 @@ def folder_to_draw(root: str | None, key: str) -> Path:
 def draw_once(
     root: Path, settings: Mapping[str, int], write: Callable[[Path], None], manifest: str
 ) -> None:
-    """Let `write` fill a temporary folder that becomes `root`; the file `manifest` in it holds the `settings`.
+    """Let `write` fill a temporary folder that becomes `root`.
 
-    A folder with the same settings is left as it is. Raises DataError for one with other settings, and for a folder that was not
-    drawn. Several processes may call it at once.
+    The file `manifest` in it holds the `settings`.
+
+    A folder with the same settings is left as it is. Raises DataError for one with other settings,
+    and for a folder that was not drawn. Several processes may call it at once.
     """
     if root.exists():
         _check_settings(root, settings, manifest)
@@ -113,17 +121,21 @@ def _check_settings(root: Path, settings: Mapping[str, int], manifest: str) -> N
         raise DataError(
             f"data.root={root} exists and has no {manifest}; give a folder to draw into."
         ) from error
-    if drawn != settings:
-        words = ", ".join(
-            f"{k} {drawn.get(k)}, not {v}" for k, v in settings.items() if drawn.get(k) != v
-        )
-        raise DataError(
-            f"data.root={root} was drawn with other settings ({words}); give another, or delete this one."
-        )
+    if drawn == settings:
+        return
+    others = []
+    for key, value in settings.items():
+        if drawn.get(key) != value:
+            others.append(f"{key} {drawn.get(key)}, not {value}")
+    raise DataError(
+        f"data.root={root} was drawn with other settings ({', '.join(others)}); "
+        "give another, or delete this one."
+    )
 
 
 SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
-# Corners at equal angles, at these radii in turn; the first one up, or a flat side up where there are four.
+# Corners at equal angles, at these radii in turn; the first one up, or a flat side up where there
+# are four.
 REGULAR = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}
 CROSS = [
     *((0.3, 0.3), (0.3, 0.95), (-0.3, 0.95), (-0.3, 0.3), (-0.95, 0.3), (-0.95, -0.3)),
@@ -139,25 +151,28 @@ def coverage(
     size: tuple[int, int],
     hole: float,
 ) -> np.ndarray:
-    """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height); `hole` is the share of a ring's radius."""
+    """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height);
+
+    `hole` is the share of a ring's radius.
+    """
     width, height = size
     image = Image.new("L", (width * SUPERSAMPLE, height * SUPERSAMPLE))
     draw = ImageDraw.Draw(image)
-    cx, cy, r = centre[0] * SUPERSAMPLE, centre[1] * SUPERSAMPLE, radius * SUPERSAMPLE
+    cx = centre[0] * SUPERSAMPLE
+    cy = centre[1] * SUPERSAMPLE
+    r = radius * SUPERSAMPLE
     if kind in ("circle", "ring"):
         draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
         if kind == "ring":
             inner = hole * r
             draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
     else:
-        cos, sin = math.cos(angle), math.sin(angle)
-        draw.polygon(
-            [
-                (cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos))
-                for x, y in outline(kind)
-            ],
-            fill=255,
-        )
+        cos = math.cos(angle)
+        sin = math.sin(angle)
+        corners = []
+        for x, y in outline(kind):
+            corners.append((cx + r * (x * cos - y * sin), cy + r * (x * sin + y * cos)))
+        draw.polygon(corners, fill=255)
     return np.asarray(image.resize((width, height), Image.Resampling.BOX), dtype=np.float64) / 255
 
 
@@ -166,15 +181,19 @@ def outline(kind: str) -> list[tuple[float, float]]:
     if kind == "cross":
         return CROSS
     count, radii = REGULAR[kind]
-    turns = [2 * math.pi * (i + (count == 4) / 2) / count for i in range(count)]
-    return [
-        (radii[i % len(radii)] * math.sin(t), -radii[i % len(radii)] * math.cos(t))
-        for i, t in enumerate(turns)
-    ]
+    first = 0.5 if count == 4 else 0.0  # of the turns; a flat side up
+    corners = []
+    for i in range(count):
+        turn = 2 * math.pi * (i + first) / count
+        radius = radii[i % len(radii)]
+        corners.append((radius * math.sin(turn), -radius * math.cos(turn)))
+    return corners
 
 
 def contrasting_colour(rng: np.random.Generator, under: np.ndarray, least: float) -> np.ndarray:
-    """A colour at least `least` grey levels (Euclidean) from the mean of the pixels [n, 3] that it covers."""
+    """A colour at least `least` grey levels (Euclidean) from the mean of the pixels [n, 3] that it
+    covers.
+    """
     mean = under.mean(axis=0)
     while True:
         colour = rng.uniform(0, 255, 3)

@@ -15,7 +15,7 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
-from retina_dist.data.canvases import resized_size
+from retina_dist.data.buckets import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections, Sample, collate
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult

@@ -13,7 +13,7 @@ import torch
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.text import escape, pluralize
-from retina_dist.data.canvases import resized_size
+from retina_dist.data.buckets import resized_size
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.dataset import buckets_of
@@ -184,7 +184,7 @@ def anchor_coverage(
     sizes = np.array([(data.records[i].height, data.records[i].width) for i in known])
     min_size = max(settings.min_sizes)
     buckets = buckets_of(settings, sizes)
-    canvases = buckets.canvases[buckets.min_sizes.index(min_size), buckets.of_image]
+    canvases = buckets.padded_shapes[buckets.min_sizes.index(min_size), buckets.of_image]
     resized = np.array([resized_size(h, w, min_size, settings.max_size) for h, w in sizes.tolist()])
 
     # From here on one column for each box, with rows y and x.

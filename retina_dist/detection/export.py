@@ -27,7 +27,7 @@ from retina_dist.data.images import AnyImage, find_images, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.synthetic import draw_scene
 from retina_dist.detection.detector import CANVAS_DIVISOR, Detector
-from retina_dist.detection.model.postprocess import best_candidates, moved_by_label
+from retina_dist.detection.model.postprocess import best_candidates, offset_by_label
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
@@ -49,7 +49,7 @@ class ExportableRetinaNet(nn.Module):
     """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4], scores [N], both float32, and labels [N].
 
     Boxes are xyxy in pixels of the image, labels int64. The same as `RetinaNet` on the smallest canvas, but for
-    the order of equal scores, and with more than 1000 candidates (`postprocess.MOST_MOVED_CPU`) for
+    the order of equal scores, and with more than 1000 candidates (`postprocess.MAX_OFFSET_CPU`) for
     overlaps within float32's rounding of the NMS threshold.
     """
 
@@ -60,7 +60,7 @@ class ExportableRetinaNet(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         model = self.model
         height, width = images.shape[-2:]
-        values = (images.to(torch.float32) / 255 - model.mean.float()) / model.deviation.float()
+        values = (images.to(torch.float32) / 255 - model.mean.float()) / model.std.float()
         values = F.pad(values, (0, -width % CANVAS_DIVISOR, 0, -height % CANVAS_DIVISOR))
 
         features = list(model.backbone(values).values())
@@ -76,7 +76,7 @@ class ExportableRetinaNet(nn.Module):
         rows = boxes[..., 1::2].clamp(0, height)
         boxes = torch.stack((columns, rows), dim=-1).flatten(2)  # [1, N, 4]
         is_candidate = (scores > model.score_thresh) & ~boxes.isnan().any(dim=-1)  # [1, N]
-        moved = moved_by_label(boxes, labels, is_candidate)
+        moved = offset_by_label(boxes, labels, is_candidate)
 
         candidate = is_candidate.nonzero()[:, 1]
         boxes = boxes[0, candidate]

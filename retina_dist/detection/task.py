@@ -20,7 +20,7 @@ from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
-from retina_dist.detection.model.body import children_of
+from retina_dist.detection.model.backbone import children_of
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes, weights_of
 from retina_dist.detection.model.weights import (
     batch_norm_eps,
@@ -246,7 +246,7 @@ class DetectionTask(ImageTask):
                 size, (data.synthetic.canvas[0], data.synthetic.canvas[1]), most_boxes
             )
         buckets = buckets_of(data, sizes)
-        canvas = max(buckets.all_canvases(), key=lambda sides: sides[0] * sides[1])
+        canvas = max(buckets.all_padded_shapes(), key=lambda sides: sides[0] * sides[1])
         return blank_batch(size, canvas, most_boxes)
 
     def fingerprint(self) -> str:

@@ -1,8 +1,11 @@
-"""Layers in the place of torch's: frozen norms folded into convolutions, strided convolutions right in bfloat16, kinds of norms."""
+"""Layers in the place of torch's: frozen norms folded into convolutions, strided convolutions right
+in bfloat16, kinds of norms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -24,56 +27,60 @@ def as_kind(kind: type[AnyModule], module: nn.Module) -> AnyModule:
 
 
 def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module]) -> None:
-    """Put `replacement(module)` in the place of every module below `model`; names stay as they are."""
+    """Put `replacement(module)` in the place of every module below `model`.
+
+    Names stay as they are.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             setattr(parent, name, replacement(child))
 
 
 class StridedConv2d(nn.Conv2d):
-    """Computes and drops a second output column where bfloat16 on a CPU would give one: there oneDNN reads unwritten memory."""
+    """Computes and drops a second output column where bfloat16 on a CPU would give one: there
+    oneDNN reads unwritten memory.
+    """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rounds = torch.is_autocast_enabled("cpu") and input.device.type == "cpu"
+        stride = self.stride[1]
         kernel = self.dilation[1] * (self.kernel_size[1] - 1) + 1
-        columns = (input.shape[-1] + 2 * int(self.padding[1]) - kernel) // self.stride[
-            1
-        ] + 1  # of the output
-        if not (rounds and self.stride[1] > 1 and columns == 1):
-            return super()._conv_forward(input, weight, bias)
-        return super()._conv_forward(F.pad(input, (0, self.stride[1])), weight, bias)[..., :1]
+        # of the output
+        columns = (input.shape[-1] + 2 * int(self.padding[1]) - kernel) // stride + 1
+        if rounds and stride > 1 and columns == 1:
+            wider = F.pad(input, (0, stride))
+            return super()._conv_forward(wider, weight, bias)[..., :1]
+        return super()._conv_forward(input, weight, bias)
 
 
 def replace_strided_convs(model: nn.Module) -> None:
     """Let every strided convolution below `model` that pads zeros be a StridedConv2d, in place."""
 
-    def replacement(module: nn.Module) -> nn.Module:
-        if (
-            type(module) is not nn.Conv2d
-            or module.stride[1] == 1
-            or isinstance(module.padding, str)
-        ):
-            return module
-        return as_kind(StridedConv2d, module) if module.padding_mode == "zeros" else module
+    replace_modules(model, _as_strided)
 
-    replace_modules(model, replacement)
+
+def _as_strided(module: nn.Module) -> nn.Module:
+    if type(module) is not nn.Conv2d or module.stride[1] == 1:
+        return module
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        return module
+    return as_kind(StridedConv2d, module)
 
 
 def replace_batch_norms(model: nn.Module, norm: str) -> None:
-    """Put the kind `norm` in the place of every `nn.BatchNorm2d` below `model`, with its values; names stay as they are."""
-    replace_modules(
-        model,
-        lambda module: (
-            _norm_of_kind(module, norm) if isinstance(module, nn.BatchNorm2d) else module
-        ),
-    )
+    """Put the kind `norm` in the place of every `nn.BatchNorm2d` below `model`, with its values.
+
+    Names stay as they are.
+    """
+    replace_modules(model, partial(_norm_of_kind, norm=norm))
 
 
-def _norm_of_kind(old: nn.BatchNorm2d, norm: str) -> nn.Module:
+def _norm_of_kind(old: nn.Module, norm: str) -> nn.Module:
+    if not isinstance(old, nn.BatchNorm2d):
+        return old
     if norm == "frozen_bn":
-        new: nn.Module = FrozenBatchNorm2d(
-            old.num_features, eps=old.eps
-        )  # drops num_batches_tracked
+        # it drops num_batches_tracked
+        new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)
     else:
         kind = SyncBatchNorm2d if norm == "sync_bn" else BatchNorm2d
         new = kind(old.num_features, eps=old.eps, momentum=old.momentum)
@@ -82,9 +89,12 @@ def _norm_of_kind(old: nn.BatchNorm2d, norm: str) -> nn.Module:
 
 
 class FoldedBatchNorm2d(FrozenBatchNorm2d):
-    """Holds the statistics, which the `FoldedConv2d` before it applies; its own forward is the identity.
+    """Holds the statistics, which the `FoldedConv2d` before it applies.
 
-    conv(x, w) * s + t = conv(x, w * s) + t for each output channel, which saves two passes over every activation.
+    Its own forward is the identity.
+
+    conv(x, w) * s + t = conv(x, w * s) + t for each output channel, which saves two passes over
+    every activation.
     """
 
     _cached: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
@@ -93,11 +103,16 @@ class FoldedBatchNorm2d(FrozenBatchNorm2d):
         return x
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """[C] each; computed again only after a statistic was written or moved, or the epsilon changed."""
+        """[C] each.
+
+        Computed again only after a statistic was written or moved, or the epsilon changed.
+        """
         if torch.compiler.is_compiling():
             return self._scale_and_shift()
-        held = (self.weight, self.bias, self.running_mean, self.running_var)
-        key = (self.eps, *((x.data_ptr(), 0 if x.is_inference() else x._version) for x in held))
+        key: tuple[Any, ...] = (self.eps,)
+        for held in (self.weight, self.bias, self.running_mean, self.running_var):
+            version = 0 if held.is_inference() else held._version
+            key = (*key, held.data_ptr(), version)
         if self._cached is None or self._cached[0] != key:
             with torch.inference_mode(False), torch.no_grad():
                 self._cached = key, self._scale_and_shift()
@@ -119,16 +134,17 @@ class FoldedConv2d(StridedConv2d):
 
 
 def fold_frozen_norms(body: nn.Module) -> None:
-    """Fold every `FrozenBatchNorm2d` into the convolution that is the child before it, in place; parameters and buffers stay."""
+    """Fold every `FrozenBatchNorm2d` into the convolution that is the child before it, in place.
+
+    Parameters and buffers stay.
+    """
     for module in list(body.modules()):
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in zip(children, children[1:], strict=False):
-            if (
-                isinstance(conv, nn.Conv2d)
-                and conv.bias is None
-                and type(norm) is FrozenBatchNorm2d
-            ):
-                folded, held = as_kind(FoldedConv2d, conv), as_kind(FoldedBatchNorm2d, norm)
+            is_plain = isinstance(conv, nn.Conv2d) and conv.bias is None
+            if is_plain and type(norm) is FrozenBatchNorm2d:
+                held = as_kind(FoldedBatchNorm2d, norm)
+                folded = as_kind(FoldedConv2d, conv)
                 folded.__dict__["_norm"] = (held,)
                 setattr(module, conv_name, folded)
                 setattr(module, norm_name, held)

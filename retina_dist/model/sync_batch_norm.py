@@ -1,4 +1,6 @@
-"""Batch norm over real images only, of this process or of all ranks, by a sum over ranks of any backend."""
+"""Batch norm over real images only, of this process or of all ranks, by a sum over ranks of any
+backend.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,12 @@ Sum = Callable[[Tensor], Tensor]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """As `nn.BatchNorm2d`, also its state_dict; within `count_only`, fillers have no statistic and no gradient, and become zeros.
+    """As `nn.BatchNorm2d`, also its state_dict.
 
-    Fewer than two real values a channel change no running statistic; without fillers or other ranks they raise ConfigError.
+    Within `count_only`, padding samples have no statistic and no gradient, and become zeros.
+
+    Fewer than two real values a channel change no running statistic; without padding samples or
+    other ranks they raise ConfigError.
     """
 
     running_mean: Tensor
@@ -32,7 +37,8 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # [B] bool, see `count_only`; defined here, because a new attribute would trigger a recompilation
+        # [B] bool, see `count_only`; defined here, because a new attribute would trigger a
+        # recompilation
         self._real: Tensor | None = None
         self._recomputes = False
 
@@ -45,9 +51,15 @@ class BatchNorm2d(nn.BatchNorm2d):
             )
         if not self.training or stands_alone:
             if self._recomputes:  # with as many tensors for the backward pass as in the first pass
-                statistics = self.running_mean.clone(), self.running_var.clone()
                 return F.batch_norm(
-                    x, *statistics, self.weight, self.bias, True, self.momentum, self.eps
+                    x,
+                    self.running_mean.clone(),
+                    self.running_var.clone(),
+                    self.weight,
+                    self.bias,
+                    training=True,
+                    momentum=self.momentum,
+                    eps=self.eps,
                 )
             return super().forward(x)
         sum_over_ranks = self.sum_over_ranks or torch.clone
@@ -57,9 +69,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         if self._recomputes:
             return y
         with torch.no_grad():
-            momentum = (count > 1).to(
-                self.running_mean.dtype
-            ) * self.momentum  # one value has no variance
+            has_variance = (count > 1).to(self.running_mean.dtype)
+            momentum = has_variance * self.momentum
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             unbiased = variance * (count / (count - 1).clamp(min=1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
@@ -70,8 +81,9 @@ class BatchNorm2d(nn.BatchNorm2d):
 class SyncBatchNorm2d(BatchNorm2d):
     """Uses mean and variance of all ranks' batches once `connect` has been called.
 
-    In training, every rank must call it in the same order; each pass, forward or backward, makes one sum over ranks. Squares are
-    about each image's mean and sums are float64, so neither a large mean nor the images' distribution costs precision.
+    In training, every rank must call it in the same order; each pass, forward or backward, makes
+    one sum over ranks. Squares are about each image's mean and sums are float64, so neither a large
+    mean nor the images' distribution costs precision.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm2d:
@@ -101,40 +113,46 @@ def connect(model: nn.Module, sum_over_ranks: Sum, *, single_image: bool = False
 
 @contextmanager
 def count_only(model: nn.Module, real: Tensor | None, recomputes: bool = False) -> Iterator[None]:
-    """Within it, each BatchNorm2d of `model` leaves out the images for which `real` [B] bool is False; None: none.
+    """Within it, each BatchNorm2d of `model` leaves out the images for which `real` [B] bool is
+    False; None: none.
 
     With `recomputes`, running statistics stay as they are.
     """
-    concerned = real is not None or recomputes
-    norms = (
-        [module for module in model.modules() if isinstance(module, BatchNorm2d)]
-        if concerned
-        else []
-    )
+    norms: list[BatchNorm2d] = []
+    if real is not None or recomputes:
+        norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
     for norm in norms:
-        norm._real, norm._recomputes = real, recomputes
+        norm._real = real
+        norm._recomputes = recomputes
     try:
         yield
     finally:
         for norm in norms:
-            norm._real, norm._recomputes = None, False
+            norm._real = None
+            norm._recomputes = False
 
 
 def recomputation(
     model: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same fillers and change no statistic."""
-    real = next(
-        (module._real for module in model.modules() if isinstance(module, BatchNorm2d)), None
-    )
+    """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same padding
+    samples and change no statistic.
+    """
+    real: Tensor | None = None
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            real = module._real
+            break  # all have the same
     return nullcontext(), count_only(model, real, recomputes=True)
 
 
 class _Normalise(torch.autograd.Function):
-    """y = (x - mean) / sqrt(variance + eps) * weight + bias, over N = all ranks' values of a channel in real images.
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias, over N = all ranks' values of a
+    channel in real images.
 
-    dx = weight / sqrt(variance + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N), with sums over ranks (Ioffe and Szegedy
-    2015, https://arxiv.org/abs/1502.03167). The gradients of weight and bias are this rank's; y and dx are 0 for fillers.
+    dx = weight / sqrt(variance + eps) * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N), with sums
+    over ranks (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167). The gradients of weight
+    and bias are this rank's; y and dx are 0 for padding samples.
     """
 
     @staticmethod
@@ -162,7 +180,8 @@ class _Normalise(torch.autograd.Function):
         count = sums[-1]
         divisor = count.clamp(min=1)  # there may be no real image
         exact_mean = sums[:channels] / divisor
-        # float64 has 29 bits more than float32, so this loses no digit up to a mean of 10^4 deviations
+        # float64 has 29 bits more than float32, so this loses no digit up to a mean of 10^4
+        # standard deviations
         variance = (sums[channels:-1] / divisor - exact_mean.square()).clamp(min=0)
         mean = exact_mean.to(wide.dtype)
         inverse = torch.rsqrt(variance + eps).to(wide.dtype)
@@ -174,7 +193,7 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, real, weight, mean, inverse, divisor)
         ctx.sum_over_ranks = sum_over_ranks
         ctx.mark_non_differentiable(mean, variance, count)
-        return _without_fillers(y, real).to(x.dtype), mean, variance, count
+        return _without_padding(y, real).to(x.dtype), mean, variance, count
 
     @staticmethod
     @once_differentiable
@@ -186,18 +205,24 @@ class _Normalise(torch.autograd.Function):
         d_weight = _real_sum((wide * normed).sum((2, 3)), real)
         means = (ctx.sum_over_ranks(torch.stack((d_bias, d_weight))) / divisor).to(wide.dtype)
         dx = (wide - _per_channel(means[0])).sub_(normed.mul_(_per_channel(means[1])))
-        dx = _without_fillers(dx.mul_(_per_channel(inverse * weight)), real).to(x.dtype)
+        dx = _without_padding(dx.mul_(_per_channel(inverse * weight)), real).to(x.dtype)
         return dx, None, d_weight.to(weight.dtype), d_bias.to(weight.dtype), None, None
 
 
 def _real_sum(x: Tensor, real: Tensor | None) -> Tensor:
     """[B, C] -> [C] float64, the sum over real images."""
-    return (x if real is None else x.masked_fill(~real[:, None], 0.0)).sum(0, dtype=torch.float64)
+    if real is not None:
+        x = x.masked_fill(~real[:, None], 0.0)
+    return x.sum(0, dtype=torch.float64)
 
 
-def _without_fillers(x: Tensor, real: Tensor | None) -> Tensor:
-    """Set fillers of x [B, C, H, W] to zero, in place, so that infinities in them do not spread."""
-    return x if real is None else x.masked_fill_(~real[:, None, None, None], 0.0)
+def _without_padding(x: Tensor, real: Tensor | None) -> Tensor:
+    """Set padding samples of x [B, C, H, W] to zero, in place, so that infinities in them do not
+    spread.
+    """
+    if real is None:
+        return x
+    return x.masked_fill_(~real[:, None, None, None], 0.0)
 
 
 def _per_channel(x: Tensor) -> Tensor:

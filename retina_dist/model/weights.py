@@ -1,9 +1,12 @@
-"""Weights of a model, by name, from a file or torchvision, loaded where they fit; only tensors and plain values are unpickled."""
+"""Weights of a model, by name, from a file or torchvision, loaded where they fit.
+
+Only tensors and plain values are unpickled.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +34,10 @@ class State(NamedTuple):
 
 
 def find_weights(source: str) -> PathOrUrl | WeightsEnum:
-    """The existing file, the URL or torchvision's weights that `source` names; nothing is read. Raises CheckpointError."""
+    """The existing file, the URL or torchvision's weights that `source` names; nothing is read.
+
+    Raises CheckpointError.
+    """
     where = parse_path(source)
     if isinstance(where, Path):
         where = where.expanduser()
@@ -45,7 +51,10 @@ def find_weights(source: str) -> PathOrUrl | WeightsEnum:
 
 
 def read_state(source: str) -> State:
-    """The tensors of a file (of a checkpoint, averaged ones first), a URL, or torchvision's name. Raises CheckpointError."""
+    """The tensors of a file (of a checkpoint, averaged ones first), a URL, or torchvision's name.
+
+    Raises CheckpointError.
+    """
     weights = find_weights(source)
     if not isinstance(weights, WeightsEnum):
         return _from_file(weights)
@@ -53,13 +62,16 @@ def read_state(source: str) -> State:
         return State(weights.get_state_dict(progress=True, check_hash=True))
     except (URLError, OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"{source} could not be downloaded from {weights.url} ({error}); fetch that file where there is internet and put it "
+            f"{source} could not be downloaded from {weights.url} ({error}); "
+            "fetch that file where there is internet and put it "
             f"into {torch.hub.get_dir()}/checkpoints, or give model.weights=PATH."
         ) from error
 
 
 def is_torchvision_name(source: str) -> bool:
-    """Whether `source` has the form of torchvision's names for weights, such as ResNet50_Weights.IMAGENET1K_V1."""
+    """Whether `source` has the form of torchvision's names for weights, such as
+    ResNet50_Weights.IMAGENET1K_V1.
+    """
     return re.fullmatch(r"\w+_Weights\.\w+", source) is not None
 
 
@@ -73,51 +85,47 @@ def published(name: str) -> WeightsEnum:
         ) from error
 
 
+# Our own checkpoints (averaged weights are "ema" and then "model"), torchvision's references
+# ("model") and Lightning's ("state_dict") nest the tensors.
+NESTING = ("ema", "model", "state_dict")
+WRAPPED = "module."  # before the names of a model that was saved in its DistributedDataParallel
+
+
 def _from_file(path: PathOrUrl) -> State:
     whole, sha256 = load_torch(path)
     content = whole
-    # Our own checkpoints, torchvision's references ("model") and Lightning's ("state_dict") nest the tensors.
-    for key in (
-        "ema",
-        "model",
-        "state_dict",
-    ):  # in our own, the averaged weights are "ema" and then "model"
+    for key in NESTING:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if (
-        not isinstance(content, Mapping)
-        or not content
-        or not all(isinstance(v, Tensor) for v in content.values())
-    ):
+    is_state = isinstance(content, Mapping) and bool(content)
+    if not is_state or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(f"{path} does not hold a state_dict (a mapping of names to tensors).")
-    names = [str(k) for k in content]
-    cut = (
-        len("module.") if all(n.startswith("module.") for n in names) else 0
-    )  # saved from a wrapped model
-    return State(
-        {n[cut:]: value for n, value in zip(names, content.values(), strict=True)}, whole, sha256
-    )
+    state = {str(name): value for name, value in content.items()}
+    if all(name.startswith(WRAPPED) for name in state):
+        state = {name.removeprefix(WRAPPED): value for name, value in state.items()}
+    return State(state, whole, sha256)
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """Which tensors a load took: each tensor of the file is `loaded`, `left_over` or one of `misfits`."""
+    """Which tensors a load took: each tensor of the file is `loaded`, `left_over` or one of
+    `misfits`.
+    """
 
     source: str
     loaded: tuple[str, ...]  # the model's names, as in `missing`
     missing: tuple[str, ...]  # tensors of the model that the file does not hold: as they were
     left_over: tuple[str, ...]  # tensors of the file that the model does not have
-    misfits: tuple[
-        str, ...
-    ]  # "name: why" for tensors that both have, of another shape or for other classes
+    # "name: why" for tensors that both have, of another shape or for other classes
+    misfits: tuple[str, ...]
 
     def __str__(self) -> str:
         listed = {"missing": self.missing, "left over": self.left_over, "misfits": self.misfits}
         counts = ", ".join(f"{len(items)} {kind}" for kind, items in listed.items())
         lines = [f"{self.source}: {len(self.loaded)} tensors loaded, {counts}"]
-        return "\n".join(
-            lines + [f"  {kind:<11}{item}" for kind, items in listed.items() for item in items]
-        )
+        for kind, items in listed.items():
+            lines += [f"  {kind:<11}{item}" for item in items]
+        return "\n".join(lines)
 
 
 def load_fitting(
@@ -131,35 +139,56 @@ def load_fitting(
     misfit: Callable[[str], str | None] = lambda name: None,
     within: str = "",
 ) -> WeightsReport:
-    """Load the tensors of `state`, read from `source`, that the model has under their new name in their shape.
+    """Load the tensors of `state`, read from `source`, that the model has under their new name in
+    their shape.
 
-    `misfit` says why a tensor of that name is not for this model; only names that begin with `within` can be missing. Raises
-    CheckpointError, with the `remedy`, where no more than half of the `network` fits, or far more than class layers do not.
+    `misfit` says why a tensor of that name is not for this model; only names that begin with
+    `within` can be missing. Raises
+    CheckpointError, with the `remedy`, where no more than half of the `network` fits, or far more
+    than class layers do not.
     """
     own = model.state_dict()
     fitting: dict[str, Tensor] = {}
-    left_over, misfits = [], {}
+    left_over: list[str] = []
+    misfits: dict[str, str] = {}
     for name, value in state.items():
         target = rename(name)
         if target not in own:
-            left_over += [] if name.endswith(COUNTER) else [name]  # frozen batch norms have none
-        elif own[target].shape != value.shape:
-            misfits[target] = (
-                f"{name}: {list(value.shape)} in the file, {list(own[target].shape)} in the model"
-            )
-        elif why := misfit(target):
-            misfits[target] = f"{name}: {why}"
+            left_over.append(name)
+            continue
+        reason = misfit(target)
+        if own[target].shape != value.shape:
+            theirs, ours = list(value.shape), list(own[target].shape)
+            reason = f"{theirs} in the file, {ours} in the model"
+        if reason:
+            misfits[target] = f"{name}: {reason}"
         else:
             fitting[target] = value
-    loaded = tuple(name for name in fitting if not name.endswith(COUNTER))
-    expected = [name for name in own if name.startswith(within) and not name.endswith(COUNTER)]
+    loaded = _without_counters(fitting)
+    expected = [name for name in _without_counters(own) if name.startswith(within)]
     if 2 * len(loaded) <= len(expected):
         first = ", ".join(list(state)[:3])
-        part = f"only {len(loaded)} of the {len(expected)} tensors of a {network} (first: {first})"
-        raise CheckpointError(f"{source} holds {part}; {remedy}.")
+        raise CheckpointError(
+            f"{source} holds only {len(loaded)} of the {len(expected)} tensors of a {network} "
+            f"(first: {first}); {remedy}."
+        )
     if len(misfits) > MAX_MISFITS:
-        shapes = f"{len(misfits)} tensors of another shape, such as {next(iter(misfits.values()))}"
-        raise CheckpointError(f"{source} is of another {network}, with {shapes}; {remedy}.")
+        example = next(iter(misfits.values()))
+        raise CheckpointError(
+            f"{source} is of another {network}, with {len(misfits)} tensors of another shape, "
+            f"such as {example}; {remedy}."
+        )
     model.load_state_dict({**own, **fitting})
-    missing = tuple(name for name in expected if name not in fitting and name not in misfits)
-    return WeightsReport(source, loaded, missing, tuple(left_over), tuple(misfits.values()))
+    missing = [name for name in expected if name not in fitting and name not in misfits]
+    return WeightsReport(
+        source,
+        tuple(loaded),
+        tuple(missing),
+        tuple(_without_counters(left_over)),
+        tuple(misfits.values()),
+    )
+
+
+def _without_counters(names: Iterable[str]) -> list[str]:
+    """Names of weights; frozen batch norms have no counters."""
+    return [name for name in names if not name.endswith(COUNTER)]

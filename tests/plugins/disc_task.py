@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from retina_dist.base.seeding import derived_seed
 from retina_dist.base.settings import setting
 from retina_dist.config.run_config import DataSettings, ModelSettings
-from retina_dist.data.canvases import make_buckets
+from retina_dist.data.buckets import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.engine.task import Task, Validator
 from retina_dist.reporting.findings import DoctorReport, Finding

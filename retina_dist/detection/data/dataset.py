@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from retina_dist.data.canvases import Buckets, make_buckets
+from retina_dist.data.buckets import Buckets, make_buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset
 from retina_dist.data.samplers import BatchSpec, FloatArray, repeat_factors
 from retina_dist.detection.batch import Batch, Sample, blank_images, collate, copy_to_canvas, filler
@@ -51,7 +51,7 @@ class DetectionDataset(ImageDataset[Batch]):
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
         fetched = self.fetch([index % len(self) for index in spec.indices])
-        images = blank_images(max(len(spec.indices), spec.size), spec.canvas)
+        images = blank_images(max(len(spec.indices), spec.size), spec.padded_shape)
         for index in spec.indices:
             with self.skipping_bad_images():
                 # copied at once: the next image is then made in the same memory, which is at hand
@@ -59,8 +59,8 @@ class DetectionDataset(ImageDataset[Batch]):
                     copy_to_canvas(self.sample(index, spec, fetched), images[len(samples)])
                 )
         weight = spec.weight * len(samples) / max(1, len(spec.indices))
-        samples += [filler(image, spec.canvas) for image in images[len(samples) : spec.size]]
-        return collate(samples, spec.canvas, weight, images[: len(samples)])
+        samples += [filler(image, spec.padded_shape) for image in images[len(samples) : spec.size]]
+        return collate(samples, spec.padded_shape, weight, images[: len(samples)])
 
     def sample(self, index: int, spec: BatchSpec, fetched: Contents | None = None) -> Sample:
         """Image `index` as it is in the batches of `spec`; `fetched` as for `read`."""
@@ -71,7 +71,7 @@ class DetectionDataset(ImageDataset[Batch]):
         boxes, labels = self._boxes[rows], self._labels[rows]
         key = (self.seed, spec.epoch, image_id, *([again] if again else []))
         ready = self.transform(
-            image, boxes, labels, min_size=spec.min_size, canvas=spec.canvas, key=key
+            image, boxes, labels, min_size=spec.min_size, canvas=spec.padded_shape, key=key
         )
         return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 

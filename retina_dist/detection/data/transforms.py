@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.base.seeding import torch_seed
-from retina_dist.data.canvases import resize_scale, scaled_size
+from retina_dist.data.buckets import resize_scale, scaled_size
 
 Key: TypeAlias = tuple[int | str, ...]  # a seed for the random numbers of one image
 Sample: TypeAlias = tuple[Tensor, Tensor, Tensor]  # image, boxes, labels

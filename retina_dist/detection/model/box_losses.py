@@ -1,7 +1,9 @@
-"""The losses of the box regression, a row each: choices, arithmetic and tests follow from `BOX_LOSSES`.
+"""The losses of the box regression, a row each: choices, arithmetic and tests follow from
+`BOX_LOSSES`.
 
-A row's function must work on any shape without reading a value on the host (no `.item()`, no selection by a mask),
-so that it compiles and never waits for a GPU. Settings import this table, so torch is imported when it is called.
+A row's function must work on any shape without reading a value on the host (no `.item()`, no
+selection by a mask), so that it compiles and never waits for a GPU. Settings import this table, so
+torch is imported when it is called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The detector that settings describe, with its weights; and what a model from outside the package is."""
+"""The detector that settings describe, with its weights.
+
+And what a model from outside the package is.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,13 @@ logger = logging.getLogger(__name__)
 def build_model(
     settings: ModelConfig, num_classes: int, categories: Sequence[str] | None = None
 ) -> RetinaNet:
-    """The detector with its weights, if any are named; it logs what was left out. `categories` are its labels' names."""
-    model = build_retinanet(
-        **asdict(settings) | {"num_classes": count_classes(settings, num_classes)}
-    )
+    """The detector with its weights, if any are named; it logs what was left out.
+
+    `categories` are its labels' names.
+    """
+    arguments = asdict(settings)
+    arguments["num_classes"] = count_classes(settings, num_classes)
+    model = build_retinanet(**arguments)
     source = weights_of(settings)
     if source and settings.weights:
         logger.info(load_weights(model, str(located(source)), categories))
@@ -45,37 +51,50 @@ def build_model(
 
 
 def weights_of(settings: ModelConfig) -> str | None:
-    """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means; nothing is read.
+    """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means;
+    nothing is read.
 
-    Raises ConfigError for a name that torchvision lacks or of another network, CheckpointError for a file that does not exist.
+    Raises ConfigError for a name that torchvision lacks or of another network, CheckpointError for
+    a file that does not exist.
     """
-    source = settings.weights or settings.backbone_weights
-    if source is None:
-        return None
-    short = re.fullmatch("[A-Z0-9_]+", source)  # such as COCO_V1 or DEFAULT
     if settings.weights:
-        source = (
-            f"RetinaNet_ResNet50_FPN{'_V2' * (settings.variant == 'v2')}_Weights.{source}"
-            if short
-            else source
-        )
+        source = settings.weights
+        if _is_short(source):
+            variant = "_V2" if settings.variant == "v2" else ""
+            source = f"RetinaNet_ResNet50_FPN{variant}_Weights.{source}"
+    elif settings.backbone_weights:
+        source = _backbone_source(settings.backbone_weights, settings.backbone)
     else:
-        known = get_model_weights(settings.backbone)
-        source = f"{known.__name__}.{source}" if short else source
-        if is_torchvision_name(source) and source not in (
-            f"{known.__name__}.{name}" for name in known.__members__
-        ):
-            names = ", ".join(known.__members__)
-            raise ConfigError(
-                f"model.backbone_weights={source} is not for {settings.backbone}; use one of {names}."
-            )
+        return None
     if "://" not in source:
         find_weights(str(located(source)))
     return source
 
 
+def _is_short(source: str) -> bool:
+    """Whether it is a name such as COCO_V1 or DEFAULT."""
+    return re.fullmatch("[A-Z0-9_]+", source) is not None
+
+
+def _backbone_source(source: str, backbone: str) -> str:
+    """As `weights_of`, for a classifier."""
+    known = get_model_weights(backbone)
+    if _is_short(source):
+        source = f"{known.__name__}.{source}"
+    full_names = [f"{known.__name__}.{name}" for name in known.__members__]
+    if is_torchvision_name(source) and source not in full_names:
+        names = ", ".join(known.__members__)
+        raise ConfigError(
+            f"model.backbone_weights={source} is not for {backbone}; use one of {names}."
+        )
+    return source
+
+
 def count_classes(settings: DetectorSettings, num_classes: int) -> int:
-    """Labels of the model for data with `num_classes`. Raises ConfigError if the settings give fewer."""
+    """Labels of the model for data with `num_classes`.
+
+    Raises ConfigError if the settings give fewer.
+    """
     stated = settings.num_classes
     if stated is not None and stated < num_classes:
         raise ConfigError(
@@ -85,13 +104,17 @@ def count_classes(settings: DetectorSettings, num_classes: int) -> int:
 
 
 class DetectionModel(nn.Module, ABC):
-    """Base of a model that an entry of the group `model` names; its `settings` are a class below `DetectorSettings`."""
+    """Base of a model that an entry of the group `model` names.
+
+    Its `settings` are a class below `DetectorSettings`.
+    """
 
     settings: Any = DetectorSettings
 
     def __init__(self, settings: Any, num_classes: int) -> None:
         super().__init__()
-        self.settings, self.num_classes = settings, num_classes
+        self.settings = settings
+        self.num_classes = num_classes
 
     def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:
         """In training mode the losses, else the detections of each image."""
@@ -100,16 +123,20 @@ class DetectionModel(nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
-        """The losses by name, means over the batch's real images, whose sum is trained, and each image's detections.
+        """The losses by name, means over the batch's real images, whose sum is trained, and each
+        image's detections.
 
         The losses of an image must not depend on the other images of its batch.
         """
 
     def exportable(self) -> nn.Module:
-        """What torch.export traces: an image [1, 3, h, w] uint8 RGB -> boxes [N, 4] xyxy in its px, scores [N], labels [N].
+        """What torch.export traces: an image [1, 3, h, w] uint8 RGB -> boxes [N, 4] xyxy in its px,
+        scores [N], labels [N].
 
-        They are what `evaluate` detects in the image on its canvas. Raises ConfigError for a class that does not define it.
+        They are what `evaluate` detects in the padded image. Raises ConfigError for a class that
+        does not define it.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no method exportable; define it, as docs/extending.md shows."
+            f"{type(self).__name__} has no method exportable; "
+            "define it, as docs/extending.md shows."
         )

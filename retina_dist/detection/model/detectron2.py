@@ -1,8 +1,12 @@
 """A RetinaNet that Detectron2 trained, under our names.
 
-Equal in arithmetic where its body has STRIDE_IN_1X1=False but for corners of anchors, which torchvision rounds to whole pixels.
-P6 of the default configuration is made of C5, which does not fit variant v1: a load reports it. Names and order of anchors:
-https://github.com/facebookresearch/detectron2, modeling/meta_arch/retinanet.py and modeling/anchor_generator.py.
+Equal in arithmetic where its backbone has STRIDE_IN_1X1=False but for corners of anchors, which
+torchvision rounds to
+whole pixels. P6 of the default configuration is made of C5, which does not fit variant v1: a load
+reports it. Names
+and order of anchors: https://github.com/facebookresearch/detectron2,
+    modeling/meta_arch/retinanet.py and
+modeling/anchor_generator.py.
 """
 
 from __future__ import annotations
@@ -16,32 +20,28 @@ from torch import Tensor
 from retina_dist.base.errors import CheckpointError
 
 BGR = (103.530, 116.280, 123.675)  # its default pixel_mean, with a pixel_std of 1
+# Theirs, as a pattern, and ours; `_our_name` makes "{n}" of the number of a stage, a map or a
+# child.
 NAMES = (
-    (r"backbone\.bottom_up\.stem\.conv1\.norm\.(.+)", r"backbone.body.bn1.\1"),
-    (r"backbone\.bottom_up\.stem\.conv1\.weight", r"backbone.body.conv1.weight"),
-    (r"(.+)\.conv(\d)\.norm\.(.+)", r"\1.bn\2.\3"),
-    (r"(.+)\.shortcut\.norm\.(.+)", r"\1.downsample.1.\2"),
-    (r"(.+)\.shortcut\.weight", r"\1.downsample.0.weight"),
-    (r"backbone\.bottom_up\.res(\d)\.(.+)", lambda m: f"backbone.body.layer{int(m[1]) - 1}.{m[2]}"),
+    (r"backbone\.bottom_up\.stem\.conv1\.norm\.(?P<rest>.+)", "backbone.body.bn1.{rest}"),
+    (r"backbone\.bottom_up\.stem\.conv1\.weight", "backbone.body.conv1.weight"),
+    (r"(?P<block>.+)\.conv(?P<i>\d)\.norm\.(?P<rest>.+)", "{block}.bn{i}.{rest}"),
+    (r"(?P<block>.+)\.shortcut\.norm\.(?P<rest>.+)", "{block}.downsample.1.{rest}"),
+    (r"(?P<block>.+)\.shortcut\.weight", "{block}.downsample.0.weight"),
+    (r"backbone\.bottom_up\.res(?P<stage>\d)\.(?P<rest>.+)", "backbone.body.layer{n}.{rest}"),
+    (r"backbone\.fpn_lateral(?P<map>\d)\.(?P<rest>.+)", "backbone.fpn.inner_blocks.{n}.0.{rest}"),
+    (r"backbone\.fpn_output(?P<map>\d)\.(?P<rest>.+)", "backbone.fpn.layer_blocks.{n}.0.{rest}"),
+    (r"backbone\.top_block\.(?P<rest>.+)", "backbone.fpn.extra_blocks.{rest}"),
     (
-        r"backbone\.fpn_lateral(\d)\.(.+)",
-        lambda m: f"backbone.fpn.inner_blocks.{int(m[1]) - 3}.0.{m[2]}",
+        r"head\.cls_subnet\.(?P<child>\d)\.(?P<rest>.+)",
+        "head.classification_head.conv.{n}.0.{rest}",
     ),
     (
-        r"backbone\.fpn_output(\d)\.(.+)",
-        lambda m: f"backbone.fpn.layer_blocks.{int(m[1]) - 3}.0.{m[2]}",
+        r"head\.bbox_subnet\.(?P<child>\d)\.(?P<rest>.+)",
+        "head.regression_head.conv.{n}.0.{rest}",
     ),
-    (r"backbone\.top_block\.(.+)", r"backbone.fpn.extra_blocks.\1"),
-    (
-        r"head\.cls_subnet\.(\d)\.(.+)",
-        lambda m: f"head.classification_head.conv.{int(m[1]) // 2}.0.{m[2]}",
-    ),
-    (
-        r"head\.bbox_subnet\.(\d)\.(.+)",
-        lambda m: f"head.regression_head.conv.{int(m[1]) // 2}.0.{m[2]}",
-    ),
-    (r"head\.cls_score\.(.+)", r"head.classification_head.cls_logits.\1"),
-    (r"head\.bbox_pred\.(.+)", r"head.regression_head.bbox_reg.\1"),
+    (r"head\.cls_score\.(?P<rest>.+)", "head.classification_head.cls_logits.{rest}"),
+    (r"head\.bbox_pred\.(?P<rest>.+)", "head.regression_head.bbox_reg.{rest}"),
 )
 
 
@@ -51,38 +51,57 @@ def is_detectron2(state: Mapping[str, Tensor]) -> bool:
 
 
 def from_detectron2(
-    state: Mapping[str, Tensor], sizes: int, ratios: int, deviation: Tensor
+    state: Mapping[str, Tensor], sizes: int, ratios: int, std: Tensor
 ) -> dict[str, Tensor]:
-    """The tensors under our names, for a model with `sizes` x `ratios` anchors a cell.
+    """The tensors under our names.
 
-    Its images are 0..255, mostly BGR, ours RGB over 255 and `deviation` [3]: the first convolution takes that over. Its anchors
-    of a cell are ordered by size, then ratio, ours by ratio, then size. Raises CheckpointError for another mean than ImageNet's.
+    Its images are 0..255, mostly BGR, ours RGB over 255 and `std`: the first convolution takes that
+    over. Its anchors of a cell are ordered by size, then ratio, ours by ratio, then size.
+
+    Args:
+        state: the tensors under Detectron2's names.
+        sizes: anchor sizes of a cell.
+        ratios: aspect ratios of a cell.
+        std: [3], what our images are divided by after 255.
+
+    Raises CheckpointError for another mean than ImageNet's.
     """
     mean = state.get("pixel_mean", torch.tensor(BGR)).flatten()
-    std = state.get("pixel_std", torch.ones(3)).flatten()
-    if not torch.allclose(
-        mean.sort()[0].double(), torch.tensor(BGR, dtype=torch.float64), atol=0.5
-    ):
+    their_std = state.get("pixel_std", torch.ones(3)).flatten()
+    imagenet = torch.tensor(BGR, dtype=torch.float64)
+    if not torch.allclose(mean.sort()[0].double(), imagenet, atol=0.5):
         raise CheckpointError(
             f"Detectron2's pixel_mean={mean.tolist()} is not ImageNet's; train with that one."
         )
     is_bgr = bool(mean[0] <= mean[-1])
+    order = [2, 1, 0] if is_bgr else [0, 1, 2]
+    per_anchor = ("head.cls_score.", "head.bbox_pred.")
     ours = {}
     for name, value in state.items():
         if name.startswith(("anchor_generator.", "pixel_")):
             continue
         if name == "backbone.bottom_up.stem.conv1.weight":
-            order = [2, 1, 0] if is_bgr else [0, 1, 2]
-            value = (
-                value[:, order]
-                * (255 * deviation.flatten().to(value) / std[order].to(value))[:, None, None]
-            )
-        elif (
-            name.startswith(("head.cls_score.", "head.bbox_pred."))
-            and len(value) % (sizes * ratios) == 0
-        ):
+            scale = 255 * std.flatten().to(value) / their_std[order].to(value)
+            value = value[:, order] * scale[:, None, None]
+        elif name.startswith(per_anchor) and len(value) % (sizes * ratios) == 0:
             value = value.unflatten(0, (sizes, ratios, -1)).transpose(0, 1).flatten(0, 2)
-        for pattern, new in NAMES:
-            name = re.sub(f"^{pattern}$", new, name)
-        ours[name] = value
+        ours[_our_name(name)] = value
     return ours
+
+
+def _our_name(name: str) -> str:
+    """The name after all of `NAMES`, in their order: a block's own name changes after its layer's."""
+    for pattern, new in NAMES:
+        match = re.fullmatch(pattern, name)
+        if match is None:
+            continue
+        found = match.groupdict()
+        number = 0
+        if "stage" in found:  # res2 is layer1
+            number = int(found["stage"]) - 1
+        elif "map" in found:  # C3 is the first map
+            number = int(found["map"]) - 3
+        elif "child" in found:  # ReLUs between the convolutions are children, too
+            number = int(found["child"]) // 2
+        name = new.format(n=number, **found)
+    return name

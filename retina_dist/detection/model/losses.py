@@ -1,10 +1,12 @@
 """RetinaNet's losses over a whole batch, by masks instead of selections.
 
-Every loss is summed over an image's anchors and divided by that image's number of foreground anchors (at least 1), then averaged
-over images, as torchvision does; so the mean over ranks equals the loss of the undivided batch.
+Every loss is summed over an image's anchors and divided by that image's number of foreground
+anchors (at least 1), then averaged over images, as torchvision does; so the mean over ranks equals
+the loss of the undivided batch.
 
-The focal loss makes its gradient in the forward pass, in a few passes over the logits instead of torchvision's hundred; inside
-torch.compile it is the textbook formula, which the compiler fuses. Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
+The focal loss makes its gradient in the forward pass, in a few passes over the logits instead of
+torchvision's hundred; inside torch.compile it is the textbook formula, which the compiler fuses.
+Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
 """
 
 from __future__ import annotations
@@ -31,36 +33,46 @@ def retinanet_losses(
     beta: float,
     **focal: float,
 ) -> dict[str, Tensor]:
-    """Mean over real images of classification and box loss, as two scalars under torchvision's names.
+    """Mean over real images of classification and box loss, as two scalars under torchvision's
+    names.
 
-    outputs: cls_logits [B, A, K], bbox_regression [B, A, 4] of any float type (the maths is at least float32); anchors [A, 4];
-    matched [B, A] as `targets.match` gives it; `kind` of the box loss, with smooth L1's `beta`; alpha and gamma of `focal_loss`.
-    Fillers of the batch count nowhere; without real images both losses are 0.
+    Padding samples of the batch count nowhere; without real images both losses are 0. The maths is
+    at least float32.
+
+    Args:
+        outputs: cls_logits [B, A, K] and bbox_regression [B, A, 4], of any float type.
+        anchors: [A, 4] xyxy.
+        matched: [B, A], as `targets.match` gives it.
+        batch: the boxes and labels, and which images are real.
+        kind: a name in `BOX_LOSSES`.
+        beta: smooth L1's.
+        focal: `alpha` and `gamma` of `focal_loss`.
     """
-    real, labels, logits = batch.real, batch.labels, outputs["cls_logits"]
+    logits = outputs["cls_logits"]
+    real = batch.real
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    offsets, anchors, boxes = (
-        x.to(dtype) for x in (outputs["bbox_regression"], anchors, batch.boxes)
-    )
+    offsets = outputs["bbox_regression"].to(dtype)
+    anchors = anchors.to(dtype)
+    boxes = batch.boxes.to(dtype)
     foreground = matched >= 0  # [B, A]
     row = matched.clamp(min=0)
-    classes = torch.where(
-        foreground, labels.gather(1, row), torch.where(matched == IGNORED, IGNORED, BACKGROUND)
-    )
+    unmatched = torch.where(matched == IGNORED, IGNORED, BACKGROUND)
+    classes = torch.where(foreground, batch.labels.gather(1, row), unmatched)
     images = len(logits) if real is None else real.sum().clamp(min=1)
     weight = 1.0 / (images * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
     if real is not None:
         weight = weight.masked_fill(~real, 0.0)
 
-    # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward pass of masked values.
-    target = torch.where(
-        foreground[..., None], boxes.gather(1, row[..., None].expand(-1, -1, 4)), anchors
-    )
+    # Unmatched anchors stand in for their own box: no log(0), and no NaN in the backward pass of
+    # masked values.
+    own_boxes = boxes.gather(1, row[..., None].expand(-1, -1, 4))
+    target = torch.where(foreground[..., None], own_boxes, anchors)
     offsets = torch.where(foreground[..., None], offsets, 0.0)
-    box = torch.where(foreground, _box_loss(offsets, target, anchors, kind, beta), 0.0).sum(dim=1)
+    by_anchor = _box_loss(offsets, target, anchors, kind, beta)
+    by_image = torch.where(foreground, by_anchor, 0.0).sum(dim=1)
     return {
         "classification": focal_loss(logits, classes, weight, **focal),
-        "bbox_regression": (box * weight).sum(),
+        "bbox_regression": (by_image * weight).sum(),
     }
 
 
@@ -75,19 +87,22 @@ def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: str, beta: 
 def focal_loss(
     logits: Tensor, classes: Tensor, weight: Tensor, alpha: float = 0.25, gamma: float = 2.0
 ) -> Tensor:
-    """Sigmoid focal loss of logits [B, A, K], summed over anchors and classes, then over images with `weight` [B] -> scalar.
+    """Sigmoid focal loss, summed over anchors and classes, then over images with their weights ->
+    scalar.
 
-    `classes` [B, A] are the true classes, BACKGROUND for none of them, IGNORED for anchors that do not count. The arithmetic is
-    at least float32, the result of that type.
+    Args:
+        logits: [B, A, K]; the arithmetic is at least float32, the result of that type.
+        classes: [B, A], the true classes; BACKGROUND for none of them, IGNORED for anchors that do
+            not count.
+        weight: [B], of each image.
+        alpha: weight of the true class; 1 - alpha is that of the others.
+        gamma: how strongly easy anchors count less.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
-        return (
-            (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows)
-            .sum(dim=1)
-            .sum()
-        )
+        by_anchor = focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1)
+        return (by_anchor * rows).sum(dim=1).sum()
     loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma)
     return loss
 
@@ -96,9 +111,8 @@ def focal_loss_by_element(
     logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0
 ) -> Tensor:
     """The textbook formula: logits [B, A, K] against class indices [B, A] -> [B, A, K]."""
-    targets = (classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(
-        logits.dtype
-    )
+    is_class = classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)
+    targets = is_class.to(logits.dtype)
     probabilities = torch.sigmoid(logits)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     missing = probabilities + targets - 2 * probabilities * targets  # 1 - p_t
@@ -109,8 +123,9 @@ def focal_loss_by_element(
 class _Focal(torch.autograd.Function):
     """Loss and gradient together; `rows` [B, A] is each anchor's weight.
 
-    With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative (1-a) p^g (g (1-p) s + p);
-    the true class costs a (1-p)^g (s - x), with the derivative -a (1-p)^g (g p (s - x) + 1 - p).
+    With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative
+    (1-a) p^g (g (1-p) s + p); the true class costs a (1-p)^g (s - x), with the derivative -a
+    (1-p)^g (g p (s - x) + 1 - p).
     """
 
     @staticmethod
@@ -123,24 +138,23 @@ class _Focal(torch.autograd.Function):
         loss, gradient = _absent(x, gamma)
         loss *= 1 - alpha
         gradient *= 1 - alpha
-        present, slope = _absent(
-            -x.gather(2, true), gamma
-        )  # the true class is the absent one seen from the other side
+        # the true class is the absent one seen from the other side
+        present, slope = _absent(-x.gather(2, true), gamma)
         loss.scatter_(2, true, torch.where(is_true, alpha * present, loss.gather(2, true)))
         gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
         gradient *= rows[..., None]
         # float16 holds the gradient only after the loss scale has come in
-        ctx.save_for_backward(
-            gradient.to(torch.float32 if logits.dtype == torch.float16 else logits.dtype)
-        )
+        held = torch.float32 if logits.dtype == torch.float16 else logits.dtype
+        ctx.save_for_backward(gradient.to(held))
         ctx.dtype = logits.dtype
         return (loss.sum(dim=2) * rows).sum(dim=1).sum()
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
-        # The loss weight must keep its digits: 1/3 in bfloat16 would shift this loss against the others. A factor of one dimension
-        # makes the product float32 (one of none takes the gradient's type), rounded once, into the result.
+        # The loss weight must keep its digits: 1/3 in bfloat16 would shift this loss against the
+        # others. A factor of one dimension makes the product float32 (one of none takes the
+        # gradient's type), rounded once, into the result.
         scaled = torch.empty_like(gradient, dtype=ctx.dtype)
         torch.mul(gradient, above.reshape(1, 1, 1), out=scaled)
         return scaled, None, None, None, None

@@ -1,6 +1,8 @@
-"""RetinaNet on a classifier's body with a feature pyramid: torchvision's modules and names, a batched training path.
+"""RetinaNet on a classifier with a feature pyramid: torchvision's modules and names, a batched
+training path.
 
-Parameters and buffers have torchvision's names, so that a state_dict goes from one to the other unchanged.
+Parameters and buffers have torchvision's names, so that a state_dict goes from one to the other
+unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
-from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.body import Body, Pyramid
+from retina_dist.detection.model.backbone import Backbone, Pyramid
 from retina_dist.detection.model.losses import retinanet_losses
-from retina_dist.detection.model.postprocess import postprocess
+from retina_dist.detection.model.postprocess import Limits, postprocess
 from retina_dist.detection.model.targets import match
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.model.layers import (
@@ -38,31 +39,38 @@ from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, coun
 
 
 class RetinaNet(TorchvisionRetinaNet):
-    """torchvision's RetinaNet on a `Batch`, with a batched loss; build it with `build_retinanet`."""
+    """torchvision's RetinaNet on a `Batch`, with a batched loss.
+
+    Build it with `build_retinanet`.
+    """
 
     mean: Tensor
-    deviation: Tensor
+    std: Tensor
 
     def __init__(
         self, backbone: nn.Module, config: ModelConfig, **torchvision_arguments: Any
     ) -> None:
         super().__init__(backbone, config.num_classes, **torchvision_arguments)
-        self.focal_alpha, self.focal_gamma = config.focal_alpha, config.focal_gamma
+        self.focal_alpha = config.focal_alpha
+        self.focal_gamma = config.focal_gamma
         self.smooth_l1_beta = config.smooth_l1_beta
         self.box_loss = config.box_loss or ("giou" if config.variant == "v2" else "l1")
         self.head.regression_head._loss_type = self.box_loss  # what torchvision's own loss reads
+        # float64, so that a model made float64 later has all digits
         for name, values in (
             ("mean", self.transform.image_mean),
-            ("deviation", self.transform.image_std),
+            ("std", self.transform.image_std),
         ):
-            # float64, so that a model made float64 later has all digits
-            self.register_buffer(
-                name, torch.tensor(values, dtype=torch.float64)[:, None, None], persistent=False
-            )
+            per_channel = torch.tensor(values, dtype=torch.float64)[:, None, None]
+            self.register_buffer(name, per_channel, persistent=False)
         self._anchors: dict[tuple[int, int, torch.device], list[Tensor]] = {}
 
-    def forward(self, batch: Batch) -> dict[str, Tensor] | list[Detections]:  # type: ignore[override]
-        """In training mode the losses (name -> scalar, mean over real images), else the detections of each image."""
+    def forward(  # type: ignore[override]
+        self, batch: Batch
+    ) -> dict[str, Tensor] | list[Detections]:
+        """In training mode the losses (name -> scalar, mean over real images), else the detections
+        of each image.
+        """
         if self.training:
             outputs, levels = self.predict(batch)
             return self.losses(outputs, torch.cat(levels), batch)
@@ -71,58 +79,74 @@ class RetinaNet(TorchvisionRetinaNet):
     def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
         """Losses and detections of one forward pass; boxes in pixels of the stored images."""
         outputs, levels = self.predict(batch)
-        return self.losses(outputs, torch.cat(levels), batch), self.detections(
-            outputs, levels, batch
-        )
+        losses = self.losses(outputs, torch.cat(levels), batch)
+        return losses, self.detections(outputs, levels, batch)
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the body, whose learning rate `optimizer.backbone_lr_scale` multiplies."""
+        """Those of the backbone without its pyramid, whose learning rate
+        `optimizer.backbone_lr_scale` multiplies.
+        """
         return self.get_submodule("backbone.body").parameters()
 
     def predict(self, batch: Batch) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """The heads' outputs (cls_logits [B, A, K], bbox_regression [B, A, 4]) and the anchors of each pyramid level."""
+        """The heads' outputs (cls_logits [B, A, K], bbox_regression [B, A, 4]) and the anchors of
+        each pyramid level.
+        """
         with count_only(self.backbone, batch.real):
             features = list(self.backbone(self.normalized(batch)).values())
         return self.head(features), self.anchors(batch.images.shape[-2:], features)
 
     def normalized(self, batch: Batch) -> Tensor:
-        """Images [B, 3, H, W] in the network's type: ImageNet mean and deviation removed, zeros outside the image."""
-        images, parameter = batch.images, next(self.parameters())
+        """Images [B, 3, H, W] in the network's type.
+
+        ImageNet's mean is subtracted, its standard deviation divides, and padding is zero.
+        """
+        images = batch.images
+        parameter = next(self.parameters())  # the first convolution's weight
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         height, width = images.shape[-2:]
         inside_y = torch.arange(height, device=images.device) < batch.image_sizes[:, :1]  # [B, H]
         inside_x = torch.arange(width, device=images.device) < batch.image_sizes[:, 1:]  # [B, W]
         inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
         # Divide in two steps, as torchvision does, so that the last bit agrees.
-        values = (images.to(dtype) / 255 - self.mean.to(dtype)) / self.deviation.to(dtype)
-        is_channels_last = parameter.is_contiguous(
-            memory_format=torch.channels_last
-        )  # the first convolution's weight
-        layout = torch.channels_last if is_channels_last else torch.contiguous_format
+        values = (images.to(dtype) / 255 - self.mean.to(dtype)) / self.std.to(dtype)
+        layout = torch.contiguous_format
+        if parameter.is_contiguous(memory_format=torch.channels_last):
+            layout = torch.channels_last
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
-    def anchors(self, canvas: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
-        """Anchors of each level [A_l, 4] xyxy in canvas pixels, made once for each canvas; float32, as bfloat16 moves them."""
-        key = (int(canvas[0]), int(canvas[1]), features[0].device)
+    def anchors(self, padded_shape: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
+        """Anchors of each level [A_l, 4] xyxy in pixels of the padded image.
+
+        Made once for each padded shape (height, width); float32, as bfloat16 moves them.
+        """
+        height, width = int(padded_shape[0]), int(padded_shape[1])
         if torch.compiler.is_dynamo_compiling():  # filling the cache would cost a recompile
-            return self._new_anchors(key[:2], features)
+            return self._new_anchors((height, width), features)
+        key = (height, width, features[0].device)
         if key not in self._anchors:
-            self._anchors[key] = self._new_anchors(key[:2], features)
+            self._anchors[key] = self._new_anchors((height, width), features)
         return self._anchors[key]
 
-    def _new_anchors(self, canvas: tuple[int, int], features: Sequence[Tensor]) -> list[Tensor]:
+    def _new_anchors(
+        self, padded_shape: tuple[int, int], features: Sequence[Tensor]
+    ) -> list[Tensor]:
         device = features[0].device
         shapes = [torch.empty((1, 1, *f.shape[-2:]), device=device) for f in features]
-        images = ImageList(torch.empty((1, 1, *canvas), device="meta"), [canvas])
+        images = ImageList(torch.empty((1, 1, *padded_shape), device="meta"), [padded_shape])
         per_cell = self.anchor_generator.num_anchors_per_location()
-        counts = [f.shape[-2] * f.shape[-1] * n for f, n in zip(features, per_cell, strict=True)]
+        counts: list[int] = []
+        for feature, anchors in zip(features, per_cell, strict=True):
+            counts.append(feature.shape[-2] * feature.shape[-1] * anchors)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return list(self.anchor_generator(images, shapes)[0].split(counts))
 
     def losses(
         self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch
     ) -> dict[str, Tensor]:
-        """`classification` and `bbox_regression`: scalars, mean over the real images of the batch, 0 if it has none."""
+        """`classification` and `bbox_regression`: scalars, mean over the real images of the batch,
+        0 if it has none.
+        """
         matcher = self.proposal_matcher
         with torch.autocast(anchors.device.type, enabled=False):
             with torch.no_grad():
@@ -133,29 +157,38 @@ class RetinaNet(TorchvisionRetinaNet):
                     matcher.high_threshold,
                     matcher.low_threshold,
                 )
-            focal = {"alpha": self.focal_alpha, "gamma": self.focal_gamma}
             return retinanet_losses(
-                outputs, anchors, matched, batch, self.box_loss, self.smooth_l1_beta, **focal
+                outputs,
+                anchors,
+                matched,
+                batch,
+                self.box_loss,
+                self.smooth_l1_beta,
+                alpha=self.focal_alpha,
+                gamma=self.focal_gamma,
             )
 
     def detections(
         self, outputs: dict[str, Tensor], levels: list[Tensor], batch: Batch
     ) -> list[Detections]:
-        """As torchvision's `postprocess_detections`, for the whole batch at once; boxes in stored-image pixels."""
-        inputs = (
-            outputs["cls_logits"],
-            outputs["bbox_regression"],
-            levels,
-            batch.image_sizes,
-            batch.original_sizes,
+        """As torchvision's `postprocess_detections`, for the whole batch at once.
+
+        Boxes in stored-image pixels.
+        """
+        limits = Limits(
+            score_threshold=self.score_thresh,
+            nms_threshold=self.nms_thresh,
+            topk_candidates=self.topk_candidates,
+            detections_per_image=self.detections_per_img,
         )
         with torch.autocast(levels[0].device.type, enabled=False):
             return postprocess(
-                *inputs,
-                score_threshold=self.score_thresh,
-                nms_threshold=self.nms_thresh,
-                topk_candidates=self.topk_candidates,
-                detections_per_image=self.detections_per_img,
+                outputs["cls_logits"],
+                outputs["bbox_regression"],
+                levels,
+                batch.image_sizes,
+                batch.original_sizes,
+                limits,
             )
 
 
@@ -171,19 +204,25 @@ TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
-    """A RetinaNet with random weights, as the `settings` of a `ModelConfig` describe it; no weights are loaded.
+    """A RetinaNet with random weights, as the `settings` of a `ModelConfig` describe it.
 
-    `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes), `"v2"` its
-    `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm` is the body's: "frozen_bn" keeps
-    statistics and scale fixed, "bn" normalises each process's batch, "sync_bn" the batch of all processes once
-    `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class. Raises ConfigError.
+    No weights are loaded.
+
+    `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes),
+    `"v2"` its
+    `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm` is the
+    body's: "frozen_bn" keeps
+    statistics and scale fixed, "bn" normalises each process's batch, "sync_bn" the batch of all
+    processes once
+    `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class.
+    Raises ConfigError.
     """
     config = ModelConfig(num_classes=num_classes, **settings)
     config.check_size(num_classes)
     channels = config.fpn_channels
     is_v2 = config.variant == "v2"
     per_cell = config.anchors_per_cell
-    body = Body(
+    body = Backbone(
         config.backbone,
         config.norm,
         eps=config.norm_eps,
@@ -191,13 +230,11 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     )
     body.freeze(config.trainable_layers)
     last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
-    pyramid = Pyramid(
-        body, FeaturePyramidNetwork(body.channels, channels, extra_blocks=last), channels
-    )
+    fpn = FeaturePyramidNetwork(body.channels, channels, extra_blocks=last)
     generator = anchor_generator(config.anchor_sizes, config.aspect_ratios)
     group_norm = partial(nn.GroupNorm, 32) if is_v2 else None
     model = RetinaNet(
-        pyramid,
+        Pyramid(body, fpn, channels),
         config,
         anchor_generator=generator,
         head=RetinaNetHead(channels, per_cell, num_classes, norm_layer=group_norm),
@@ -212,28 +249,33 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     return model
 
 
-def as_torchvision(model: RetinaNet, canvas: Sequence[int] | None = None) -> TorchvisionRetinaNet:
+def as_torchvision(
+    model: RetinaNet, padded_shape: Sequence[int] | None = None
+) -> TorchvisionRetinaNet:
     """torchvision's own model with a copy of these weights, made of torchvision's classes only.
 
-    With `canvas` (height, width) its transform leaves images of that size as they are.
+    With `padded_shape` (height, width) its transform leaves images of that size as they are.
     """
     theirs = as_kind(TorchvisionRetinaNet, copy.deepcopy(model))
-    replace_modules(
-        theirs, lambda m: as_kind(TORCHVISIONS[type(m)], m) if type(m) in TORCHVISIONS else m
-    )
-    if canvas is not None:
-        theirs.transform.min_size, theirs.transform.max_size = (min(canvas),), max(canvas)
+    replace_modules(theirs, _as_torchvisions)
+    if padded_shape is not None:
+        theirs.transform.min_size = (min(padded_shape),)
+        theirs.transform.max_size = max(padded_shape)
     for parameter in theirs.parameters():
         parameter.data = parameter.data.contiguous()  # not channels_last
     return theirs
 
 
+def _as_torchvisions(module: nn.Module) -> nn.Module:
+    kind = TORCHVISIONS.get(type(module))
+    return as_kind(kind, module) if kind else module
+
+
 def anchor_generator(
     anchor_sizes: Sequence[Sequence[int]], aspect_ratios: Sequence[float]
 ) -> AnchorGenerator:
-    """torchvision's generator for the five levels P3 to P7, with the same aspect ratios (height / width) on each."""
-    if len(anchor_sizes) != 5:
-        raise ConfigError(
-            f"model.anchor_sizes has {len(anchor_sizes)} levels; RetinaNet has five, P3 to P7."
-        )
-    return AnchorGenerator(tuple(map(tuple, anchor_sizes)), (tuple(aspect_ratios),) * 5)
+    """torchvision's generator for the five levels P3 to P7, with the same aspect ratios (height /
+    width) on each.
+    """
+    sizes = tuple(map(tuple, anchor_sizes))
+    return AnchorGenerator(sizes, (tuple(aspect_ratios),) * len(sizes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,74 +15,93 @@ from torchvision.ops import FrozenBatchNorm2d
 from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
 from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
 
-TRAINED_WITHOUT_EPS = (
-    "RetinaNet_ResNet50_FPN_Weights.COCO_V1"  # torchvision's builder sets 0 for these alone
-)
+# torchvision's builder sets 0 for these alone
+TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 CLASS_LAYER = ("cls_logits.weight", "cls_logits.bias")
-BODY = "backbone.body."  # where the detector has its classifier
+BACKBONE = "backbone.body."  # where the detector has its classifier
 _OLD_HEAD = re.compile(r"^(head\.\w+_head\.conv)\.(\d+)\.(weight|bias)$")
 
 
 def load_weights(
     model: nn.Module, source: str, categories: Sequence[str] | None = None
 ) -> WeightsReport:
-    """Load what fits of a whole detector: a file (also Detectron2's), a URL or torchvision's full name.
+    """Load what fits of a whole detector: a file (also Detectron2's), a URL or torchvision's full
+    name.
 
-    Batch norms also take the epsilon that these weights were trained with, where the source tells it. Norms that are not frozen
-    never take 0, because a batch can have no variance. `categories` are the names of the model's labels, "" for one without: where
-    the source names its own, the class layer is put into their order, or left out if it is of other categories. Raises
-    CheckpointError when the source cannot be had or holds no more than half of the detector.
+    Batch norms also take the epsilon that these weights were trained with, where the source tells
+    it. Norms that are not frozen never take 0, because a batch can have no variance.
+
+    Args:
+        model: the detector, changed in place.
+        source: where its weights are.
+        categories: the names of the model's labels, "" for one without. Where the source names its
+            own, the class
+            layer is put into their order, or left out if it is of other categories.
+
+    Raises CheckpointError when the source cannot be had or holds no more than half of the detector.
     """
-    state, eps, theirs = _weights_of(source)
+    found = _read(source)
+    state = found.state
     if is_detectron2(state):
         generator: Any = model.anchor_generator
-        anchors = len(generator.sizes[0]), len(generator.aspect_ratios[0])
-        state = from_detectron2(state, *anchors, model.get_buffer("deviation"))
-    others = None
+        sizes = len(generator.sizes[0])
+        ratios = len(generator.aspect_ratios[0])
+        state = from_detectron2(state, sizes, ratios, model.get_buffer("std"))
+    why_not: str | None = None
+    theirs = found.categories
     if categories is not None and theirs is not None and tuple(categories) != theirs:
-        state, others = _with_class_order(state, theirs, tuple(categories))
+        state, why_not = _with_class_order(state, theirs, tuple(categories))
     report = load_fitting(
         model,
         source,
         state,
         network="detector",
-        remedy=f"give the model=… of that run, or model.backbone_weights={source} if it is of a classifier",
+        remedy=f"give the model=… of that run, or model.backbone_weights={source} "
+        "if it is of a classifier",
         rename=_new_head_name,
-        misfit=lambda name: others if name.endswith(CLASS_LAYER) else None,
+        misfit=lambda name: why_not if name.endswith(CLASS_LAYER) else None,
     )
-    _take_eps(model, eps)
+    _take_eps(model, found.eps)
     return report
 
 
 def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> WeightsReport:
-    """Load a classifier's or a detector's `backbone` into the detector's body, and the epsilon of its batch norms if known.
+    """Load a classifier's or a detector's `backbone` into the detector, and the epsilon of its
+    batch norms if known.
 
-    A state_dict may have any prefix before torchvision's names. Raises CheckpointError as `load_weights`.
+    A state_dict may have any prefix before torchvision's names. Raises CheckpointError as
+    `load_weights`.
     """
-    state, eps, _ = _weights_of(source)
-    own = [name.removeprefix(BODY) for name in model.state_dict() if name.startswith(BODY)]
-    prefixes = {
-        theirs.removesuffix(name)
-        for theirs in state
-        for name in own[:1]
-        if f".{theirs}".endswith(f".{name}")
-    }
-    prefix = min(prefixes, key=len, default="")
+    found = _read(source)
+    prefix = ""
+    for own in model.state_dict():
+        if own.startswith(BACKBONE):
+            prefix = _prefix(found.state, own.removeprefix(BACKBONE))
+            break  # the first name is in every file of this network
     report = load_fitting(
         model,
         source,
-        state,
+        found.state,
         network=backbone,
         remedy="set model.backbone to its network",
-        rename=lambda name: BODY + name.removeprefix(prefix),
-        within=BODY,
+        rename=lambda name: BACKBONE + name.removeprefix(prefix),
+        within=BACKBONE,
     )
-    _take_eps(model, eps)
+    _take_eps(model, found.eps)
     return report
 
 
+def _prefix(state: Mapping[str, Tensor], name: str) -> str:
+    """What stands before `name` in a state_dict, the shortest of several; "" if it is not there."""
+    prefixes = [key.removesuffix(name) for key in state if f".{key}".endswith(f".{name}")]
+    return min(prefixes, key=len, default="")
+
+
 def batch_norm_eps(model: nn.Module) -> float | None:
-    """The epsilon of a detector's batch norms, which have one in common; None without such norms."""
+    """The epsilon of a detector's batch norms, which have one in common;
+
+    None without such norms.
+    """
     return next((module.eps for module in _batch_norms(model)), None)
 
 
@@ -92,7 +112,10 @@ def set_batch_norm_eps(model: nn.Module, eps: float) -> None:
 
 
 def eps_of_checkpoint(content: Mapping[str, Any]) -> float | None:
-    """The epsilon of the batch norms that a checkpoint of ours was trained with; None where it does not say."""
+    """The epsilon of the batch norms that a checkpoint of ours was trained with;
+
+    None where it does not say.
+    """
     arguments = content.get("model_arguments")
     eps = arguments.get("norm_eps") if isinstance(arguments, Mapping) else None
     return float(eps) if isinstance(eps, float | int) else None
@@ -105,29 +128,38 @@ def _batch_norms(model: nn.Module) -> Iterator[Any]:
 def _with_class_order(
     state: Mapping[str, Tensor], theirs: tuple[str, ...], ours: tuple[str, ...]
 ) -> tuple[Mapping[str, Tensor], str | None]:
-    """`state` with the rows of the class layer, K for each anchor, in the order of `ours`; or why they cannot be."""
-    missing = [
-        name for name, count in Counter(ours).items() if name and count != theirs.count(name)
-    ]
+    """`state` with the rows of the class layer, K for each anchor, in the order of `ours`.
+
+    Or why they cannot be.
+    """
     if len(theirs) != len(ours):  # shapes tell
         return state, None
+    missing = []
+    for name, count in Counter(ours).items():
+        if name and count != theirs.count(name):
+            missing.append(name)
     if missing:
         return state, f"of other categories than the model's ({', '.join(missing[:3])})"
+    order = _row_order(theirs, ours)
+    reordered = dict(state)
+    for name, value in state.items():
+        if name.endswith(CLASS_LAYER) and value.dim() and len(value) % len(order) == 0:
+            by_anchor = value.unflatten(0, (-1, len(order)))  # [anchors, K, ...]
+            reordered[name] = by_anchor[:, order].flatten(0, 1)
+    return reordered, None
+
+
+def _row_order(theirs: tuple[str, ...], ours: tuple[str, ...]) -> list[int]:
+    """For each of our labels the row of its name among theirs.
+
+    Any unused row for a label without a name.
+    """
     rows: dict[str, list[int]] = {}
     for label, name in enumerate(theirs):
         rows.setdefault(name, []).append(label)
     named = [rows[name].pop(0) if name else None for name in ours]
-    unused = iter(
-        sorted(set(range(len(ours))) - set(named))
-    )  # for labels without a category, any will do
-    order = [next(unused) if row is None else row for row in named]
-    reordered = dict(state)
-    for name, value in state.items():
-        if name.endswith(CLASS_LAYER) and value.dim() and len(value) % len(order) == 0:
-            reordered[name] = value.unflatten(0, (-1, len(order)))[:, order].flatten(
-                0, 1
-            )  # [anchors, K, ...]
-    return reordered, None
+    unused = sorted(set(range(len(ours))) - set(named))
+    return [unused.pop(0) if row is None else row for row in named]
 
 
 def _new_head_name(name: str) -> str:
@@ -136,26 +168,44 @@ def _new_head_name(name: str) -> str:
 
 
 def _take_eps(model: nn.Module, eps: float | None) -> None:
-    """Give the epsilon that weights were trained with to the batch norms; norms that are not frozen never take 0."""
+    """Give the epsilon that weights were trained with to the batch norms.
+
+    Norms that are not frozen never take 0.
+    """
     for module in _batch_norms(model):
         if eps or (eps == 0 and isinstance(module, FrozenBatchNorm2d)):
             module.eps = eps
 
 
-def _weights_of(source: str) -> tuple[Mapping[str, Tensor], float | None, tuple[str, ...] | None]:
-    """Tensors by name, the epsilon of the batch norms that they were trained with, and names of the labels, "" for none."""
+@dataclass(frozen=True)
+class _Source:
+    """Tensors by name, and what their source says of the network that they were trained in."""
+
+    state: Mapping[str, Tensor]
+    eps: float | None  # of the batch norms
+    categories: tuple[str, ...] | None  # names of the labels, "" for one without
+
+
+def _read(source: str) -> _Source:
     read = read_state(source)
     if read.content is None:  # torchvision's
-        names = published(source).meta["categories"] if "RetinaNet" in source else None
-        known = names and tuple("" if name in ("__background__", "N/A") else name for name in names)
-        return read.state, 0.0 if source == TRAINED_WITHOUT_EPS else None, known
+        eps = 0.0 if source == TRAINED_WITHOUT_EPS else None
+        return _Source(read.state, eps, _published_categories(source))
     # torchvision's file names end with the first digits of their SHA-256.
     first_digits = Path(published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
-    eps = 0.0 if read.sha256.startswith(first_digits) else eps_of_checkpoint(read.content)
+    eps = eps_of_checkpoint(read.content)
+    if read.sha256.startswith(first_digits):
+        eps = 0.0
     named = read.content.get("categories")
-    categories = named.get("names") if isinstance(named, Mapping) else None
-    return (
-        read.state,
-        eps,
-        tuple(map(str, categories)) if isinstance(categories, Sequence) else None,
-    )
+    names = named.get("names") if isinstance(named, Mapping) else None
+    categories = tuple(map(str, names)) if isinstance(names, Sequence) else None
+    return _Source(read.state, eps, categories)
+
+
+def _published_categories(source: str) -> tuple[str, ...] | None:
+    """The names of the labels of torchvision's detectors; None of a classifier."""
+    if "RetinaNet" not in source:
+        return None
+    unused = ("__background__", "N/A")
+    names = published(source).meta["categories"]
+    return names and tuple("" if name in unused else name for name in names)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from retina_dist.base.errors import UserError
-from retina_dist.data.canvases import make_buckets
+from retina_dist.data.buckets import make_buckets
 from retina_dist.data.module import DataModule, ImageDataset, TensorBatch
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.settings import ImageDataSettings

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from retina_dist.base.seeding import derived_seed
-from retina_dist.data.canvases import Buckets, make_buckets
+from retina_dist.data.buckets import Buckets, make_buckets
 from retina_dist.data.samplers import (
     BatchSpec,
     EvalSampler,
@@ -88,7 +88,7 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(
             ranks = [sampler.step(step) for sampler in samplers]
             assert {len(specs) for specs in ranks} == {samplers[0].num_micro_batches(step)}
             assert (
-                len({(spec.canvas, spec.min_size, spec.epoch) for specs in ranks for spec in specs})
+                len({(spec.padded_shape, spec.min_size, spec.epoch) for specs in ranks for spec in specs})
                 == 1
             )
             assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(
@@ -101,9 +101,9 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(
             last = step == (epoch + 1) * steps - 1
             assert len(images) == (len(drawn) - (steps - 1) * batch_size if last else batch_size)
             spec = ranks[0][0]
-            own = [buckets.canvas([i % len(sizes)], spec.min_size) for i in images]
+            own = [buckets.padded_shape([i % len(sizes)], spec.min_size) for i in images]
             assert all(
-                spec.canvas[0] >= height and spec.canvas[1] >= width for height, width in own
+                spec.padded_shape[0] >= height and spec.padded_shape[1] >= width for height, width in own
             )
         assert seen == Counter(drawn)
 
@@ -171,11 +171,11 @@ def test_leftovers_cost_little_padding_and_few_new_canvases():
     sizes = [SHAPES[i] for i in rng.integers(0, len(SHAPES), 500)]
     buckets = buckets_of(sizes)
     steps = plan_epoch(buckets, 8, np.random.default_rng(1), np.arange(500))
-    own = [tuple(canvas) for canvas in buckets.canvases[-1]]
-    canvases = [buckets.canvas(step, 96) for step in steps]
+    own = [tuple(canvas) for canvas in buckets.padded_shapes[-1]]
+    canvases = [buckets.padded_shape(step, 96) for step in steps]
     assert sum(canvas not in own for canvas in canvases) <= 2  # tall and wide leftovers at the end
     paid = sum(np.prod(canvas) * len(step) for canvas, step in zip(canvases, steps, strict=True))
-    assert paid < 1.05 * sum(np.prod(buckets.canvas([i], 96)) for i in range(500))
+    assert paid < 1.05 * sum(np.prod(buckets.padded_shape([i], 96)) for i in range(500))
     assert [len(step) for step in steps] == [8] * 62 + [4]
 
 
@@ -196,7 +196,7 @@ def test_epochs_differ_and_seeds_differ_and_both_repeat():
 @given(sizes=data_sets, batch_size=st.integers(1, 20))
 def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
     buckets = buckets_of(sizes)
-    own = [buckets.canvas([i], 96) for i in range(len(sizes))]
+    own = [buckets.padded_shape([i], 96) for i in range(len(sizes))]
     for world_size in WORLD_SIZES:
         shares = [
             list(
@@ -208,7 +208,7 @@ def test_evaluation_sees_every_image_once_on_the_same_canvas(sizes, batch_size):
         ]
         specs = [spec for share in shares for spec in share]
         assert sorted(i for spec in specs for i in spec.indices) == list(range(len(sizes)))
-        assert all(own[i] == spec.canvas for spec in specs for i in spec.indices)
+        assert all(own[i] == spec.padded_shape for spec in specs for i in spec.indices)
         assert {spec.min_size for spec in specs} == {96}
         assert max(len(spec.indices) for spec in specs) <= batch_size
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -221,9 +221,9 @@ def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) ->
     buckets = buckets_of(shapes)
     sampler = TrainSampler(buckets=buckets, batch_size=batch_size, seed=seed)
     met = {
-        spec.canvas for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)
+        spec.padded_shape for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)
     }
-    assert met <= buckets.all_canvases()
+    assert met <= buckets.all_padded_shapes()
 
 
 # repeats

@@ -217,7 +217,7 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
     if kind == "gone":
         path.unlink()
         what = f"{where.file} (member {where.member}"
-    spec = BatchSpec(0, (4,), canvas=(96, 96), min_size=32, weight=1.0)
+    spec = BatchSpec(0, (4,), padded_shape=(96, 96), min_size=32, weight=1.0)
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
     with pytest.raises(ImageError) as caught:
         dataset[spec]

@@ -125,7 +125,7 @@ def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) ->
     dataset = DetectionDataset(split_of(url), EvalTransform(max_size=96))
     Remote.asked.clear()
     Remote.most_together = 0
-    dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32)]
+    dataset[BatchSpec(0, (0, 1, 2, 3), padded_shape=(96, 96), min_size=32)]
     assert Remote.asked == {"read": 4}
     assert Remote.most_together == 4
     files = [(record.file_name, record.path, None) for record in split_of(url).records]
@@ -227,7 +227,7 @@ def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipp
         DataError,
         match=r"memory://.*train2017 could not be read \(TimeoutError: no answer, 4 attempts in .*1\.jpg",
     ) as caught:
-        dataset[BatchSpec(0, (0, 1), canvas=(96, 96), min_size=32)]
+        dataset[BatchSpec(0, (0, 1), padded_shape=(96, 96), min_size=32)]
     assert not isinstance(caught.value, ImageError)
     assert failing.calls == 4
 
@@ -246,7 +246,7 @@ def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[s
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").unlink()
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
-    batch = dataset[BatchSpec(0, (0, 1, 2, 3), canvas=(96, 96), min_size=32, weight=1.0)]
+    batch = dataset[BatchSpec(0, (0, 1, 2, 3), padded_shape=(96, 96), min_size=32, weight=1.0)]
     assert batch.image_ids.tolist() == [100, 103]
     assert batch.weight == 0.5
     assert "train2017/1.jpg is not a readable image" in said[0]

@@ -17,7 +17,7 @@ from PIL import Image
 from retina_dist import doctor
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.config.compose import load_config
-from retina_dist.data.canvases import make_buckets, resized_size
+from retina_dist.data.buckets import make_buckets, resized_size
 from retina_dist.data.images import ORIENTATION_TAG
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.doctor import anchor_coverage, examine
@@ -334,7 +334,7 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
     expected = []
     canvases = set()
     for i, (height, width) in enumerate(sizes):
-        canvas = buckets.canvas([i], 160)
+        canvas = buckets.padded_shape([i], 160)
         canvases.add(canvas)
         with torch.no_grad():
             features = list(model.backbone(torch.zeros(1, 3, *canvas)).values())

@@ -187,10 +187,10 @@ def test_matching_in_parts_gives_the_same_bits(
         with monkeypatch.context() as patch:
             expected = match(boxes, num_boxes, anchors)
             patch.setattr(
-                targets, "MOST_BYTES", 9 * dtype.itemsize * size * num_anchors * boxes_at_once
+                targets, "MAX_BYTES", 9 * dtype.itemsize * size * num_anchors * boxes_at_once
             )
             assert torch.equal(match(boxes, num_boxes, anchors), expected)
-            patch.setattr(targets, "MOST_BYTES", 0)
+            patch.setattr(targets, "MAX_BYTES", 0)
             assert torch.equal(match(boxes, num_boxes, anchors), expected)
         assert (expected[num_boxes == 0] == targets.BACKGROUND).all()
 

@@ -12,7 +12,7 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import BoxCoder
 
 from retina_dist.detection.batch import Detections, Sample, collate
-from retina_dist.detection.model.postprocess import postprocess
+from retina_dist.detection.model.postprocess import Limits, postprocess
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.settings import ModelConfig
 
@@ -99,7 +99,9 @@ def ours(
     levels: list[Tensor] | None = None,
     **settings: Any,
 ) -> list[Detections]:
-    return postprocess(logits, offsets, levels or pyramid(), sizes, sizes, **(SETTINGS | settings))
+    return postprocess(
+        logits, offsets, levels or pyramid(), sizes, sizes, Limits(**(SETTINGS | settings))
+    )
 
 
 def assert_same(found: Any, expected: Any) -> list[int]:
@@ -168,7 +170,7 @@ def test_overlaps_are_rounded_as_torchvision_rounds_them(
     found = ours(*arguments, **settings)
     for a, b in zip(found, theirs(*arguments, **settings), strict=True):
         assert torch.equal(a["boxes"], b["boxes"])
-    monkeypatch.setattr("retina_dist.detection.model.postprocess.MOST_MOVED_CPU", 0)
+    monkeypatch.setattr("retina_dist.detection.model.postprocess.MAX_OFFSET_CPU", 0)
     assert (len(ours(*arguments, **settings)[0]["boxes"]) != len(found[0]["boxes"])) == moved
 
 

@@ -7,7 +7,7 @@ import torch
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2 import functional as F
 
-from retina_dist.data.canvases import resized_size
+from retina_dist.data.buckets import resized_size
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 
 CANVAS = (128, 160)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.data.canvases import make_buckets
+from retina_dist.data.buckets import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.engine.replicas import settings_of
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, connect, count_only

@@ -1,7 +1,8 @@
-"""Aspect-ratio buckets: images of similar shape share a canvas.
+"""Aspect-ratio buckets: images of similar shape are padded to one shape.
 
-Padding each batch to its largest image wastes work and gives every step another shape. A few fixed canvases waste less (on COCO
-2017, six of them cost 3 % more pixels than padding each image separately), and compiled kernels can be reused.
+Padding each batch to its largest image wastes work and gives every step another shape. A few fixed
+shapes waste less (on COCO 2017, six of them cost 3 % more pixels than padding each image
+separately), and compiled kernels can be reused.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ IntArray = npt.NDArray[np.int64]
 
 
 def resize_scale(height: int, width: int, min_size: int, max_size: int) -> float:
-    """The factor that makes the short side `min_size`, or less if the long side would exceed `max_size`."""
+    """The factor that makes the short side `min_size`, or less if the long side would exceed
+    `max_size`.
+    """
     return min(min_size / min(height, width), max_size / max(height, width))
 
 
 def resized_size(height: int, width: int, min_size: int, max_size: int) -> tuple[int, int]:
-    """(height, width) after the resize of torchvision's `GeneralizedRCNNTransform`: rounded down, at least 1.
+    """(height, width) after the resize of torchvision's `GeneralizedRCNNTransform`: rounded down,
+    at least 1.
 
     >>> resized_size(480, 640, 800, 1333)
     (800, 1066)
@@ -40,38 +44,46 @@ def scaled_size(height: int, width: int, scale: float) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """A partition of N images into K buckets, from the smallest canvas to the largest."""
+    """A partition of N images into K buckets, from the smallest padded shape to the largest."""
 
     of_image: IntArray  # [N] bucket of each image
     min_sizes: tuple[int, ...]  # S sizes of the short side
-    canvases: IntArray  # [S, K, 2] (height, width) that fits every image of the bucket at that size
+    # [S, K, 2] (height, width) that fits every image of the bucket at that size
+    padded_shapes: IntArray
 
     def __len__(self) -> int:
-        return int(self.canvases.shape[1])
+        return int(self.padded_shapes.shape[1])
 
     @property
     def num_images(self) -> int:
         return len(self.of_image)
 
-    def canvas(self, indices: Sequence[int] | IntArray, min_size: int) -> tuple[int, int]:
-        """(height, width) for a batch: its bucket's canvas, or one that fits all if it mixes buckets."""
+    def padded_shape(self, indices: Sequence[int] | IntArray, min_size: int) -> tuple[int, int]:
+        """(height, width) for a batch: its bucket's shape, or one that fits all if it mixes
+        buckets.
+        """
         used = np.unique(self.of_image[np.asarray(indices)])
-        height, width = self.canvases[self.min_sizes.index(min_size), used].max(axis=0)
+        height, width = self.padded_shapes[self.min_sizes.index(min_size), used].max(axis=0)
         return int(height), int(width)
 
-    def all_canvases(self) -> set[tuple[int, int]]:
-        """The canvas of every possible batch: of one bucket, or of several; two of those set the height and the width."""
-        pairs = combinations_with_replacement(range(len(self)), 2)
-        return {
-            (height, width)
-            for pair in pairs
-            for height, width in self.canvases[:, pair].max(axis=1).tolist()
-        }
+    def all_padded_shapes(self) -> set[tuple[int, int]]:
+        """The shape of every possible batch: of one bucket, or of several.
+
+        Two of those set the height and the width.
+        """
+        found: set[tuple[int, int]] = set()
+        for pair in combinations_with_replacement(range(len(self)), 2):
+            for height, width in self.padded_shapes[:, pair].max(axis=1).tolist():
+                found.add((height, width))
+        return found
 
     def next_larger(self, bucket: int) -> int | None:
         """The smallest other bucket with room for this one's images at every size, or None."""
-        fits = (self.canvases[:, bucket + 1 :] >= self.canvases[:, bucket, None]).all(axis=(0, 2))
-        return bucket + 1 + int(fits.argmax()) if fits.any() else None
+        larger = self.padded_shapes[:, bucket + 1 :]
+        fits = (larger >= self.padded_shapes[:, bucket, None]).all(axis=(0, 2))
+        if not fits.any():
+            return None
+        return bucket + 1 + int(fits.argmax())
 
 
 def make_buckets(
@@ -82,10 +94,12 @@ def make_buckets(
     num_buckets: int = 6,
     divisor: int = 32,
 ) -> Buckets:
-    """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar aspect ratio.
+    """Split images of `sizes` [N, 2] (height, width) into at most `num_buckets` runs of similar
+    aspect ratio.
 
-    The cut points minimize the total canvas area, summed over images and `min_sizes`; if fewer buckets reach the same area, there
-    are fewer. Canvas sides are multiples of `divisor`. Raises DataError if there is no image.
+    The cut points minimize the total padded area, summed over images and `min_sizes`; if fewer
+    buckets reach the same area, there are fewer. Padded sides are multiples of `divisor`. Raises
+    DataError if there is no image.
     """
     stored = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     if not len(stored):
@@ -93,11 +107,12 @@ def make_buckets(
             "The data set has no images; check the annotation file and the filters applied to it."
         )
 
-    # merge equal sizes, then equal canvases: the search below handles dozens of kinds instead of every image
+    # merge equal sizes, then equal padded shapes: the search below handles dozens of kinds instead
+    # of every image
     stored, image_kind = np.unique(stored, axis=0, return_inverse=True)
-    resized = [
-        [resized_size(h, w, size, max_size) for size in min_sizes] for h, w in stored.tolist()
-    ]
+    resized: list[list[tuple[int, int]]] = []
+    for height, width in stored.tolist():
+        resized.append([resized_size(height, width, size, max_size) for size in min_sizes])
     padded = -(-np.array(resized, dtype=np.int64) // divisor) * divisor  # [kinds, S, 2]
     shapes, shape_of_kind = np.unique(padded.reshape(len(padded), -1), axis=0, return_inverse=True)
     shapes = shapes.reshape(-1, len(min_sizes), 2)
@@ -108,30 +123,29 @@ def make_buckets(
     counts = np.bincount(image_shape, minlength=len(shapes))
     runs = _best_runs(shapes[by_ratio], counts[by_ratio], num_buckets)
 
-    canvases = np.stack([shapes[by_ratio[run]].max(axis=0) for run in runs], axis=1)  # [S, K, 2]
-    by_area = np.argsort(canvases.prod(axis=2).sum(axis=0), kind="stable")
+    largest = [shapes[by_ratio[run]].max(axis=0) for run in runs]
+    padded_shapes = np.stack(largest, axis=1)  # [S, K, 2]
+    by_area = np.argsort(padded_shapes.prod(axis=2).sum(axis=0), kind="stable")
     bucket_of_shape = np.empty(len(shapes), dtype=np.int64)
     for bucket, run in enumerate(by_area):
         bucket_of_shape[by_ratio[runs[run]]] = bucket
-    return Buckets(bucket_of_shape[image_shape], tuple(min_sizes), canvases[:, by_area])
+    return Buckets(bucket_of_shape[image_shape], tuple(min_sizes), padded_shapes[:, by_area])
 
 
 def _best_runs(shapes: IntArray, counts: IntArray, most: int) -> list[slice]:
-    """Cut `shapes` [U, S, 2] of `counts` [U] images into at most `most` runs of least total area, by dynamic programming."""
+    """Cut `shapes` [U, S, 2] of `counts` [U] images into at most `most` runs of least total area,
+    by dynamic programming.
+    """
     total = len(counts)
     most = min(most, total)
-    area = np.full(
-        (most + 1, total + 1), np.inf
-    )  # [k, end]: the least area of shapes[:end] in k runs
-    start_of = np.zeros(
-        (most + 1, total + 1), dtype=np.int64
-    )  # where the last of those runs begins
+    # [k, end]: the least area of shapes[:end] in k runs, and where the last of those runs begins
+    area = np.full((most + 1, total + 1), np.inf)
+    start_of = np.zeros((most + 1, total + 1), dtype=np.int64)
     area[0, 0] = 0.0
     for start in range(total):
-        canvas = np.maximum.accumulate(
-            shapes[start:], axis=0
-        )  # of the run start..end, for every end
-        run_area = canvas.prod(axis=2).sum(axis=1) * np.cumsum(counts[start:])
+        # of the run start..end, for every end
+        largest = np.maximum.accumulate(shapes[start:], axis=0)
+        run_area = largest.prod(axis=2).sum(axis=1) * np.cumsum(counts[start:])
         for k in range(1, most + 1):
             candidate = area[k - 1, start] + run_area
             better = candidate < area[k, start + 1 :]

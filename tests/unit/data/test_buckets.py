@@ -7,13 +7,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retina_dist.data.canvases import make_buckets, resized_size
+from retina_dist.data.buckets import make_buckets, resized_size
 
 SIZES = st.lists(st.tuples(st.integers(1, 700), st.integers(1, 700)), min_size=1, max_size=30)
 
 
 def padded_area(sizes, buckets, min_size: int) -> int:
-    return sum(int(np.prod(buckets.canvas([i], min_size))) for i in range(len(sizes)))
+    return sum(int(np.prod(buckets.padded_shape([i], min_size))) for i in range(len(sizes)))
 
 
 def test_canvases_by_hand():
@@ -23,7 +23,7 @@ def test_canvases_by_hand():
     )
     assert len(buckets) == 3
     assert buckets.num_images == 4
-    assert [buckets.canvas([i], 800) for i in range(4)] == [
+    assert [buckets.padded_shape([i], 800) for i in range(4)] == [
         (800, 1088),
         (800, 800),
         (1088, 800),
@@ -44,14 +44,14 @@ def test_every_image_fits_its_canvas(sizes, num_buckets, divisor):
     assert set(buckets.of_image) == set(range(len(buckets)))  # none is empty
     for i, (height, width) in enumerate(sizes):
         for min_size in min_sizes:
-            canvas = buckets.canvas([i], min_size)
+            canvas = buckets.padded_shape([i], min_size)
             resized = resized_size(height, width, min_size, 160)
             assert all(c % divisor == 0 and c >= r for c, r in zip(canvas, resized, strict=True))
     for bucket in range(len(buckets)):
         larger = buckets.next_larger(bucket)
         if larger is not None:
             assert larger > bucket
-            assert (buckets.canvases[:, larger] >= buckets.canvases[:, bucket]).all()
+            assert (buckets.padded_shapes[:, larger] >= buckets.padded_shapes[:, bucket]).all()
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,6 @@
-"""The layers of a torchvision classifier up to its last feature map, as the body of a feature pyramid."""
+"""The layers of a torchvision classifier up to its last feature map, as the backbone of a feature
+pyramid.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from retina_dist.detection.model.weights import set_batch_norm_eps
 from retina_dist.model.layers import fold_frozen_norms, replace_batch_norms
 from retina_dist.model.sync_batch_norm import recomputation
 
-# The classes whose feature maps have strides 4, 8, 16 and 32, and their children up to the last one.
+# The classes whose feature maps have strides 4, 8, 16 and 32, and their children up to the last
+# one.
 FAMILIES: dict[type[nn.Module], tuple[str, ...]] = {
     models.ResNet: ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4"),
     models.ConvNeXt: ("features",),
@@ -32,25 +35,38 @@ PROBE = 64  # px, the sides of the image that shows the strides
 
 
 def children_of(name: str) -> tuple[str, ...]:
-    """The children of torchvision's classifier `name` up to its last feature map. Raises ConfigError for another network."""
-    kinds = {
-        n: models.get_model_builder(n).__annotations__["return"] for n in models.list_models(models)
-    }
-    known = {n: FAMILIES[kind] for n, kind in kinds.items() if kind in FAMILIES}
+    """The children of torchvision's classifier `name` up to its last feature map.
+
+    Raises ConfigError for another network.
+    """
+    known: dict[str, tuple[str, ...]] = {}
+    for listed in models.list_models(models):
+        family = models.get_model_builder(listed).__annotations__["return"]
+        if family in FAMILIES:
+            known[listed] = FAMILIES[family]
     if name not in known:
         near = [*difflib.get_close_matches(name, known, 1), "resnet50 or convnext_tiny"]
         families = ", ".join(kind.__name__ for kind in FAMILIES)
         raise ConfigError(
-            f"model.backbone={name} is not known; use a {families} of torchvision, such as {near[0]}."
+            f"model.backbone={name} is not known; use a {families} of torchvision, "
+            f"such as {near[0]}."
         )
     return known[name]
 
 
-class Body(nn.Module):
-    """Feature maps of strides 8, 16 and 32, each the last of its stride, with `channels`; parameters have the classifier's names.
+class Backbone(nn.Module):
+    """A classifier's feature maps of strides 8, 16 and 32, each the last of its stride, with
+    `channels`.
 
-    `norm` takes the place of its batch norms. Stochastic depth is off. With `checkpointing` the backward pass computes the
-    activations of a stage again. Raises ConfigError for a classifier without such maps.
+    Parameters have the classifier's names. Stochastic depth is off.
+
+    Args:
+        name: torchvision's name of the classifier.
+        norm: the kind of norm that takes the place of its batch norms.
+        eps: the epsilon of these norms; None keeps the classifier's.
+        checkpointing: compute the activations of a stage again in the backward pass.
+
+    Raises ConfigError for a classifier without such maps.
     """
 
     def __init__(
@@ -59,9 +75,8 @@ class Body(nn.Module):
         super().__init__()
         children = children_of(name)
         classifier = models.get_model(name, weights=None)
-        self.is_channels_last = isinstance(
-            classifier, models.SwinTransformer
-        )  # [B, H, W, C] between its layers
+        # [B, H, W, C] between its layers
+        self.is_channels_last = isinstance(classifier, models.SwinTransformer)
         self.checkpointing = checkpointing
         for child in children:
             self.add_module(child, classifier.get_submodule(child))
@@ -81,14 +96,20 @@ class Body(nn.Module):
         """The layers in the order of the pass, as fine as the strides need."""
         layers: list[nn.Module] = []
         for name, child in self.named_children():
-            layers += list(child.children()) if name in ("features", "trunk_output") else [child]
+            if name in ("features", "trunk_output"):
+                layers += child.children()
+            else:
+                layers.append(child)
         return layers
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        layers, start, maps = self.layers(), 0, []
+        layers = self.layers()
+        recomputes = self.checkpointing and self.training and torch.is_grad_enabled()
+        start = 0
+        maps: list[Tensor] = []
         for end in self.ends:
             run = partial(_run, layers[start:end])
-            if self.checkpointing and self.training and torch.is_grad_enabled():
+            if recomputes:
                 x = checkpoint(run, x, use_reentrant=False, context_fn=partial(recomputation, self))
             else:
                 x = run(x)
@@ -97,28 +118,38 @@ class Body(nn.Module):
         return {str(i): x for i, x in enumerate(maps[1:])}
 
     def freeze(self, trainable: int) -> None:
-        """Stop the gradients of all but the last `trainable` stages: strides 32, 16, 8, 4, and 2 or less with 5."""
+        """Stop the gradients of all but the last `trainable` stages: strides 32, 16, 8, 4, and 2 or
+        less with 5.
+        """
         for stride, layer in zip(self.strides, self.layers(), strict=True):
-            stage = STRIDES[::-1].index(stride) + 1 if stride in STRIDES else 5
+            stage = 5
+            if stride in STRIDES:
+                stage = STRIDES[::-1].index(stride) + 1
             layer.requires_grad_(stage <= trainable)
 
     @torch.no_grad()
     def _probe(self) -> tuple[list[int], list[int]]:
         """The stride of each layer's output, and the channels of the three maps."""
+        side, depth = 2, 1  # dimensions of the output
+        if self.is_channels_last:
+            side, depth = 1, 3
         self.eval()
-        x, strides, channels = torch.zeros(1, 3, PROBE, PROBE), [], {}
+        x = torch.zeros(1, 3, PROBE, PROBE)
+        strides: list[int] = []
+        channels: dict[int, int] = {}
         for layer in self.layers():
             x = layer(x)
-            strides.append(PROBE // x.shape[1 if self.is_channels_last else 2])
-            channels[strides[-1]] = x.shape[3 if self.is_channels_last else 1]
+            stride = PROBE // x.shape[side]
+            strides.append(stride)
+            channels[stride] = x.shape[depth]
         self.train()
         return strides, [channels[stride] for stride in STRIDES[1:]]
 
 
 class Pyramid(nn.Sequential):
-    """A body and its feature pyramid, as torchvision's detectors name and use them."""
+    """A backbone, under torchvision's name "body", and its feature pyramid."""
 
-    def __init__(self, body: Body, fpn: nn.Module, out_channels: int) -> None:
+    def __init__(self, body: Backbone, fpn: nn.Module, out_channels: int) -> None:
         super().__init__(OrderedDict(body=body, fpn=fpn))
         self.out_channels = out_channels
 
