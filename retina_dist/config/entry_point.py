@@ -20,12 +20,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from retina_dist.base.errors import ConfigError, UserError, first_line, lost_connection
+from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output
 from retina_dist.base.settings import limits_of
 from retina_dist.base.unknown_keys import habit
 from retina_dist.config import compose
 from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.lost_peers import plain_reason
 from retina_dist.tracking.console import configure_logging, print_redacted
 
 # Hydra's options, as its --hydra-help lists them; the second ones take a value.
@@ -260,7 +261,7 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
             print_redacted(f"{label}error: {where}{error.strerror}; {remedy}", sys.stderr)
             raise SystemExit(2) from None
         if launch.world_size > 1 and lost_connection(error) and not debug:
-            why = f"lost another process ({first_line(error)}); see the last output of that one."
+            why = f"lost another process ({plain_reason(error)}); see the last output of that one."
             print_redacted(f"{label}error: rank {launch.rank} {why}", sys.stderr)
         else:
             print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)

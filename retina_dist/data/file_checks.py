@@ -38,7 +38,7 @@ class ImageCheck:
 def check_images(
     files: Sequence[File], split: str, images: str, max_pixels: int
 ) -> list[ImageCheck]:
-    """`check_image` of each in threads, since decoders release the interpreter's lock;
+    """`check_image` of each in threads, since decoders release the interpreter's lock.
 
     `images="none"` opens none of them.
     """
@@ -62,7 +62,7 @@ def check_images(
 def check_image(
     file: File, content: bytes | ImageError | None = None, *, decode: bool, max_pixels: int
 ) -> ImageCheck:
-    """Whether a file is there, opens (with `decode`, to its end) and has its annotated size;
+    """Whether a file is there, opens (with `decode`, to its end) and has its annotated size.
 
     `content` is of `read_all`.
     """

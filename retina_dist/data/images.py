@@ -163,7 +163,7 @@ def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _decode_jpeg(image: JpegImageFile, max_pixels: int) -> Tensor | None:
-    """The stored pixels, in channels-last memory;
+    """The stored pixels, in channels-last memory.
 
     None where Pillow is to decode them. Raises ValueError for many scans.
     """

@@ -240,7 +240,7 @@ def start_fork_server(preload: str) -> None:
 
 
 class TensorBatch:
-    """Base of a frozen dataclass whose tensors have one row for each image;
+    """Base of a frozen dataclass whose tensors have one row for each image.
 
     `real` tells images from padding samples.
 

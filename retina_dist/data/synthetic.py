@@ -151,7 +151,7 @@ def coverage(
     size: tuple[int, int],
     hole: float,
 ) -> np.ndarray:
-    """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height);
+    """Coverage 0..1 of each pixel, [h, w], of an image of `size` (width, height).
 
     `hole` is the share of a ring's radius.
     """

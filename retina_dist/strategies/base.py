@@ -1,9 +1,10 @@
-"""The contract between the trainer and a communication backend, which only communicates: no clipping, no files, no seeds."""
+"""The contract between the trainer and a communication backend, which only communicates: no
+clipping, no files, no seeds.
+"""
 
 from __future__ import annotations
 
 import io
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from retina_dist.base.errors import PeerLost, UserError, activity, first_line
-from retina_dist.base.text import format_ranks
+from retina_dist.base.errors import PeerLost, UserError
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.settings import StrategySettings
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ReduceOp = Literal["mean", "sum", "min", "max"]
-WAIT_S = 5.0  # for the other ranks to notice that a collective failed
 
 
 class DistributedStrategy(ABC):
-    """One of `world_size` equal processes, as a context manager around everything that communicates.
+    """One of `world_size` equal processes, as a context manager around everything that
+    communicates.
 
-    Every rank must call collectives in the same order. Read the properties each time, because elastic jobs change them.
+    Every rank must call collectives in the same order. Read the properties each time, because
+    elastic jobs change them.
     """
 
     settings: ClassVar[type[StrategySettings]] = StrategySettings
     launch: Launch = Launch()  # by default one process
     device: torch.device
     backend: str  # for messages
-    fp16_scale: float = 1024.0  # on gradients before fp16: 6e-8 .. 64 keep their precision; 1 where the loss is scaled
-    deterministic: bool = (
-        False  # set before entering: sums keep their order in a run that is resumed
-    )
+    # on gradients before fp16: 6e-8 .. 64 keep their precision; 1 where the loss is scaled
+    fp16_scale: float = 1024.0
+    # set before entering: sums keep their order in a run that is resumed
+    deterministic: bool = False
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
     # What an elastic job goes back to when processes are lost or join; None in a new process.
     committed: dict[str, Any] | None = None
@@ -50,7 +51,9 @@ class DistributedStrategy(ABC):
 
     @classmethod
     def refusal(cls, launch: Launch) -> str:
-        """Why the strategy cannot run in processes that were started so, and the remedy; "" where it can."""
+        """Why the strategy cannot run in processes that were started so, and the remedy; "" where
+        it can.
+        """
         if cls.supports(launch):
             return ""
         return f"cannot run under {launch}; use another, or strategy=auto"
@@ -90,11 +93,15 @@ class DistributedStrategy(ABC):
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
         """The module to call in training, whose gradients may be sent during the backward pass.
 
-        Called by every rank; nothing of the module needs to be equal yet, `broadcast_state` makes it so.
+        Called by every rank; nothing of the module needs to be equal yet, `broadcast_state` makes
+        it so.
         """
 
     def gradient_sync(self, net: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        """Around one micro-batch's forward and backward; disabled for all but the last of a step."""
+        """Around one micro-batch's forward and backward.
+
+        Disabled for all but the last of a step.
+        """
         return nullcontext()
 
     def reduce_gradients(self) -> None:  # noqa: B027 - one process has nothing to reduce
@@ -108,21 +115,30 @@ class DistributedStrategy(ABC):
 
     @abstractmethod
     def all_gather(self, rows: Tensor) -> Tensor:
-        """[n_r, *] -> [sum of n_r, *] in rank order; n_r may differ and may be 0. On `device` or on the CPU."""
+        """[n_r, *] -> [sum of n_r, *] in rank order; n_r may differ and may be 0.
+
+        On `device` or on the CPU.
+        """
 
     @abstractmethod
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
-        """Start an async MAX all-reduce; call the result, which returns the maximum, before starting the next of this name."""
+        """Start an async MAX all-reduce.
+
+        Call the result, which returns the maximum, before starting the next of this name.
+        """
         highest = level
         if self.world_size > 1:
             highest = int(self.all_reduce(torch.tensor([level], device=self.device), "max"))
         return lambda: highest
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
-        """`src`'s object on every rank, its tensors on the CPU on the others; plain Python values and tensors only."""
+        """`src`'s object on every rank, its tensors on the CPU on the others.
+
+        Plain Python values and tensors only.
+        """
         if self.world_size == 1:
             return obj
         payload = torch.empty(0, dtype=torch.uint8)
@@ -145,15 +161,20 @@ class DistributedStrategy(ABC):
             state.load_state_dict(self.broadcast_object(state.state_dict()))
 
     def on_main(self, function: Callable[[], T]) -> T:
-        """The main rank's `function()`, tensors and plain values, on every rank; a UserError of it ends all ranks."""
+        """The main rank's `function()`, tensors and plain values, on every rank.
+
+        A UserError of it ends all ranks.
+        """
         result: Any = self.run_collectively(lambda: function() if self.is_main else None)
         return self.broadcast_object(result)
 
     def run_collectively(self, function: Callable[[], T], device: torch.device | None = None) -> T:
-        """`function()` on every rank; it must not communicate. A UserError of it on any rank ends all ranks.
+        """`function()` on every rank; it must not communicate.
 
-        The lowest rank that failed raises its error, the others raise PeerLost. The ranks exchange this in a tensor on `device`, by
-        default the strategy's.
+        A UserError of it on any rank ends all ranks.
+
+        The lowest rank that failed raises its error, the others raise PeerLost. The ranks exchange
+        this in a tensor on `device`, by default the strategy's.
         """
         try:
             result = function()
@@ -164,15 +185,17 @@ class DistributedStrategy(ABC):
         return result
 
     def _raise_collectively(self, failure: UserError | None, device: torch.device) -> None:
-        if self.world_size > 1:
-            failed = self.world_size if failure is None else self.rank
-            first = int(self.all_reduce(torch.tensor([failed], device=device), "min"))
-            if first < self.world_size and first != self.rank:
-                raise PeerLost(
-                    f"rank {first} stopped; its message says why.", collective=True, reporter=None
-                )
-            if failure:
-                failure.collective, failure.reporter = True, self.rank
+        if self.world_size == 1:
+            return
+        failed = self.world_size if failure is None else self.rank
+        first = int(self.all_reduce(torch.tensor([failed], device=device), "min"))
+        if first < self.world_size and first != self.rank:
+            raise PeerLost(
+                f"rank {first} stopped; its message says why.", collective=True, reporter=None
+            )
+        if failure:
+            failure.collective = True
+            failure.reporter = self.rank
 
     # elastic jobs
 
@@ -190,37 +213,10 @@ class DistributedStrategy(ABC):
         """
 
 
-def missing_ranks(
-    rank: int, world_size: int, put: Callable[[str, str], None], has: Callable[[str], bool]
-) -> list[int]:
-    """The ranks that put no key within `WAIT_S` into a store that a failed collective does not touch; [] without a store.
-
-    Each rank that asks puts its key first; one that hangs, is stopped, or has ended does not.
-    """
-    try:
-        put(f"here/{rank}", "1")
-        until = time.monotonic() + WAIT_S
-        missing = [other for other in range(world_size) if other != rank]
-        while missing and time.monotonic() < until:
-            time.sleep(0.1)
-            missing = [other for other in missing if not has(f"here/{other}")]
-    except (OSError, RuntimeError):
-        return []
-    return missing
-
-
-def peer_lost_message(rank: int, missing: list[int], error: BaseException) -> str:
-    """Message that names the lost ranks and the job's activity."""
-    where = f"({activity()[0]}: {first_line(error)})"
-    if not missing:
-        return f"rank {rank} lost another process {where}."
-    names = format_ranks(missing)
-    return f"rank {rank} waited for {names} {where}; see the last output of {names}."
-
-
-# `compression` of both backends: bf16 keeps the range and 8 bits of mantissa. fp16 keeps 11 bits in a narrow range: gradients are
-# multiplied by a fixed power of two first, and a step in which one of them leaves the range is sent again in full.
-# A sum over ranks could leave fp16's range where no summand does, so each rank sends its share of the mean.
+# `compression` of both backends: bf16 keeps the range and 8 bits of mantissa. fp16 keeps 11 bits in
+# a narrow range: gradients are multiplied by a fixed power of two first, and a step in which one of
+# them leaves the range is sent again in full. A sum over ranks could leave fp16's range where no
+# summand does, so each rank sends its share of the mean.
 WIRE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -239,7 +235,9 @@ def from_wire(summed: Tensor, compression: str, scale: float, dtype: torch.dtype
 def take_fp16(
     sent: Sequence[tuple[Tensor, Tensor]], scale: float, mean: Callable[[Tensor], Tensor]
 ) -> bool:
-    """Put the means into the gradients, pairs of this rank's own [*] and the sum of all shares; whether fp16 overflowed.
+    """Put the means into the gradients, pairs of this rank's own [*] and the sum of all shares.
+
+    Whether fp16 overflowed.
 
     If any sum left fp16's range, all gradients become their `mean` over ranks, sent in full.
     """

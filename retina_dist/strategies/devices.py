@@ -17,21 +17,24 @@ from retina_dist.base.text import format_bytes, format_ranks
 from retina_dist.strategies.launch_environment import Launch
 
 DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
-# GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory messages in public bug reports.
+# GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory
+# messages in public bug reports.
 GPUS = {
     "V100-16GB": 15.77, "V100-32GB": 31.74, "T4": 14.56, "A10": 21.96, "A30": 23.50, "A40": 44.34, "A100-40GB": 39.38,
     "A100-80GB": 79.14, "L4": 21.96, "L40": 44.39, "L40S": 44.39, "H100-80GB": 79.10, "H100-NVL-94GB": 93.00, "H200-141GB": 139.80,
     "B200-180GB": 178.35, "GB200": 184.31,
 }  # fmt: skip
-CONTEXT_GIB = 0.6  # of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
+# of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
+CONTEXT_GIB = 0.6
 
 
 def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noqa: B008 - frozen
-    """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or "cuda:N", made current.
+    """The device for "auto" (a GPU if this process has one, else the CPU), "cpu", "cuda" or
+    "cuda:N", made current.
 
-    "auto" and "cuda" take the GPU of the local rank, or the only one that this process sees. Raises ConfigError when this machine
-    lacks the device, has several GPUs but fewer than processes, or has GPUs that torch cannot use, which "auto" does not replace
-    by the CPU.
+    "auto" and "cuda" take the GPU of the local rank, or the only one that this process sees. Raises
+    ConfigError when this machine lacks the device, has several GPUs but fewer than processes, or
+    has GPUs that torch cannot use, which "auto" does not replace by the CPU.
     """
     asked = name
     try:
@@ -68,7 +71,9 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
 
 
 def nvidia_gpus() -> list[str]:
-    """The device files of NVIDIA's GPUs that this process may use; [] if CUDA_VISIBLE_DEVICES hides them all."""
+    """The device files of NVIDIA's GPUs that this process may use; [] if CUDA_VISIBLE_DEVICES hides
+    them all.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(
         r"\d|GPU-|MIG-", visible.strip()
@@ -106,7 +111,9 @@ def device_identity(device: torch.device) -> str:
 
 
 def check_devices(identities: Sequence[str]) -> None:
-    """Raise ConfigError if two of the ranks' `identities`, in order, are one GPU, or some are a GPU and others a CPU."""
+    """Raise ConfigError if two of the ranks' `identities`, in order, are one GPU, or some are a GPU
+    and others a CPU.
+    """
     ranks = defaultdict(list)
     for rank, identity in enumerate(identities):
         ranks[identity].append(rank)
@@ -132,7 +139,10 @@ class Memory(NamedTuple):
 
 
 def find_gpu(name: str) -> Memory:
-    """The GPU that a user names, or its memory as torch reports it, such as "24GiB". Raises ConfigError for an unknown name."""
+    """The GPU that a user names, or its memory as torch reports it, such as "24GiB".
+
+    Raises ConfigError for an unknown name.
+    """
     wanted = name.strip().upper()
     if (size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)) and float(size[1]) >= 1:
         return memory_of(f"a GPU of {size[1]} GiB", float(size[1]))

@@ -1,7 +1,10 @@
-"""Horovod's allreduce over NCCL, MPI or Gloo; the only file that imports `horovod`, and only when this strategy is chosen.
+"""Horovod's allreduce over NCCL, MPI or Gloo.
 
-Hooks send each gradient as soon as it is complete. `hvd.DistributedOptimizer` would refuse weights that are channels last, and
-`hvd.broadcast_optimizer_state` moves the weights (https://github.com/horovod/horovod/issues/2805).
+The only file that imports `horovod`, and only when this strategy is chosen.
+
+Hooks send each gradient as soon as it is complete. `hvd.DistributedOptimizer` would refuse weights
+that are channels last, and `hvd.broadcast_optimizer_state` moves the weights
+(https://github.com/horovod/horovod/issues/2805).
 """
 
 from __future__ import annotations
@@ -21,18 +24,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from retina_dist.base.errors import ConfigError, PeerLost, activity, first_line, is_collective
+from retina_dist.base.errors import ConfigError, activity, first_line, is_collective
 from retina_dist.strategies.base import (
     DistributedStrategy,
     ReduceOp,
-    missing_ranks,
-    peer_lost_message,
     take_fp16,
     to_wire,
 )
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.launchers import launcher_named
+from retina_dist.strategies.lost_peers import missing_ranks, peer_lost
 from retina_dist.strategies.settings import HorovodSettings
 
 T = TypeVar("T")
@@ -42,32 +44,31 @@ POLL_S = 50e-6  # between two polls of a collective
 IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
-_running_with: dict[str, str] | None = (
-    None  # the settings of ours that Horovod was started with last
-)
+# the settings of ours that Horovod was started with last
+_running_with: dict[str, str] | None = None
 
 
 class HorovodStrategy(DistributedStrategy):
     """One of the processes that horovodrun or mpirun started.
 
-    Horovod's own `fusion_mb` of 128 is nearly RetinaNet's whole gradient, so nothing would overlap with the backward pass.
-    Settings of the launcher (horovodrun --fusion-threshold-mb ...) win. `deterministic` sends each gradient alone, because which
-    ones share a message, and so the order of a sum over three or more ranks, depends on the clock.
+    Horovod's own `fusion_mb` of 128 is nearly RetinaNet's whole gradient, so nothing would overlap
+    with the backward pass. Settings of the launcher (horovodrun --fusion-threshold-mb ...) win.
+    `deterministic` sends each gradient alone, because which ones share a message, and so the order
+    of a sum over three or more ranks, depends on the clock.
 
-    Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are lost or join, all go back to
-    what they kept in memory, every `commit_every` steps, and continue.
+    Under horovodrun with --min-np or a host discovery script the job is elastic: when processes are
+    lost or join, all go back to what they kept in memory, every `commit_every` steps, and continue.
 
-    Raises ConfigError when Horovod is missing or built without what this job needs, or two processes have one GPU.
+    Raises ConfigError when Horovod is missing or built without what this job needs, or two
+    processes have one GPU.
     """
 
     settings = HorovodSettings
 
     def __init__(self, settings: HorovodSettings, launch: Launch) -> None:
-        self.launch, self.compression, self.timeout_s = (
-            launch,
-            settings.compression,
-            settings.timeout_s,
-        )
+        self.launch = launch
+        self.compression = settings.compression
+        self.timeout_s = settings.timeout_s
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self._membership = HorovodMembership(self, settings.commit_every)
         self.hvd = _import_horovod()
@@ -75,12 +76,10 @@ class HorovodStrategy(DistributedStrategy):
         self._fusion_bytes = int(settings.fusion_mb * 2**20)
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
-        self._sent: dict[
-            str, tuple[Any, Tensor]
-        ] = {}  # by name: Horovod's handle, and the tensor summed in place
-        self._sums: dict[
-            tuple[str, torch.dtype, torch.Size], int
-        ] = {}  # in the order in which all ranks met them
+        # by name: Horovod's handle, and the tensor summed in place
+        self._sent: dict[str, tuple[Any, Tensor]] = {}
+        # in the order in which all ranks met them
+        self._sums: dict[tuple[str, torch.dtype, torch.Size], int] = {}
         self._sending = True
         self._waiting_since: float | None = None
         self._left = threading.Event()
@@ -122,23 +121,10 @@ class HorovodStrategy(DistributedStrategy):
         return f"Horovod over {'MPI' if self.hvd.mpi_enabled() else 'Gloo'}"
 
     def __enter__(self) -> HorovodStrategy:
-        global _running_with
         if self.hvd.is_initialized():
-            if any(self.variables[name] != value for name, value in (_running_with or {}).items()):
-                raise ConfigError(
-                    "strategy.fusion_mb, timeout_s and device cannot change in a process where Horovod starts only once (over MPI "
-                    "or with a cycle time); start a sweep for each value."
-                )
+            self._check_unchanged()
         else:
-            # What the launcher set stays; what an earlier job of this process set does not.
-            given = {name for name in self.variables if name in os.environ} - set(
-                _running_with or ()
-            )
-            _running_with = {
-                name: value for name, value in self.variables.items() if name not in given
-            }
-            os.environ.update(_running_with)
-            self.hvd.init()
+            self._start()
         self._check()
         if self.hvd.mpi_enabled() and self.world_size > 1:
             self._left = threading.Event()
@@ -149,47 +135,66 @@ class HorovodStrategy(DistributedStrategy):
             self._check_devices()
         return self
 
+    def _check_unchanged(self) -> None:
+        for name, value in (_running_with or {}).items():
+            if self.variables[name] != value:
+                raise ConfigError(
+                    "strategy.fusion_mb, timeout_s and device cannot change in a process where "
+                    "Horovod starts only once (over MPI or with a cycle time); "
+                    "start a sweep for each value."
+                )
+
+    def _start(self) -> None:
+        """Start Horovod with our settings, except for what the launcher set."""
+        global _running_with
+        ours: dict[str, str] = {}
+        earlier = _running_with or {}  # set by an earlier job of this process, not by the launcher
+        for name, value in self.variables.items():
+            if name not in os.environ or name in earlier:
+                ours[name] = value
+        _running_with = ours
+        os.environ.update(ours)
+        self.hvd.init()
+
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        alive = self.hvd.is_initialized()  # not after an elastic start that failed
-        rank, world_size = (
-            (self.rank, self.world_size) if alive else (self.launch.rank, self.launch.world_size)
-        )
+        rank = self.launch.rank
+        world_size = self.launch.world_size
+        if self.hvd.is_initialized():  # not after an elastic start that failed
+            rank = self.rank
+            world_size = self.world_size
         self._forget()
         in_order = error is None or is_collective(error)
         if not in_order or self._can_restart():
-            self._wait(
-                self.hvd.shutdown
-            )  # the other ranks' collectives end with an error, so that they stop too
+            # the other ranks' collectives end with an error, so that they stop too
+            self._wait(self.hvd.shutdown)
         self._left.set()
         if error is not None and type(error).__name__ == "HorovodInternalError":
-            missing = (
-                missing_ranks(rank, world_size, put_note, has_note)
-                if RENDEZVOUS in os.environ
-                else []
-            )
-            raise PeerLost(peer_lost_message(rank, missing, error)) from error
+            missing: list[int] = []
+            if RENDEZVOUS in os.environ:
+                missing = missing_ranks(rank, world_size, put_note, has_note)
+            raise peer_lost(rank, missing, error) from error
 
     def _can_restart(self) -> bool:
-        """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are given (it crashes)."""
-        tuned = all(
-            name in os.environ for name in ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-        )
-        return not self.hvd.mpi_enabled() and not tuned
+        """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are
+        given (it crashes).
+        """
+        if self.hvd.mpi_enabled():
+            return False
+        return not {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"} <= os.environ.keys()
 
     def _check(self) -> None:
         hvd = self.hvd
         if hvd.size() != self.launch.world_size and not self.elastic:
             raise ConfigError(
-                f"{self.launch}: Horovod was built without MPI and sees only {hvd.size()}; start by horovodrun --gloo, or run "
-                "scripts/install_horovod.py where mpicxx is installed."
+                f"{self.launch}: Horovod was built without MPI and sees only {hvd.size()}; "
+                "start by horovodrun --gloo, or run scripts/install_horovod.py "
+                "where mpicxx is installed."
             )
-        if (
-            self.device.type == "cuda"
-            and hvd.size() > 1
-            and not (hvd.nccl_built() or hvd.mpi_built())
-        ):
+        has_network = hvd.nccl_built() or hvd.mpi_built()
+        if self.device.type == "cuda" and hvd.size() > 1 and not has_network:
             raise ConfigError(
-                "Horovod has no NCCL; run scripts/install_horovod.py --gpu yes, or give strategy=ddp."
+                "Horovod has no NCCL; run scripts/install_horovod.py --gpu yes, "
+                "or give strategy=ddp."
             )
 
     def _check_devices(self) -> None:
@@ -197,9 +202,10 @@ class HorovodStrategy(DistributedStrategy):
             return
         own = device_identity(self.device).encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b"\0")
         everyone = self.all_gather(torch.tensor([list(own)], dtype=torch.uint8))
-        check_devices(
-            [bytes(row).rstrip(b"\0").decode(errors="replace") for row in everyone.tolist()]
-        )
+        identities: list[str] = []
+        for row in everyone.tolist():
+            identities.append(bytes(row).rstrip(b"\0").decode(errors="replace"))
+        check_devices(identities)
 
     # membership
 
@@ -228,9 +234,8 @@ class HorovodStrategy(DistributedStrategy):
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if self.compression != "bf16" and self.world_size > 1:
             for name, p in self._parameters:
-                self._hooks.append(
-                    p.register_post_accumulate_grad_hook(partial(self._send_if_last, name))
-                )
+                send = partial(self._send_if_last, name)
+                self._hooks.append(p.register_post_accumulate_grad_hook(send))
         return model
 
     def _forget(self) -> None:
@@ -249,10 +254,13 @@ class HorovodStrategy(DistributedStrategy):
             self._send(name, parameter.grad)
 
     def _send(self, name: str, gradient: Tensor) -> None:
-        wire, op = in_memory_order(gradient), self.hvd.Average
+        wire = in_memory_order(gradient)
+        op = self.hvd.Average
         if self.compression == "fp16":
-            wire, op = to_wire(wire, "fp16", self.fp16_scale, self.world_size), self.hvd.Sum
-        self._sent[name] = self.hvd.allreduce_async_(wire, name=f"gradient.{name}", op=op), wire
+            wire = to_wire(wire, "fp16", self.fp16_scale, self.world_size)
+            op = self.hvd.Sum
+        handle = self.hvd.allreduce_async_(wire, name=f"gradient.{name}", op=op)
+        self._sent[name] = (handle, wire)
 
     def reduce_gradients(self) -> None:
         if self.world_size == 1:
@@ -260,26 +268,30 @@ class HorovodStrategy(DistributedStrategy):
         gradients = {name: p.grad for name, p in self._parameters if p.grad is not None}
         if self.compression == "bf16":
             self._average_bf16(list(gradients.values()))
-        else:
+            return
+        for name, gradient in gradients.items():
+            if name not in self._sent:  # the last micro-batch did not reach the parameter
+                self._send(name, gradient)
+        sent = self._sent
+        self._sent = {}
+        for handle, _ in sent.values():
+            self._synchronize(handle)
+        if self.compression == "fp16":
+            pairs: list[tuple[Tensor, Tensor]] = []
             for name, gradient in gradients.items():
-                if name not in self._sent:  # the last micro-batch did not reach the parameter
-                    self._send(name, gradient)
-            sent, self._sent = self._sent, {}
-            for handle, _ in sent.values():
-                self._synchronize(handle)
-            if self.compression == "fp16":
-                pairs = [
-                    (in_memory_order(gradient), sent[name][1])
-                    for name, gradient in gradients.items()
-                ]
-                self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
+                _, summed = sent[name]
+                pairs.append((in_memory_order(gradient), summed))
+            self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
-        """The mean: Horovod cannot add bf16 up, so each rank adds up its piece in float32; as many bytes travel as in a ring."""
+        """The mean:
+
+        Horovod cannot add bf16 up, so each rank adds up its piece in float32; as many bytes travel
+        as in a ring.
+        """
         sizes = [gradient.numel() for gradient in gradients]
-        shares = torch.cat(
-            [to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients]
-        )
+        flat = [to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients]
+        shares = torch.cat(flat)
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
         received = self._wait(self.hvd.alltoall, padded.view(torch.uint8)).view(torch.bfloat16)
         pieces = received.view(self.world_size, -1)  # mine, as each rank has it
@@ -295,13 +307,15 @@ class HorovodStrategy(DistributedStrategy):
         if self.world_size == 1:  # or it would wait for Horovod's next cycle
             return x.clone()
         ops = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
-        # Horovod caches what it negotiated by name and shape; without a name, rank 0 would collect a request from each rank for
-        # every sum. A number in place of the shape lets Horovod refuse a new sum whose shapes differ between ranks at once.
+        # Horovod caches what it negotiated by name and shape; without a name, rank 0 would collect
+        # a request from each rank for every sum. A number in place of the shape lets Horovod refuse
+        # a new sum whose shapes differ between ranks at once.
         number = self._sums.setdefault((op, x.dtype, x.shape), len(self._sums))
-        total = self._synchronize(
-            hvd.allreduce_async(x.contiguous(), name=f"sum.{number}", op=ops[op])
-        )
-        return total / self.world_size if op == "mean" else total
+        handle = hvd.allreduce_async(x.contiguous(), name=f"sum.{number}", op=ops[op])
+        total = self._synchronize(handle)
+        if op == "mean":
+            return total / self.world_size
+        return total
 
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         if self.world_size == 1:
@@ -317,14 +331,14 @@ class HorovodStrategy(DistributedStrategy):
         return self._synchronize(self.hvd.broadcast_async_(x, src))
 
     def _synchronize(self, handle: Any) -> Tensor:
-        """The result of an asynchronous operation, polled for: Horovod's own wait sleeps at least a millisecond at a time."""
+        """The result of an asynchronous operation."""
+        return self._wait(self._poll, handle)
 
-        def wait() -> Tensor:
-            while not self.hvd.poll(handle):
-                time.sleep(POLL_S)
-            return self.hvd.synchronize(handle)
-
-        return self._wait(wait)
+    def _poll(self, handle: Any) -> Tensor:
+        """Polled for, since Horovod's own wait sleeps at least a millisecond at a time."""
+        while not self.hvd.poll(handle):
+            time.sleep(POLL_S)
+        return self.hvd.synchronize(handle)
 
     def _wait(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of a function that may wait for other ranks."""
@@ -335,15 +349,19 @@ class HorovodStrategy(DistributedStrategy):
             self._waiting_since = None
 
     def _watch(self, left: threading.Event) -> None:
-        """End this process after `timeout_s`: MPI waits forever for a stopped one, in Horovod's thread that looks for stalls."""
+        """End this process after `timeout_s`:
+
+        MPI waits forever for a stopped one, in Horovod's thread that looks for stalls.
+        """
         while not left.wait(1.0):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.timeout_s + GRACE_S:
-                words = f"error: rank {self.rank} waited {self.timeout_s:g} s for another rank ({activity()[0]})"
-                os.write(
-                    2,
-                    f"{words}; see what the others printed last, or raise strategy.timeout_s.\n".encode(),
+                message = (
+                    f"error: rank {self.rank} waited {self.timeout_s:g} s for another rank "
+                    f"({activity()[0]}); see what the others printed last, "
+                    "or raise strategy.timeout_s.\n"
                 )
+                os.write(2, message.encode())
                 os._exit(1)  # mpirun then ends the others
 
 
@@ -365,15 +383,22 @@ def has_note(key: str) -> bool:
 
 
 def _note_url(key: str) -> str:
-    return f"http://{os.environ[RENDEZVOUS]}:{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}/retina_dist/{key.replace('/', '_')}"
+    address = os.environ[RENDEZVOUS]
+    port = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    return f"http://{address}:{port}/retina_dist/{key.replace('/', '_')}"
 
 
 class HorovodMembership:
-    """The state that Horovod's elastic loop asks for; the trainer's state is shared by `broadcast_state`, as at any start."""
+    """The state that Horovod's elastic loop asks for.
+
+    The trainer's state is shared by `broadcast_state`, as at any start.
+    """
 
     def __init__(self, strategy: HorovodStrategy, commit_every: int) -> None:
-        self.strategy, self.commit_every = strategy, commit_every
-        self.changed, self.steps = False, 0
+        self.strategy = strategy
+        self.commit_every = commit_every
+        self.changed = False
+        self.steps = 0
         self.asked: Callable[[], int] | None = None
 
     def commit(self, content: Callable[[], dict[str, Any]]) -> None:
@@ -388,15 +413,21 @@ class HorovodMembership:
         self.asked = self.strategy.all_reduce_max_async(int(self.changed), "membership")
 
     def answer(self) -> bool:
-        """Whether any rank had seen a change one commit ago; asked then, so that no rank waits for it, and known to all now."""
-        asked, self.asked = self.asked, None
+        """Whether any rank had seen a change one commit ago.
+
+        Asked then, so that no rank waits for it, and known to all now.
+        """
+        asked = self.asked
+        self.asked = None
         return asked is not None and bool(asked())
 
     def on_hosts_updated(self, timestamp: float, result: Any) -> None:
         self.changed = True  # by a thread of Horovod's
 
     def on_reset(self) -> None:
-        self.changed, self.steps, self.asked = False, 0, None
+        self.changed = False
+        self.steps = 0
+        self.asked = None
         self.strategy._forget()
 
     def sync(self) -> None: ...
@@ -413,12 +444,12 @@ def _import_horovod() -> Any:
     try:
         import horovod.torch as hvd
     except Exception as error:  # a build for another torch or MPI fails in many ways
-        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(
-            "horovod"
-        )
-        reason = "is not installed" if missing else f"cannot be loaded ({first_line(error)})"
+        reason = f"cannot be loaded ({first_line(error)})"
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("horovod"):
+            reason = "is not installed"
         raise ConfigError(
-            f"strategy=horovod: Horovod {reason}; build it by python -m retina_dist.scripts.install_horovod (in a checkout by make "
-            "horovod), or use strategy=ddp with torchrun."
+            f"strategy=horovod: Horovod {reason}; "
+            "build it by python -m retina_dist.scripts.install_horovod "
+            "(in a checkout by make horovod), or use strategy=ddp with torchrun."
         ) from error
     return hvd

@@ -1,6 +1,8 @@
-"""Who started this process, as which of how many, and where all of them meet: read from the launcher's variables.
+"""Who started this process, as which of how many, and where all of them meet: read from the
+launcher's variables.
 
-`python -m retina_dist.strategies.start_processes` under a launcher shows what each process was told.
+`python -m retina_dist.strategies.start_processes` under a launcher shows what each process was
+told.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from retina_dist.strategies.launchers import (
 class Launch:
     """What the launcher said; a process started by hand is rank 0 of 1.
 
-    `launcher` is the name of a row of `launchers.LAUNCHERS`, or "python". `local_world_size` is 0 if unknown.
-    `node_rank` numbers the hosts, which mpirun, without a number, is assumed to fill one after the other. Rank 0
-    can listen at `master_address` and `master_port`, if known. `service` called the launcher.
+    `launcher` is the name of a row of `launchers.LAUNCHERS`, or "python". `local_world_size` is 0
+    if unknown. `node_rank` numbers the hosts, which mpirun, without a number, is assumed to fill
+    one after the other. Rank 0 can listen at `master_address` and `master_port`, if known.
+    `service` called the launcher.
     """
 
     launcher: str = "python"
@@ -50,8 +53,8 @@ class Launch:
 def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launcher's variables; of several launchers the innermost counts.
 
-    A missing local rank is 0; a missing local size follows from the node's number. Raises ConfigError for
-    impossible values.
+    A missing local rank is 0; a missing local size follows from the node's number. Raises
+    ConfigError for impossible values.
     """
     launcher = launcher_of(environment)
     if launcher is ALONE:

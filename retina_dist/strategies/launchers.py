@@ -1,7 +1,9 @@
-"""The launchers, a row each: how a process recognises its launcher, and what the package does under it.
+"""The launchers, a row each: how a process recognises its launcher, and what the package does under
+it.
 
-Everything else follows from `LAUNCHERS`: which launcher a process has, which strategies run there, how
-the benchmarks start it, and which variables a process must not pass to a job that it starts itself.
+Everything else follows from `LAUNCHERS`: which launcher a process has, which strategies run there,
+how the benchmarks start it, and which variables a process must not pass to a job that it starts
+itself.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import NamedTuple
 
 Environment = Mapping[str, str]
 
-# Where rank 0 listens when nobody says it: torch's own port, and that of Azure ML's PyTorch jobs. The port of
-# its MPI jobs is in use:
+# Where rank 0 listens when nobody says it: torch's own port, and that of Azure ML's PyTorch jobs.
+# The port of its MPI jobs is in use:
 # https://azure.github.io/azureml-cheatsheets/docs/cheatsheets/python/v1/distributed-training
 DEFAULT_PORT = 29500
 AZURE_PORT = 6105
@@ -65,7 +67,9 @@ def slurm_meeting(environment: Environment) -> Meeting:
 
 
 def first_host(node_list: str) -> str | None:
-    """The first of Slurm's list of hosts, such as gpu-007 of "gpu-[007-009,12],login"; None without any."""
+    """The first of Slurm's list of hosts, such as gpu-007 of "gpu-[007-009,12],login"; None without
+    any.
+    """
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0]) if first else None
 
@@ -109,9 +113,9 @@ class Names(NamedTuple):
 class Launcher:
     """A launcher, as the package knows it.
 
-    A process has the first launcher of `LAUNCHERS` whose rank, world size and `also` are set, unless they are
-    `foreign`: another launcher's, which sets the same variables. The first of `strategies`, those that can train
-    in its processes, is the one of `strategy=auto`.
+    A process has the first launcher of `LAUNCHERS` whose rank, world size and `also` are set,
+    unless they are `foreign`: another launcher's, which sets the same variables. The first of
+    `strategies`, those that can train in its processes, is the one of `strategy=auto`.
     """
 
     name: str
@@ -158,8 +162,8 @@ OPEN_MPI = Names(
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 MPICH = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-# The size is the step's: a batch script's one process and the shell of salloc see SLURM_PROCID=0 and
-# SLURM_NTASKS=N too. https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+# The size is the step's: a batch script's one process and the shell of salloc see SLURM_PROCID=0
+# and SLURM_NTASKS=N too. https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 SLURM = Names(
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
@@ -169,7 +173,8 @@ SLURM = Names(
 )
 MPIRUN = ("mpirun", "-np", "{n}", "python", "-m")
 
-# From the innermost: torchrun may run in an allocation of Slurm, and srun may start the proxies of MPICH.
+# From the innermost: torchrun may run in an allocation of Slurm, and srun may start the proxies of
+# MPICH.
 LAUNCHERS = (
     Launcher(
         "torchrun",
@@ -216,7 +221,8 @@ LAUNCHERS = (
         needs="MPI",
     ),
     Launcher(
-        "variables",  # torchrun's, set by a service, a user or Kubernetes' operators without torchrun
+        # torchrun's, set by a service, a user or Kubernetes' operators without torchrun
+        "variables",
         PLAIN,
         ("ddp",),
         meeting=service_meeting,

@@ -11,7 +11,10 @@ from retina_dist.strategies.settings import SingleSettings, StrategySettings
 
 
 class SingleDeviceStrategy(DistributedStrategy):
-    """Trains in this process alone, on the `device` of its settings, or that is named; raises ConfigError for an impossible one."""
+    """Trains in this process alone, on the `device` of its settings, or that is named.
+
+    Raises ConfigError for an impossible one.
+    """
 
     settings = SingleSettings
     backend = "one process"

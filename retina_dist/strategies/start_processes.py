@@ -1,4 +1,6 @@
-"""The launchers that are installed, and how each starts N processes here; under a launcher, how each process understands it.
+"""The launchers that are installed, and how each starts N processes here.
+
+Under a launcher, how each process understands it.
 
 srun -n 8 python -m retina_dist.strategies.start_processes
 """
@@ -26,7 +28,8 @@ from retina_dist.strategies.launchers import (
 )
 
 LAUNCHERS = startable()
-# Several processes on few cores, in a container that runs as root: Open MPI 4 and 5 need these variables. Others ignore them.
+# Several processes on few cores, in a container that runs as root: Open MPI 4 and 5 need these
+# variables. Others ignore them.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -70,7 +73,10 @@ def _built(horovodrun: str) -> str:
 
 
 def command(launcher: str, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
-    """The command line that runs `python -m MODULE ARGUMENTS` as so many processes. Raises ConfigError if it cannot."""
+    """The command line that runs `python -m MODULE ARGUMENTS` as so many processes.
+
+    Raises ConfigError if it cannot.
+    """
     if reason := why_missing(launcher):
         raise ConfigError(
             f"{launcher} cannot be used: {reason}; "
@@ -83,7 +89,9 @@ def command(launcher: str, processes: int, module: str, arguments: Sequence[str]
 
 
 def environment(threads: int) -> dict[str, str]:
-    """This process's environment for a child that starts others: so many threads each, no trace of an outer launcher."""
+    """This process's environment for a child that starts others: so many threads each, no trace of
+    an outer launcher.
+    """
     ours = {}
     for name, value in os.environ.items():
         if name == "SLURM_CONF" or not name.startswith(traces()):
@@ -93,7 +101,10 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def described(variables: Mapping[str, str] = os.environ) -> str:
-    """How a process with these variables understands its launcher, in one line. Raises ConfigError."""
+    """How a process with these variables understands its launcher, in one line.
+
+    Raises ConfigError.
+    """
     launch = detect_launch(variables)
     host = (
         f"local rank {launch.local_rank} of {launch.local_world_size or '?'} "
@@ -109,7 +120,10 @@ def described(variables: Mapping[str, str] = os.environ) -> str:
 
 
 def usable(launchers: Sequence[str]) -> list[str]:
-    """The launchers that can be used here; prints why others cannot. Raises ConfigError if none can."""
+    """The launchers that can be used here; prints why others cannot.
+
+    Raises ConfigError if none can.
+    """
     reasons = {name: why_missing(name) for name in launchers}
     for name, reason in reasons.items():
         if reason:
@@ -122,7 +136,9 @@ def usable(launchers: Sequence[str]) -> list[str]:
 
 
 def run_job(launcher: str, processes: int, module: str, folder: Path) -> dict[str, Any]:
-    """The JSON that a job of `module` writes to its setting `worker`, a file in `folder`; its arguments are this process's.
+    """The JSON that a job of `module` writes to its setting `worker`, a file in `folder`.
+
+    Its arguments are this process's.
 
     The job's output goes to stderr. Raises UserError if it fails.
     """

@@ -51,8 +51,8 @@ def build_model(
 
 
 def weights_of(settings: ModelConfig) -> str | None:
-    """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means;
-    nothing is read.
+    """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means.
+    Nothing is read.
 
     Raises ConfigError for a name that torchvision lacks or of another network, CheckpointError for
     a file that does not exist.

@@ -98,7 +98,7 @@ def _prefix(state: Mapping[str, Tensor], name: str) -> str:
 
 
 def batch_norm_eps(model: nn.Module) -> float | None:
-    """The epsilon of a detector's batch norms, which have one in common;
+    """The epsilon of a detector's batch norms, which have one in common.
 
     None without such norms.
     """
@@ -112,7 +112,7 @@ def set_batch_norm_eps(model: nn.Module, eps: float) -> None:
 
 
 def eps_of_checkpoint(content: Mapping[str, Any]) -> float | None:
-    """The epsilon of the batch norms that a checkpoint of ours was trained with;
+    """The epsilon of the batch norms that a checkpoint of ours was trained with.
 
     None where it does not say.
     """
