@@ -8,7 +8,7 @@ from torch import Tensor
 
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import TrainerConfig
-from retina_dist.run.build import build_strategy
+from retina_dist.run.build import agreed_precision, build_strategy
 from retina_dist.strategies.base import DistributedStrategy, all_finite, from_wire, to_wire
 from retina_dist.strategies.settings import StrategyConfig
 
@@ -64,4 +64,6 @@ def test_a_value_that_is_not_finite_is_seen_wherever_it_is(bad: float) -> None:
 def test_a_scaled_loss_needs_no_other_scale(precision: str, scale: float) -> None:
     trainer = TrainerConfig(max_duration="1step", precision=precision)
     config = RunConfig(trainer=trainer, strategy=StrategyConfig(device="cpu", compression="fp16"))
-    assert build_strategy(config).fp16_scale == scale
+    strategy = build_strategy(config)
+    assert agreed_precision(config, strategy) == precision
+    assert strategy.fp16_scale == scale
