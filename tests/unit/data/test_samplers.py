@@ -88,7 +88,13 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(
             ranks = [sampler.step(step) for sampler in samplers]
             assert {len(specs) for specs in ranks} == {samplers[0].num_micro_batches(step)}
             assert (
-                len({(spec.padded_shape, spec.min_size, spec.epoch) for specs in ranks for spec in specs})
+                len(
+                    {
+                        (spec.padded_shape, spec.min_size, spec.epoch)
+                        for specs in ranks
+                        for spec in specs
+                    }
+                )
                 == 1
             )
             assert sum(spec.weight for specs in ranks for spec in specs) == pytest.approx(
@@ -103,7 +109,8 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(
             spec = ranks[0][0]
             own = [buckets.padded_shape([i % len(sizes)], spec.min_size) for i in images]
             assert all(
-                spec.padded_shape[0] >= height and spec.padded_shape[1] >= width for height, width in own
+                spec.padded_shape[0] >= height and spec.padded_shape[1] >= width
+                for height, width in own
             )
         assert seen == Counter(drawn)
 
@@ -221,7 +228,9 @@ def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) ->
     buckets = buckets_of(shapes)
     sampler = TrainSampler(buckets=buckets, batch_size=batch_size, seed=seed)
     met = {
-        spec.padded_shape for step in range(2 * sampler.steps_per_epoch) for spec in sampler.step(step)
+        spec.padded_shape
+        for step in range(2 * sampler.steps_per_epoch)
+        for spec in sampler.step(step)
     }
     assert met <= buckets.all_padded_shapes()
 

@@ -74,7 +74,9 @@ def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
     assert len(dataset) == 10
     assert dataset.sizes.tolist() == [list(SIZES[i % 4]) for i in range(10)]
-    batch = dataset[BatchSpec(epoch=0, indices=(5, 0), padded_shape=(64, 64), min_size=30, weight=0.5)]
+    batch = dataset[
+        BatchSpec(epoch=0, indices=(5, 0), padded_shape=(64, 64), min_size=30, weight=0.5)
+    ]
     assert batch.image_ids.tolist() == [105, 100]
     assert batch.original_sizes.tolist() == [[40, 30], [30, 40]]
     assert batch.image_sizes.tolist() == [[40, 30], [30, 40]]  # scale 1
@@ -92,7 +94,9 @@ def test_fillers_bring_a_batch_to_its_size(annotations):
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
 
     def batch(*indices: int, size: int) -> Batch:
-        return dataset[BatchSpec(0, indices, padded_shape=(64, 128), min_size=32, weight=0.5, size=size)]
+        return dataset[
+            BatchSpec(0, indices, padded_shape=(64, 128), min_size=32, weight=0.5, size=size)
+        ]
 
     full, short, empty = batch(0, 2, 3, size=3), batch(0, 1, 2, size=4), batch(size=2)
     assert full.real is None
