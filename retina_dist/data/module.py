@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from itertools import chain, islice
 from logging.handlers import BufferingHandler
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -263,7 +264,7 @@ class TensorBatch:
 
     def image(self, i: int) -> Self:
         """Its image `i` alone."""
-        return self._map(lambda tensor: tensor[i : i + 1])
+        return self._map(itemgetter(slice(i, i + 1)))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The same batch with every tensor on `device`."""
@@ -271,7 +272,7 @@ class TensorBatch:
 
     def pin_memory(self) -> Self:
         """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         values: dict[str, Any] = {}

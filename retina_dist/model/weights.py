@@ -128,6 +128,11 @@ class WeightsReport:
         return "\n".join(lines)
 
 
+def fits(name: str) -> str | None:
+    """No reason against the tensor of that name."""
+    return None
+
+
 def load_fitting(
     model: nn.Module,
     source: str,
@@ -136,7 +141,7 @@ def load_fitting(
     network: str,
     remedy: str,
     rename: Callable[[str], str] = str,
-    misfit: Callable[[str], str | None] = lambda name: None,
+    misfit: Callable[[str], str | None] = fits,
     within: str = "",
 ) -> WeightsReport:
     """Load the tensors of `state`, read from `source`, that the model has under their new name in

@@ -8,6 +8,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -84,7 +85,9 @@ class DistributedStrategy(ABC):
         """Join the job and pin the device."""
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:  # noqa: B027 - one leaves no job
+    def __exit__(  # noqa: B027 - one leaves no job
+        self, kind: Any, error: BaseException | None, traceback: Any
+    ) -> None:
         """Leave the job; after an exception without waiting for the others."""
 
     # training
@@ -129,10 +132,10 @@ class DistributedStrategy(ABC):
 
         Call the result, which returns the maximum, before starting the next of this name.
         """
-        highest = level
+        highest = torch.tensor([level])
         if self.world_size > 1:
-            highest = int(self.all_reduce(torch.tensor([level], device=self.device), "max"))
-        return lambda: highest
+            highest = self.all_reduce(highest.to(self.device), "max")
+        return partial(int, highest)
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """`src`'s object on every rank, its tensors on the CPU on the others.
@@ -206,7 +209,9 @@ class DistributedStrategy(ABC):
         """
         return work()
 
-    def commit(self, content: Callable[[], dict[str, Any]]) -> None:  # noqa: B027 - one is not elastic
+    def commit(  # noqa: B027 - one is not elastic
+        self, content: Callable[[], dict[str, Any]]
+    ) -> None:
         """Between two steps: an elastic backend keeps `content()` as `committed` now and then.
 
         Here it lets new processes in.

@@ -20,10 +20,23 @@ DEV, DRIVER_VERSION = Path("/dev"), Path("/proc/driver/nvidia/version")
 # GiB that torch reports as `total_memory`: the smallest "total capacity" of torch's out-of-memory
 # messages in public bug reports.
 GPUS = {
-    "V100-16GB": 15.77, "V100-32GB": 31.74, "T4": 14.56, "A10": 21.96, "A30": 23.50, "A40": 44.34, "A100-40GB": 39.38,
-    "A100-80GB": 79.14, "L4": 21.96, "L40": 44.39, "L40S": 44.39, "H100-80GB": 79.10, "H100-NVL-94GB": 93.00, "H200-141GB": 139.80,
-    "B200-180GB": 178.35, "GB200": 184.31,
-}  # fmt: skip
+    "V100-16GB": 15.77,
+    "V100-32GB": 31.74,
+    "T4": 14.56,
+    "A10": 21.96,
+    "A30": 23.50,
+    "A40": 44.34,
+    "A100-40GB": 39.38,
+    "A100-80GB": 79.14,
+    "L4": 21.96,
+    "L40": 44.39,
+    "L40S": 44.39,
+    "H100-80GB": 79.10,
+    "H100-NVL-94GB": 93.00,
+    "H200-141GB": 139.80,
+    "B200-180GB": 178.35,
+    "GB200": 184.31,
+}
 # of the CUDA context and kernels: processes without tensors take 0.5 to 0.7 GiB by nvidia-smi
 CONTEXT_GIB = 0.6
 
@@ -36,6 +49,8 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
     ConfigError when this machine lacks the device, has several GPUs but fewer than processes, or
     has GPUs that torch cannot use, which "auto" does not replace by the CPU.
     """
+    if name == "cpu":
+        return torch.device("cpu")
     asked = name
     try:
         torch.device("cpu" if name == "auto" else name)
@@ -43,31 +58,51 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
         raise ConfigError(
             f"device={name} is not a device; give auto, cpu, cuda or cuda:0."
         ) from error
-    usable = name != "cpu" and torch.cuda.is_available()
-    unusable = [] if name == "cpu" or usable else nvidia_gpus()
+    usable = torch.cuda.is_available()
+    unusable: list[str] = []
+    if not usable:
+        unusable = nvidia_gpus()
     if name == "auto":
         name = "cuda" if usable or unusable else "cpu"
     if name == "cuda" and usable:
-        count = torch.cuda.device_count()
-        if launch.local_rank >= count > 1:
-            raise ConfigError(
-                f"local rank {launch.local_rank} has no GPU: this host shows {count} (CUDA_VISIBLE_DEVICES: "
-                f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}); start at most {count} a host, or give strategy.device=cpu."
-            )
-        name = f"cuda:{launch.local_rank if count > 1 else 0}"
+        name = f"cuda:{_own_gpu(launch)}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason, remedy = str(error).splitlines()[0].rstrip("."), "use auto or cpu"
-        if name.startswith("cuda") and unusable:
-            built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}"
-            reason = f"{unusable[0]} has driver {driver_version() or 'unknown'}, {built}: {reason}"
-            remedy = "update the driver, install a torch for its CUDA (https://pytorch.org), or give device=cpu"
-        raise ConfigError(f"device={asked} cannot be used ({reason}); {remedy}.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"device={asked} cannot be used ({_why_unusable(name, unusable, reason)}."
+        ) from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def _why_unusable(name: str, unusable: list[str], reason: str) -> str:
+    """The reason, with its bracket, and the remedy."""
+    if not (name.startswith("cuda") and unusable):
+        return f"{reason}); use auto or cpu"
+    return (
+        f"{unusable[0]} has driver {driver_version() or 'unknown'}, torch {torch.__version__} "
+        f"is built for CUDA {torch.version.cuda or '(none)'}: {reason}); update the driver, "
+        "install a torch for its CUDA (https://pytorch.org), or give device=cpu"
+    )
+
+
+def _own_gpu(launch: Launch) -> int:
+    """The number of this process's GPU among those that it sees."""
+    count = torch.cuda.device_count()
+    if count == 1:
+        return 0
+    if launch.local_rank >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+        raise ConfigError(
+            f"local rank {launch.local_rank} has no GPU: this host shows {count} "
+            f"(CUDA_VISIBLE_DEVICES: {visible}); start at most {count} a host, "
+            "or give strategy.device=cpu."
+        )
+    return launch.local_rank
 
 
 def nvidia_gpus() -> list[str]:
@@ -75,10 +110,8 @@ def nvidia_gpus() -> list[str]:
     them all.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not re.match(
-        r"\d|GPU-|MIG-", visible.strip()
-    ):  # "", -1, Slurm's NoDevFiles
-        return []
+    if visible is not None and not re.match(r"\d|GPU-|MIG-", visible.strip()):
+        return []  # "", -1, Slurm's NoDevFiles
     return [str(path) for path in sorted(DEV.glob("nvidia[0-9]*")) if _may_open(path)]
 
 
@@ -86,9 +119,8 @@ def _may_open(path: Path) -> bool:
     """A scheduler gives a job without GPUs the device files too, but not the right to open them."""
     try:
         os.close(os.open(path, os.O_RDWR))
-    except (
-        OSError
-    ) as error:  # a driver that does not answer must not look like a machine without GPUs
+    except OSError as error:
+        # a driver that does not answer must not look like a machine without GPUs
         return not isinstance(error, PermissionError)
     return True
 
@@ -96,18 +128,19 @@ def _may_open(path: Path) -> bool:
 def driver_version() -> str | None:
     """The version of NVIDIA's kernel driver, such as "535.104.05"; None where it does not say."""
     try:
-        match = re.search(
-            r"Kernel Module.*?\s(\d+(?:\.\d+)+)", DRIVER_VERSION.read_text(errors="replace")
-        )
+        text = DRIVER_VERSION.read_text(errors="replace")
     except OSError:
         return None
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", text)
     return match[1] if match else None
 
 
 def device_identity(device: torch.device) -> str:
     """This process's GPU, by the UUID that no other has, or "cpu", and the host."""
-    gpu = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else "cpu"
-    return f"{gpu} on {socket.gethostname()}"
+    name = "cpu"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_properties(device).uuid
+    return f"{name} on {socket.gethostname()}"
 
 
 def check_devices(identities: Sequence[str]) -> None:
@@ -144,7 +177,8 @@ def find_gpu(name: str) -> Memory:
     Raises ConfigError for an unknown name.
     """
     wanted = name.strip().upper()
-    if (size := re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)) and float(size[1]) >= 1:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) ?GIB", wanted)
+    if size and float(size[1]) >= 1:
         return memory_of(f"a GPU of {size[1]} GiB", float(size[1]))
     near = [gpu for gpu in GPUS if f"{gpu.upper()}-".startswith(f"{wanted}-")]
     if len(near) == 1:

@@ -10,7 +10,7 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import class_of, lookup
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import Launch, detect_launch
-from retina_dist.strategies.launchers import launcher_named
+from retina_dist.strategies.launchers import LAUNCHERS, launcher_named
 from retina_dist.strategies.settings import AutoSettings, StrategySettings
 
 
@@ -29,26 +29,34 @@ class AutoStrategy:
 
 
 def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Why a job that seems to be meant for several processes has one; None if nothing suggests several."""
+    """Why a job that seems to be meant for several processes has one; None if nothing suggests it."""
     tasks = environment.get("SLURM_NTASKS", "1")
     if launch.launcher in ("python", "srun") and launch.world_size == 1 and tasks != "1":
-        return f"note: Slurm's job has {tasks} tasks, but this process trains alone; write srun before python for all"
-    if launch.launcher == "python" and name in ("ddp", "horovod"):
-        start = "torchrun --nproc-per-node N -m" if name == "ddp" else "horovodrun -np N python -m"
-        return f"note: strategy={name} trains on this process alone, as no launcher started it; for N: {start} …"
+        return (
+            f"note: Slurm's job has {tasks} tasks, but this process trains alone; "
+            "write srun before python for all"
+        )
+    for row in LAUNCHERS:
+        if launch.launcher == "python" and row.hint and name in row.strategies:
+            return (
+                f"note: strategy={name} trains on this process alone, as no launcher started it; "
+                f"for N: {row.hint} …"
+            )
     return None
 
 
 def strategy_of(
     settings: StrategySettings, *, launch: Launch | None = None, deterministic: bool = False
 ) -> DistributedStrategy:
-    """The strategy of the settings' entry, not entered yet. Raises ConfigError when it cannot run under this job's launcher.
+    """The strategy of the settings' entry, not entered yet.
 
-    `deterministic` keeps the order of each sum over ranks in a run that is resumed.
+    `deterministic` keeps the order of each sum over ranks in a run that is resumed. Raises
+    ConfigError when the strategy cannot run under this job's launcher.
     """
     launch = launch or detect_launch()
     kind = class_of(settings)
-    if reason := kind.refusal(launch):
+    reason = kind.refusal(launch)
+    if reason:
         raise ConfigError(f"strategy={settings.name} {reason}.")
     strategy: DistributedStrategy = kind(settings, launch)
     strategy.deterministic = deterministic

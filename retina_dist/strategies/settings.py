@@ -11,7 +11,10 @@ from retina_dist.base.settings import MISSING, setting
 
 @dataclass
 class StrategyConfig(Entry):
-    """Settings of every strategy; calling it with a `name` makes those of that entry, which are below it."""
+    """Settings of every strategy.
+
+    Calling it with a `name` makes those of that entry, which are below it.
+    """
 
     family: ClassVar[str] = "strategy"
     default_entry: ClassVar[str] = "auto"

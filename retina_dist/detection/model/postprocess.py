@@ -49,22 +49,18 @@ def postprocess(
 ) -> list[Detections]:
     """The detections of each image of a batch.
 
-    For each image: the best `topk_candidates` pairs of anchor and class above `score_threshold` on
-        each level,
-    NMS for each class, the best `detections_per_image`.
+    These are the best `topk_candidates` pairs of anchor and class above `score_threshold` on each
+    level, NMS for each class, and of these the best `detections_per_image`.
 
     Args:
         logits: [B, A, K].
         offsets: [B, A, 4].
         levels: the anchors [A_l, 4] xyxy of each pyramid level, in pixels of the padded image.
         image_sizes: [B, 2] (height, width) after the resize.
-        original_sizes: [B, 2] (height, width) of the stored images, in whose pixels boxes are
-            returned.
+        original_sizes: [B, 2] (height, width) of the stored images, in whose pixels boxes are.
         limits: thresholds and counts.
 
-    Returns:
-        boxes [N, 4] xyxy float32, scores [N] float32 and labels [N] int64 of each image, best
-        first.
+    Returns boxes [N, 4] xyxy, scores [N] and labels [N] of each image, best first.
     """
     num_classes = logits.shape[-1]
     counts = [len(level) for level in levels]
