@@ -4,6 +4,7 @@ import os
 import time
 
 from retina_dist.base.redaction import redacted
+from retina_dist.base.text import escape
 
 # torch's messages, without an exception class of their own, when the other end of a connection is gone or silent.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
@@ -13,7 +14,7 @@ _text, _since = "starting", time.monotonic()
 
 
 class UserError(ValueError):
-    """Something outside the program is wrong: input, configuration or a file.
+    """Something outside the program is wrong: input, configuration or a file. The text is one line, without secrets.
 
     `collective` says that every rank of the job raises an error at the same point, so that all leave in order and only the
     rank `reporter` prints it (None: another error is printed instead).
@@ -27,7 +28,8 @@ class UserError(ValueError):
     def __init__(
         self, *arguments: object, collective: bool | None = None, reporter: int | None = 0
     ) -> None:
-        super().__init__(*(redacted(a) if isinstance(a, str) else a for a in arguments))
+        shown = [escape(redacted(a)) if isinstance(a, str) else a for a in arguments]
+        super().__init__(*shown)
         if collective is not None:
             self.collective = collective
         self.reporter = reporter
@@ -55,11 +57,16 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """A UserError's text; of another exception its type and the first line of its text, at most 160 characters of it."""
+    """A UserError's text; of another exception its type and the first line of its text, at most 160 characters."""
     if isinstance(error, UserError):
         return str(error)
-    first = redacted("".join(str(error).strip().splitlines()[:1]))[:160]
-    return f"{type(error).__name__}{': ' * bool(first)}{first}"
+    if lost_connection(error):
+        return "another process of the job failed or is gone; its own output says why."
+    name = type(error).__name__
+    text = str(error).strip()
+    if not text:
+        return name
+    return f"{name}: {redacted(text.splitlines()[0])[:160]}"
 
 
 class ConfigError(UserError):

@@ -12,7 +12,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -73,17 +73,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def is_disk_full(error: OSError) -> bool:
     """Whether a file could not be written because a disk, or a user's share of it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Within it, an OSError that names no file, as that of a full disk, names `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:

@@ -6,6 +6,7 @@ It says what a model is, what it was trained on and how well it does.
 from __future__ import annotations
 
 import hashlib
+import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,4 +105,5 @@ def _rows(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    """Text of others, such as the name of a class, as a cell of a table: no HTML, no further cell or line."""
+    return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())

@@ -1,14 +1,11 @@
-"""Files written whole or not at all: tables, and errors that name their file."""
+"""Files written whole or not at all."""
 
 from __future__ import annotations
 
 import csv
-import errno
 from pathlib import Path
 
-import pytest
-
-from retina_dist.base.files import naming, write_csv
+from retina_dist.base.files import write_csv
 
 FORMULAS = ["=1+1", "+cmd", "-x", "@SUM(A1)", "\t=1", "-1.jpg"]
 PLAIN = ["-0.5", "+1e-3", "-inf", "nan", "a=b", "", "'=x", 7, -1.5]
@@ -26,12 +23,3 @@ def test_a_table_for_programs_is_as_it_was_given(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [FORMULAS])
     with (tmp_path / "a.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [FORMULAS]
-
-
-def test_an_error_of_a_full_disk_names_its_file() -> None:
-    with pytest.raises(OSError, match="full") as caught, naming(Path("out/a.jpg")):
-        raise OSError(errno.ENOSPC, "full")
-    assert caught.value.filename == "out/a.jpg"
-    with pytest.raises(OSError, match="full") as caught, naming(Path("out/a.jpg")):
-        raise OSError(errno.ENOSPC, "full", "other")
-    assert caught.value.filename == "other"
