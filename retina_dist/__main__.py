@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from itertools import takewhile
+from typing import NoReturn
 
 import retina_dist
 
@@ -34,46 +34,62 @@ MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dis
 def usage() -> str:
     """The text of --help: one line for each command."""
     lines = ["usage: retina-dist COMMAND [KEY=VALUE ...]", "", "commands:"]
-    lines += [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
+    for name, summary in COMMANDS.items():
+        lines.append(f"  {name:<10} {summary}")
     lines += [
         "",
         "retina-dist COMMAND --cfg job lists the settings of a command with their values.",
+        "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train",
     ]
-    return "\n".join(
-        [
-            *lines,
-            "Under a launcher, start the module: torchrun --nproc-per-node 2 -m retina_dist.train",
-        ]
-    )
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Run the command that the first argument names. An unknown one exits with 2 and names the nearest."""
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command in ("", "-h", "--help"):
-        print(usage(), file=sys.stdout if command else sys.stderr)
-        raise SystemExit(0 if command else 2)
+    """Run the command that the first argument names.
+
+    An unknown one exits with 2 and names the nearest.
+    """
+    command = "".join(sys.argv[1:2])
+    if command in ("-h", "--help"):
+        print(usage())
+        return
     if command == "--version":
         print(retina_dist.__version__)
         return
+    if not command:
+        _refuse(usage())
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
-        print(f"error: there is no command {command}; {hint}", file=sys.stderr)
-        raise SystemExit(2)
+        hint = f"the commands are {', '.join(COMMANDS)}."
+        for near in difflib.get_close_matches(command, COMMANDS, 1):
+            hint = f"did you mean {near}?"
+        _refuse(f"error: there is no command {command}; {hint}")
+
     arguments = sys.argv[2:]
     if command == "compare":
-        folders = list(
-            takewhile(lambda word: "=" not in word and not word.startswith("-"), arguments)
-        )
-        if len(folders) not in (0, 2):
-            print("error: compare takes two run folders.", file=sys.stderr)
-            raise SystemExit(2)
-        arguments = [
-            f"{name}={folder}" for name, folder in zip(("run", "other"), folders)
-        ] + arguments[len(folders) :]
+        arguments = _with_keys(arguments)
     sys.argv = [f"retina-dist {command}", *arguments]
     importlib.import_module(MODULES.get(command, f"retina_dist.{command}")).main()
+
+
+def _with_keys(arguments: list[str]) -> list[str]:
+    """Compare's arguments, its two run folders as run=FOLDER and other=FOLDER."""
+    count = 0
+    while count < len(arguments) and _is_folder(arguments[count]):
+        count += 1
+    if count == 0:
+        return arguments
+    if count != 2:
+        _refuse("error: compare takes two run folders.")
+    return [f"run={arguments[0]}", f"other={arguments[1]}", *arguments[2:]]
+
+
+def _is_folder(argument: str) -> bool:
+    return "=" not in argument and not argument.startswith("-")
+
+
+def _refuse(text: str) -> NoReturn:
+    print(text, file=sys.stderr)
+    raise SystemExit(2)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Convert a data set of any supported format to COCO json.
 
-    python -m retina_dist.convert root=/data/mine output=train.json                       the format is recognised
+    python -m retina_dist.convert root=/data/mine output=train.json
     python -m retina_dist.convert root=/data/mine split=val output=val.json
     python -m retina_dist.convert annotations=rows.csv classes=classes.csv output=train.json
 
-For other tools: training reads all formats directly (`data.root=FOLDER`).
+The format is recognised. For other tools: training reads all formats directly (`data.root=FOLDER`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ class ConvertConfig:
 
 
 def convert(config: ConvertConfig) -> dict[str, Any]:
-    """Write `output` and return its content. Images are needed only for sizes that the annotations do not have."""
-    key = f"{config.split}_annotations"
-    files: dict[str, Any] = {key: config.annotations, f"{config.split}_images": config.images}
+    """Write `output` and return its content.
+
+    Images are needed only for sizes that the annotations do not have.
+    """
+    files: dict[str, Any] = {
+        f"{config.split}_annotations": config.annotations,
+        f"{config.split}_images": config.images,
+    }
     data = DetectionData(
         name="convert", format=config.format, root=config.root, classes=config.classes, **files
     )
@@ -52,13 +57,16 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     part = read_split(data.with_values(missing_images="ignore"), config.split, check=False)
     if part is None:
         raise ConfigError(
-            f"root={config.root} has no {config.split} split; leave split out, or name annotations=FILE."
+            f"root={config.root} has no {config.split} split; "
+            "leave split out, or name annotations=FILE."
         )
     coco = sized_coco(part, data.max_pixels)
     write_json(Path(config.output), coco, indent=None)
+    summary = f"{config.output}: {describe_split(part)}"
     unsized = sum("width" not in image for image in coco["images"])
-    missing = f"; {unsized} without a size, whose files are not there" if unsized else ""
-    print_redacted(f"{config.output}: {describe_split(part)}{missing}")
+    if unsized:
+        summary += f"; {unsized} without a size, whose files are not there"
+    print_redacted(summary)
     for warning in part.warnings:
         print_redacted(f"warning: {warning}")
     return coco

@@ -3,17 +3,18 @@
     python -m retina_dist.evaluate checkpoint=runs/shapes/checkpoints/best.pt
     python -m retina_dist.evaluate checkpoint=runs/drawn_classes/checkpoints/best.pt root=FOLDER
     python -m retina_dist.evaluate checkpoint=… annotations=FILE.json images=FOLDER
-    python -m retina_dist.evaluate checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1 annotations=… images=…
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
-    torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…      the images shared out over processes
+    torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…
 
-For a detector, pycocotools' twelve numbers and AP of each class; for a classifier, accuracies and, with two classes, sensitivity,
-specificity and ROC-AUC.
+`checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1` takes torchvision's weights. Under a launcher the
+processes share the images. For a detector it prints pycocotools' twelve numbers and AP of each
+class; for a classifier accuracies and, with two classes, sensitivity, specificity and ROC-AUC.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from retina_dist.base.settings import setting
@@ -59,11 +60,12 @@ class EvaluateConfig(OfCheckpoint):
 def main(config: EvaluateConfig) -> None:
     """Print the table, once."""
     table = command_of_task(task_of(config), "evaluate")(config)
-    if detect_launch().rank == 0:
-        print(table)
-        if config.output_dir:
-            folder = Path(config.output_dir)
-            print(f"\n{page_if_possible(lambda: write_report(folder), folder)}")
+    if detect_launch().rank:
+        return
+    print(table)
+    if config.output_dir:
+        folder = Path(config.output_dir)
+        print(f"\n{page_if_possible(partial(write_report, folder), folder)}")
 
 
 if __name__ == "__main__":

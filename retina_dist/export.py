@@ -1,10 +1,11 @@
-"""The model of a checkpoint for other runtimes, compared with the original before the file gets its name.
+"""The model of a checkpoint for other runtimes, compared with the original before that.
 
     python -m retina_dist.export checkpoint=runs/shapes/checkpoints/best.pt output=model.onnx
 
-`.onnx` and `.pt2` take one image, uint8 RGB [1, 3, h, w], already resized. Of a detector they give boxes [N, 4] xyxy in its pixels,
-scores [N] and labels [N], NMS included; of a classifier, whose h and w are its image size, probabilities [1, K]. Categories or
-classes, input size and versions are in the file. `.pt` is a state_dict for torchvision's own class, and nothing else.
+`.onnx` and `.pt2` take one image, uint8 RGB [1, 3, h, w], already resized. Those of a detector give
+boxes [N, 4] xyxy in its pixels, scores [N] and labels [N], NMS included; those of a classifier,
+whose h and w are its image size, probabilities [1, K]. Categories or classes, input size and
+versions are in the file. `.pt` is a state_dict for torchvision's own class, and nothing else.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m retina_dist.predict checkpoint=runs/shapes input=FILE|FOLDER|GLOB
 
-If a folder has no images, its subfolders are read. An unreadable file is named and left out; if all are unreadable, the
-exit code is 2. Nothing is overwritten: without output_dir the results go to predictions, predictions-2 and so on.
+If a folder has no images, its subfolders are read. An unreadable file is named and left out; if all
+are unreadable, the exit code is 2. Nothing is overwritten: without output_dir the results go to
+predictions, predictions-2 and so on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Pack the images of a data set into a few large tar files with an index, for training from object storage.
+"""Pack the images of a data set into a few large tar files with an index.
 
     python -m retina_dist.shards data=coco data.root=/data/coco output=/data/coco-shards
-    python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco shard_mb=512
+    python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco
     python -m retina_dist.train data=shards data.root=/data/coco-shards
 
-Takes the data settings of a training. The output is self-contained: it has the annotations too.
+For training from object storage. Takes the data settings of a training. The output is self-contained: it has the annotations too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retina_dist.tracking.console import heartbeat
 
 @dataclass
 class ShardsConfig(DetectionRunConfig):
-    """`python -m retina_dist.shards`: takes the settings of a training, and writes what `data` names."""
+    """`python -m retina_dist.shards`: the settings of a training, and where `data` is written."""
 
     output: str = setting(MISSING, "a folder or a URL", writes="folder or URL")
     shard_mb: int = setting(256, "MiB of a tar file, made in memory", at_least=1, at_most=1024)

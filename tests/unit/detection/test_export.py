@@ -19,7 +19,8 @@ from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import OUTPUTS, export
 from retina_dist.export import ExportConfig
-from tests.unit.serving.server import small_detector
+from tests.commands import ROOT
+from tests.unit.serving.server import make_image, small_detector
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,31 @@ def test_onnx_is_run_and_says_what_it_is(tmp_path: Path) -> None:
     assert about["categories"] == {"0": {"id": 3, "name": "cat"}, "2": {"id": 8, "name": "dog"}}
     assert (about["min_size"], about["max_size"], about["score_threshold"]) == (64, 96, 0.05)
     assert about["versions"]["torch"] == version("torch")
+
+
+def test_the_documented_lines_name_what_a_file_detects(
+    tmp_path: Path,
+    detector: Detector,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On an image that its resize leaves as it is, so that the boxes are those of the detector."""
+    pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
+    monkeypatch.chdir(tmp_path)
+    export(settings(Path("model.onnx"), size=[64, 64]))
+    capsys.readouterr()
+    Path("image.jpg").write_bytes(make_image(size=(64, 64), form="JPEG"))
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/inference.md").read_text(), re.DOTALL)
+    (lines,) = [block for block in blocks if "onnxruntime" in block]
+    exec(compile(lines.replace("score >= 0.3", "score >= 0.06"), "inference.md", "exec"), {})
+
+    expected = []
+    for one in detector.to_dict(detector.predict("image.jpg")[0], 0.06)["detections"]:
+        expected.append(f"{one['category_name']} {round(one['score'], 2)}")
+    printed = [line.split(" [")[0] for line in capsys.readouterr().out.splitlines()]
+    assert len(expected) > 3
+    assert printed == expected
 
 
 def test_pt2_of_one_size(tmp_path: Path, detector: Detector) -> None:
