@@ -31,7 +31,7 @@ checkpoint_period save_period: trainer.checkpoint_every=1epoch
 log_every_n_steps: trainer.log_every
 amp fp16 mixed_precision: trainer.precision=bf16
 accelerator device: device | strategy.device
-devices gpus num_gpus num_nodes nproc: the launcher starts the processes: torchrun --nproc-per-node N
+devices gpus num_gpus num_nodes num_processes nproc world_size: the launcher starts the processes: torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
@@ -44,7 +44,7 @@ val_split: data.val_fraction
 iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
-conf: score_threshold
+conf confidence threshold score_thr: score_threshold | model.score_threshold
 source image: input
 seed_everything: seed
 patience early_stopping: trainer.patience

@@ -430,6 +430,8 @@ def _unreadable(override: str) -> str:
     remedy = "close its brackets, or quote it"
     if value.startswith("(") and value.endswith(")"):
         remedy = f'write "{key}=[{value[1:-1]}]"'
+    if value.startswith("~/"):  # which the shell leaves as it is
+        remedy = f"write {key}=$HOME{value[1:]}"
     return f"{override} cannot be read as KEY=VALUE; {remedy}."
 
 
