@@ -36,6 +36,7 @@ from retina_dist.classification.settings import (
     ClassificationSettings,
     ClassifierConfig,
 )
+from retina_dist.data.digests import files_digest
 from retina_dist.data.synthetic import folder_to_draw, noise
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.engine.plan import TrainerConfig
@@ -202,6 +203,14 @@ class ClassificationTask(ImageTask):
     def fingerprint(self) -> str:
         """A digest of the training images' names and classes, which their order depends on."""
         return self.train.fingerprint()
+
+    def data_digests(self) -> dict[str, str]:
+        """Of the image files' sizes and times."""
+        digests = {}
+        for split, part in (("train", self.train), ("val", self.val)):
+            if part is not None and not self.config.data.synthetic:
+                digests[f"the image files of {split}"] = files_digest(part.sources)
+        return digests
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         data = self.config.data

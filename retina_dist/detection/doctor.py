@@ -18,9 +18,10 @@ from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.dataset import buckets_of
 from retina_dist.detection.model.retinanet import anchor_generator
+from retina_dist.detection.plausibility import implausible_boxes
 from retina_dist.detection.readers.annotations import Annotations, box_faults, clean
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import implausible_boxes, read_split
+from retina_dist.detection.splits import read_split
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 
 if TYPE_CHECKING:

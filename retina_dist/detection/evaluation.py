@@ -21,10 +21,10 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
+from retina_dist.detection.plausibility import implausible_boxes
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import implausible_boxes
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled

@@ -13,7 +13,7 @@ from PIL import ImageDraw
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import escape, pluralize
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
@@ -75,14 +75,20 @@ def draw_boxes(
     return pil_to_tensor(drawn)
 
 
-def draw_first_batch(data: CocoDataModule, names: Sequence[str], path: Path) -> None:
-    """The images of the first step after augmentation, with the boxes that the loss will see."""
+def draw_first_batch(
+    data: CocoDataModule, names: Sequence[str], files: Mapping[int, str], path: Path
+) -> None:
+    """The images of the first step after augmentation, with the boxes that the loss will see.
+
+    `files` has the file name of each image id.
+    """
     spec = data.train_sampler.step(0)[0]
     batch = data.train_dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
     pictures = []
     for i, (height, width) in enumerate(batch.image_sizes.tolist()):
         count = int(batch.num_boxes[i])
-        title = f"image {int(batch.image_ids[i])}, {width} x {height}: {pluralize(count, 'box')}"
+        file = escape(files[int(batch.image_ids[i])], 60)
+        title = f"{file}, {width} x {height}: {pluralize(count, 'box')}"
         image = batch.images[i, :, :height, :width]
         pictures.append(
             titled(draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names), title)

@@ -132,9 +132,10 @@ class DetectionData(ImageDataSettings):
             if value and key not in reader.file_settings:
                 no_effect = f"has no effect on data.format={self.format}"
                 raise ConfigError(f"data.{key}={value} {no_effect}; leave it out.")
-            if value and self.shapes is not None and key != "box_format":
-                remedy = "add data=auto, or leave it out"
-                raise ConfigError(f"data.{key}={value} is not of the drawn shapes; {remedy}.")
+        if self.shapes is not None and self.train_annotations:
+            given = f"data.train_annotations={self.train_annotations}"
+            remedy = "add data=auto, or leave it out"
+            raise ConfigError(f"{given} is not of the drawn shapes; {remedy}.")
 
 
 @dataclass

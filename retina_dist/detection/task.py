@@ -15,11 +15,16 @@ from torch import nn
 from retina_dist.base.errors import CheckpointError, UserError
 from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.text import pluralize, truncate
+from retina_dist.data.digests import files_digest
 from retina_dist.data.samplers import images_per_epoch
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of
-from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
+from retina_dist.detection.data.synthetic import (
+    draw_data,
+    synthetic_annotations,
+    synthetic_batch,
+)
 from retina_dist.detection.model.backbone import children_of
 from retina_dist.detection.model.build import DetectionModel, build_model, count_classes, weights_of
 from retina_dist.detection.model.weights import (
@@ -31,7 +36,6 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import (
     describe_split,
-    draw_data,
     first_images_with_objects,
     read_split,
 )
@@ -254,13 +258,23 @@ class DetectionTask(ImageTask):
         listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
         return hashlib.sha256(listed.encode()).hexdigest()
 
+    def data_digests(self) -> dict[str, str]:
+        """Of the boxes of both splits, and of the image files' sizes and times."""
+        digests = {}
+        for split, part in (("train", self.train), ("val", self.val)):
+            if part is not None and not self.config.data.synthetic:
+                digests[f"the annotations of {split}"] = part.digest()
+                paths = [record.path for record in part.records]
+                digests[f"the image files of {split}"] = files_digest(paths)
+        return digests
+
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
         """first_batch.jpg: the images of the first step as the model sees them; nothing of noise."""
         if self.config.data.synthetic:
             return
         from retina_dist.detection.pictures import draw_first_batch
 
-        draw_first_batch(data, self.class_names, folder / "first_batch.jpg")
+        draw_first_batch(data, self.class_names, self.file_names(), folder / "first_batch.jpg")
 
     def write_results(self, result: CocoResult, folder: Path) -> None:
         from retina_dist.detection.analysis import analyse

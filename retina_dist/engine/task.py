@@ -115,6 +115,13 @@ class Task(ABC):
     def fingerprint(self) -> str:
         """A digest of the training data, which a resume must find again."""
 
+    def data_digests(self) -> dict[str, str]:
+        """Digests of data whose change a resume warns of, by its name; called on the main rank.
+
+        Unlike `fingerprint` it may be other data: corrected boxes, or images that were saved again.
+        """
+        return {}
+
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and values for inference."""
         return {"config": redacted_tree(as_dict(self.config)), "images": self.fingerprint()}

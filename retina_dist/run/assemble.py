@@ -16,7 +16,13 @@ from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
 from retina_dist.run.build import build_state, build_strategy, configure_torch
 from retina_dist.run.planning import PlannedRun, plan_run
 from retina_dist.run.records import markdown_of_start, versions, write_start
-from retina_dist.run.resume import Run, RunOpener, checkpoint_folder, restore
+from retina_dist.run.resume import (
+    Run,
+    RunOpener,
+    checkpoint_folder,
+    restore,
+    warn_of_changed_data,
+)
 from retina_dist.run.training import Training
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
@@ -93,6 +99,7 @@ def assemble(
     )
     if is_done:
         return None
+    strategy.on_main(lambda: warn_of_changed_data(run, task))
 
     checkpoints = CheckpointStore(
         checkpoint_folder(config, run.folder),

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.task import Task
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -397,6 +399,20 @@ def restore(
         ) from error
     logger.info(f"resumed from {run.resumed_from}, step {state.step}")
     return _is_done(state, plan)
+
+
+def warn_of_changed_data(run: Run, task: Task) -> None:
+    """Warn of data that is not as it was when the checkpoint of `run`, if it has one, was written."""
+    before = (run.checkpoint or {}).get("data_digests")
+    if not isinstance(before, Mapping):
+        return
+    now = task.data_digests()
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    if changed:
+        logger.warning(
+            f"{' and '.join(changed)} changed since {run.resumed_from} was written; "
+            "the run continues with them as they are now."
+        )
 
 
 def _check_data(

@@ -158,11 +158,13 @@ class Training:
         if isinstance(best, BestMetric):
             # a worse validation after a resume is not the best one
             best.load_state_dict(state.best.state_dict())
-        facts = {
+        facts: dict[str, Any] = {
             "versions": versions(),
             "world_size": self.strategy.world_size,
             "backend": self.strategy.backend,
         }
+        if self.strategy.is_main:  # which alone writes checkpoints
+            facts["data_digests"] = task.data_digests()
         return TrainLoop(
             build_train_step(self.config, state, self.plan, self.strategy, guard),
             self.data,

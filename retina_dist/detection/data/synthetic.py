@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ from numpy.random import Generator
 from PIL import Image
 
 from retina_dist.base.seeding import derived_seed
-from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, noise
+from retina_dist.data.synthetic import (
+    contrasting_colour,
+    coverage,
+    draw_once,
+    folder_to_draw,
+    noise,
+)
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.records import ImageRecord
-from retina_dist.detection.settings import SyntheticConfig
+from retina_dist.detection.settings import DetectionData, SyntheticConfig
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
@@ -33,6 +40,12 @@ LEAST_VISIBLE = 0.6  # of each object; a shape that would hide more of another i
 EMPTY_SHARE, CROWD_SHARE = 0.04, 0.05  # of the images
 MANIFEST = "shapes.json"
 VERSION = 1
+
+
+def draw_data(data: DetectionData) -> None:
+    """Draw the shapes data set where the settings ask for it and it is not there yet."""
+    if data.shapes is not None:
+        make_shapes(folder_to_draw(data.root, "data.shapes"), **asdict(data.shapes))
 
 
 def make_shapes(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.records import ImageRecord
@@ -49,12 +51,32 @@ class Annotations:
     held_out: float | None = None
     box_format: str | None = None
 
+    def digest(self) -> str:
+        """A digest of the images' names and sizes, and of the boxes and the classes to train on."""
+        images = [(record.image_id, record.file_name, record.size) for record in self.records]
+        counts = [len(labels) for labels in self.labels]
+        found = hashlib.sha256(repr((images, counts, self.categories.names)).encode())
+        for column in (*self.boxes, *self.labels):
+            found.update(column.tobytes())
+        return found.hexdigest()
+
     def with_rows(self, rows: Sequence[int]) -> Annotations:
         """The images of these rows, the ground truth of these alone, and the counts of their boxes."""
         records = [self.records[row] for row in rows]
         coco = ground_truth_of(self.coco, {record.image_id for record in records})
         part = clean(coco, records, self.categories)
         return replace(part, warnings=self.warnings, format=self.format, box_format=self.box_format)
+
+    def held_out_part(self, fraction: float, split: str) -> Annotations:
+        """Of training images the `fraction` held out for "val", or those left for "train".
+
+        Raises DataError where none is left.
+        """
+        names = [record.file_name for record in self.records]
+        part = self.with_rows(held_out_rows(names, fraction)[split])
+        if split == "val":
+            part.held_out = fraction
+        return part
 
 
 def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:

@@ -106,9 +106,13 @@ class FileReader(AnnotationReader):
     def find(self, split: str) -> Place | None:
         """The place of "train" or "val"; None for a validation split that the settings do not name.
 
-        Raises ConfigError where nothing names a place, and DataError where nothing is there.
+        Shapes are drawn first where the settings ask for them. Raises ConfigError where nothing names
+        a place, and DataError where nothing is there.
         """
+        from retina_dist.detection.data.synthetic import draw_data
+
         data: DetectionData = self.settings
+        draw_data(data)
         annotations, images = data.files_of(split)
         if annotations is not None:
             file = parse_path(annotations)
@@ -198,7 +202,7 @@ class AutoReader(AnnotationReader):
 def _format_of(data: DetectionData) -> str:
     place = data.train_annotations or data.val_annotations
     if place is None:
-        if data.root is None:
+        if data.root is None or data.shapes is not None:
             return "coco"  # whose reader says what it needs
         return recognise(_existing(data.root))
     path = parse_path(place)

@@ -95,7 +95,7 @@ def read_yolo(root: Path, split: str) -> Items | None:
     if named.is_everything:
         files = [file for file in files if split_of(str(file.relative_to(above).parent)) == split]
     if split == "train" and files and not any(os.path.isfile(labels_of(file)) for file in files):
-        example = labels_of(files[0])
+        example = escape(labels_of(files[0]))
         raise DataError(f"{root}: no training image has a label file, such as {example}; add them.")
 
     warnings = _warnings(root, named, files)
