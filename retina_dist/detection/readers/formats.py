@@ -19,6 +19,8 @@ from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.records import ImageSource
 from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
 
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
+
 
 class Place(NamedTuple):
     """Where a split lies: its annotations, a file or a folder, and the folder that image names are relative to."""
@@ -217,6 +219,8 @@ def _existing(root: str) -> PathOrUrl:
     path = parse_path(root)
     if isinstance(path, Path) and not path.is_dir():
         remedy = "give the one that holds the annotations"
+        if path.suffix.lower() in ARCHIVES:
+            remedy = "unpack it, and give the folder"
         raise DataError(f"data.root={path} is not a folder; {remedy}.")
     return path
 

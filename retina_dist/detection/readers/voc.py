@@ -92,7 +92,7 @@ def _read_list(root: Path, split: str) -> list[str]:
         has = truncate(lists)
         raise DataError(f"{folder} has {has}, not {split}; write train.txt and val.txt.")
     path = folder / f"{(own or [split])[0]}.txt"
-    remedy = "give a folder like VOC2007, with ImageSets/Main"
+    remedy = "give data=auto, or a folder like VOC2007, with ImageSets/Main"
     with reading(path, "a list of images", remedy):
         text = read_bytes(path).decode("utf-8-sig")
     names = list(dict.fromkeys(_listed(text, root)))

@@ -246,6 +246,10 @@ def _names_of(root: Path, named: _Split) -> list[str]:
         if os.path.isfile(file):
             lines = read_text(file).rstrip().splitlines()
             return _checked([line.strip() for line in lines], file)
+    unnamed = first_file(root, "*.yaml", "*.yml")
+    if unnamed is not None:
+        remedy = "add names: [CLASS, CLASS], and train: FOLDER"
+        raise DataError(f"{unnamed} lacks names or train; {remedy}.")
     problem = "has YOLO labels but neither data.yaml nor classes.txt"
     raise DataError(f"{root} {problem}; write a class name a line into it.")
 

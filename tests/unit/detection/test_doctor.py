@@ -19,8 +19,9 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.config.compose import load_config
 from retina_dist.data.buckets import make_buckets, resized_size
 from retina_dist.data.images import ORIENTATION_TAG
+from retina_dist.detection.anchor_coverage import anchor_coverage
 from retina_dist.detection.data.synthetic import make_shapes
-from retina_dist.detection.doctor import anchor_coverage, examine
+from retina_dist.detection.doctor import examine
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.model.targets import pairwise_iou
 from retina_dist.detection.readers.annotations import Annotations

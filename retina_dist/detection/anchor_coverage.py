@@ -1,0 +1,139 @@
+"""How the model's anchors fit the boxes of a data set, and which change of them would fit better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from retina_dist.data.buckets import resized_size
+from retina_dist.detection.data.dataset import buckets_of
+from retina_dist.detection.model.retinanet import anchor_generator
+from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.settings import DetectionData, ModelConfig
+
+WORTH_DOING = 0.8  # a change is proposed if it leaves at most this share of the unreached boxes
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Best overlap of each training box with any anchor, at the scale that training sees.
+
+    Args:
+        best_iou: [n] of each box.
+        size: [n] square root of the box's area in px, after the resize.
+        threshold: the IoU from which on an anchor answers for a box.
+    """
+
+    best_iou: np.ndarray
+    size: np.ndarray
+    threshold: float
+
+    @property
+    def num_unreached(self) -> int:
+        """Boxes without such an anchor."""
+        return int((self.best_iou < self.threshold).sum())
+
+    @property
+    def unreached(self) -> float:
+        """Share of boxes without such an anchor; 0 where there are no boxes."""
+        return self.num_unreached / max(1, len(self.best_iou))
+
+
+def coverage_of(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
+    """The coverage of the training boxes by the anchors of a model."""
+    generator = anchor_generator(model.anchor_sizes, model.aspect_ratios)
+    cells = [anchors.numpy() for anchors in generator.cell_anchors]
+    return anchor_coverage(train, cells, data, model.foreground_iou)
+
+
+def anchor_coverage(
+    data: Annotations,
+    cell_anchors: Sequence[np.ndarray],
+    settings: DetectionData,
+    threshold: float = 0.5,
+) -> Coverage:
+    """Which boxes an anchor reaches at the largest of the settings' `min_sizes`.
+
+    Each image is padded to the shape of its bucket; one of unknown size is left out. Exact without trying
+    every anchor: of one shape, the anchor with the nearest centre overlaps most, because the overlap
+    only falls with the distance along either axis.
+
+    Args:
+        data: the images and boxes.
+        cell_anchors: the anchors [a, 4] xyxy of each pyramid level, P3 to P7, centred on the origin.
+        settings: of the resize and the buckets.
+        threshold: the IoU from which on an anchor answers for a box.
+    """
+    known = [row for row, record in enumerate(data.records) if record.size]
+    counts = [len(data.boxes[row]) for row in known]
+    if not sum(counts):
+        return Coverage(np.zeros(0), np.zeros(0), threshold)
+    sizes = np.array([(data.records[row].height, data.records[row].width) for row in known])
+    min_size = max(settings.min_sizes)
+    buckets = buckets_of(settings, sizes)
+    shapes = buckets.padded_shapes[buckets.min_sizes.index(min_size), buckets.of_image]
+    resized = [resized_size(h, w, min_size, settings.max_size) for h, w in sizes.tolist()]
+
+    # From here on one column for each box, with rows y and x.
+    image = np.repeat(np.arange(len(known)), counts)
+    boxes = np.concatenate([data.boxes[row] for row in known]).astype(np.float64).T
+    scale = (np.array(resized) / sizes)[image].T
+    low = boxes[[1, 0]] * scale
+    high = boxes[[3, 2]] * scale
+    area = (high - low).prod(axis=0)
+    best = np.zeros(len(image))
+    padded = shapes[image].T
+    grid = padded // 4
+    for anchors in cell_anchors:
+        # P3 is an eighth of the padded shape, each further level half of the one before, rounded up
+        grid = -(-grid // 2)
+        stride = padded // grid  # as torchvision places anchors
+        nearest = np.clip(np.round((low + high) / 2 / stride), 0, grid - 1) * stride
+        for left, top, right, bottom in anchors.astype(np.float64):
+            start = np.maximum(low, nearest + [[top], [left]])
+            end = np.minimum(high, nearest + [[bottom], [right]])
+            both = (end - start).clip(0).prod(axis=0)
+            union = area + (right - left) * (bottom - top) - both
+            best = np.maximum(best, both / union)
+    return Coverage(best, np.sqrt(area), threshold)
+
+
+def better_anchors(
+    train: Annotations, data: DetectionData, model: ModelConfig, now: Coverage
+) -> str:
+    """Of the usual changes of anchors, each tried on the boxes, the one that leaves the fewest."""
+    tried = []
+    for other in _usual_changes(model):
+        changed = []
+        for key, value in (
+            ("anchor_sizes", other.anchor_sizes),
+            ("aspect_ratios", other.aspect_ratios),
+        ):
+            if value != getattr(model, key):
+                changed.append(f"model.{key}={value}".replace(", ", ","))
+        share = coverage_of(train, data, other).unreached
+        tried.append((share, len(changed), " ".join(changed)))
+    unreached, _, text = min(tried)
+    if unreached > WORTH_DOING * now.unreached:
+        others = "neither other sizes nor more aspect ratios help"
+        return f"{others}: look at the boxes, and at data.min_sizes"
+    return f"{unreached:.1%} are left, tried on these boxes, with {text}"
+
+
+def _usual_changes(model: ModelConfig) -> Iterator[ModelConfig]:
+    sizes = model.anchor_sizes
+    smaller = _scaled(sizes, 0.5)
+    larger = _scaled(sizes, 2)
+    wider = [smaller[0], *sizes[1:-1], larger[-1]]
+    ends = [[smaller[0], *sizes[1:]], [*sizes[:-1], larger[-1]]]
+    ratios = model.aspect_ratios
+    more = sorted({*ratios, min(ratios) / 2, max(ratios) * 2})
+    for anchor_sizes in (sizes, smaller, larger, wider, *ends):
+        for aspect_ratios in (ratios, more):
+            yield replace(model, anchor_sizes=anchor_sizes, aspect_ratios=aspect_ratios)
+
+
+def _scaled(sizes: Sequence[Sequence[int]], factor: float) -> list[list[int]]:
+    return [[max(1, int(size * factor)) for size in level] for level in sizes]
