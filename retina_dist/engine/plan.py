@@ -54,7 +54,9 @@ class TrainerConfig(KnownArguments):
     ema_decay: float | None = setting(
         None, "validation and best.pt use averages", above=0, below=1, null_is_off=True
     )
-    channels_last: bool = setting(False, "memory format NHWC, which tensor cores prefer")
+    channels_last: bool | None = setting(
+        False, "memory format NHWC; null: on GPUs, and CPUs other than AVX2"
+    )
     compile: bool = setting(False, "torch.compile; the first steps of each canvas take minutes")
     deterministic: bool = setting(
         False, "only operations that give the same bits each time; slower on GPUs"

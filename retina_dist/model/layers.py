@@ -36,6 +36,11 @@ def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Modu
             setattr(parent, name, replacement(child))
 
 
+def prefers_channels_last(device: torch.device) -> bool:
+    """Whether convolutions are faster in NHWC; on CPUs with AVX2 alone they are slower."""
+    return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
+
+
 class StridedConv2d(nn.Conv2d):
     """Computes and drops a second output column where bfloat16 on a CPU would give one: there
     oneDNN reads unwritten memory.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
 from retina_dist.engine.precision import make_scaler
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
+from retina_dist.model.layers import prefers_channels_last
 from retina_dist.model.sync_batch_norm import connect
 from retina_dist.optim.optimizer import build_optimizer, parameter_groups
 from retina_dist.optim.settings import ScheduleConfig
@@ -36,6 +36,16 @@ def configure_torch(settings: TrainerConfig) -> None:
 def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
     return strategy_of(config.strategy, deterministic=config.trainer.deterministic)
+
+
+def agreed_channels_last(config: RunConfig, strategy: DistributedStrategy) -> bool:
+    """`trainer.channels_last`; null: if the devices of all ranks are faster with it. Collective."""
+    if config.trainer.channels_last is not None:
+        return config.trainer.channels_last
+    prefers = prefers_channels_last(strategy.device)
+    if strategy.world_size == 1:
+        return prefers
+    return bool(strategy.all_reduce(torch.tensor([prefers], dtype=torch.int64), "min"))
 
 
 def monitor_of(config: RunConfig) -> str:
@@ -80,8 +90,9 @@ def build_state(
 ) -> TrainState:
     """Model, optimizer, scaler and average on the strategy's device."""
     trainer = config.trainer
-    layout: dict[str, Any] = {"memory_format": torch.channels_last} if trainer.channels_last else {}
-    model = model.to(strategy.device, **layout)
+    model = model.to(strategy.device)
+    if agreed_channels_last(config, strategy):
+        model = model.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = make_scaler(strategy.device, trainer.precision)
     ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
