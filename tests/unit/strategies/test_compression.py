@@ -8,7 +8,8 @@ from torch import Tensor
 
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import TrainerConfig
-from retina_dist.run.build import agreed_precision, build_strategy
+from retina_dist.run.build import build_strategy
+from retina_dist.run.planning import agreed_precision
 from retina_dist.strategies.base import DistributedStrategy, all_finite, from_wire, to_wire
 from retina_dist.strategies.settings import StrategyConfig
 
