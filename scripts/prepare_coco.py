@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Download COCO 2017 (https://cocodataset.org), unpack it and check that it is whole.
 
-  python scripts/prepare_coco.py /data/coco                          train and val: 20 GB to download, as much again while unpacking
+  python scripts/prepare_coco.py /data/coco
   python scripts/prepare_coco.py /data/coco --splits val             1 GB
-  python scripts/prepare_coco.py /data/coco --zips /downloads        take the zip files from there instead
-  python scripts/prepare_coco.py /data/coco --shards /data/shards    and write them as shards too (a folder or a URL)
+  python scripts/prepare_coco.py /data/coco --zips /downloads        zip files that are there
+  python scripts/prepare_coco.py /data/coco --shards /data/shards    shards too: a folder or a URL
 
-A second call resumes an interrupted one, within a file too, and does nothing if nothing is missing. COCO publishes no checksums:
-the CRC-32 of each file in a zip is compared, and the images with the names in the annotations. Needs curl (--shards: the package).
+Train and val are 20 GB to download, and take as much again while they are unpacked.
+A second call resumes an interrupted one, within a file too, and does nothing if nothing is missing.
+COCO publishes no checksums: the CRC-32 of each file in a zip is compared, and the images with the
+names in the annotations. Needs curl (--shards: the package).
 """
 
 import argparse
@@ -48,11 +50,13 @@ def prepare(root: Path, splits: list[str], zips: Path | None, site: str) -> None
             unpack(fetch(ANNOTATIONS, root, zips, site), root, "annotations")
         folder = f"{split}2017"
         names = {image["file_name"] for image in json.loads(annotations.read_bytes())["images"]}
-        if missing := names - files_in(root / folder):
+        missing = names - files_in(root / folder)
+        if missing:
             print(f"{folder}: {len(missing)} of {len(names)} images are missing", flush=True)
             path = fetch(f"zips/{folder}.zip", root, zips, site)
             unpack(path, root, folder)
-            if missing := names - files_in(root / folder):
+            missing = names - files_in(root / folder)
+            if missing:
                 raise PrepareError(
                     f"{path} lacks {len(missing)} images, such as {min(missing)}; get another one."
                 )
@@ -63,15 +67,15 @@ def prepare(root: Path, splits: list[str], zips: Path | None, site: str) -> None
 
 def files_in(folder: Path) -> set[str]:
     """The names of the files in a folder, none if it does not exist."""
-    return (
-        {entry.name for entry in os.scandir(folder) if entry.is_file()}
-        if folder.is_dir()
-        else set()
-    )
+    if not folder.is_dir():
+        return set()
+    return {entry.name for entry in os.scandir(folder) if entry.is_file()}
 
 
 def fetch(name: str, root: Path, zips: Path | None, site: str) -> Path:
-    """The zip file `name`: that in `zips`, or downloaded to root/zips, from where an earlier call stopped."""
+    """The zip file `name`: that in `zips`, or downloaded to root/zips, from where an earlier call
+    stopped.
+    """
     path = (zips or root / "zips") / Path(name).name
     if path.is_file():
         return path
@@ -84,31 +88,32 @@ def fetch(name: str, root: Path, zips: Path | None, site: str) -> Path:
     code = subprocess.run([*CURL, "--output", str(part), f"{site}/{name}"]).returncode
     if code:
         raise PrepareError(
-            f"curl could not read {site}/{name} (exit code {code}); start again to resume the download."
+            f"curl could not read {site}/{name} (exit code {code}); "
+            "start again to resume the download."
         )
     return part.rename(path)
 
 
 def unpack(path: Path, root: Path, folder: str) -> None:
-    """Unpack the files of `folder` in the zip into root/folder, but for those that exist in full length."""
+    """Unpack the files of `folder` in the zip into root/folder, but for those that exist in full
+    length.
+    """
     try:
-        with zipfile.ZipFile(
-            path
-        ) as archive:  # its extract keeps members inside of root, and compares the CRC-32
-            members = [
-                m
-                for m in archive.infolist()
-                if m.filename.startswith(f"{folder}/") and not m.is_dir()
-            ]
-            members = [
-                m
-                for m in members
-                if not (f := root / m.filename).is_file() or f.stat().st_size != m.file_size
-            ]
-            needed, free = sum(member.file_size for member in members), shutil.disk_usage(root).free
+        # Its extract keeps members inside of root, and compares the CRC-32.
+        with zipfile.ZipFile(path) as archive:
+            members = []
+            for member in archive.infolist():
+                if member.filename.startswith(f"{folder}/") and not member.is_dir():
+                    file = root / member.filename
+                    if not file.is_file() or file.stat().st_size != member.file_size:
+                        members.append(member)
+
+            needed = sum(member.file_size for member in members)
+            free = shutil.disk_usage(root).free
             if needed > free:
                 raise PrepareError(
-                    f"{root} has {free / 1e9:.1f} GB free, and {path.name} takes {needed / 1e9:.1f}; make room."
+                    f"{root} has {free / 1e9:.1f} GB free, and {path.name} takes "
+                    f"{needed / 1e9:.1f}; make room."
                 )
             for member in members:
                 try:
@@ -145,13 +150,9 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if options.shards:
-        line = [
-            "retina_dist.shards",
-            "data=coco",
-            f"data.root={options.root}",
-            f"output={options.shards}",
-        ]
-        sys.exit(subprocess.run([sys.executable, "-m", *line]).returncode)
+        settings = ["data=coco", f"data.root={options.root}", f"output={options.shards}"]
+        command = [sys.executable, "-m", "retina_dist.shards", *settings]
+        sys.exit(subprocess.run(command).returncode)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The reference of all settings, as Markdown:  python scripts/settings_reference.py > docs/settings.md"""
+"""The reference of all settings, as Markdown.
+
+python scripts/settings_reference.py > docs/settings.md
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ COLUMNS = ("key", "type", "default", "default run", "allowed", "meaning")
 
 
 def key_reference() -> str:
-    """A table for each section of a training's settings, then for each command with what it adds to them."""
+    """A table for each section of a training's settings, and for what each command adds to them."""
     values = _values(load_config("train"))
     blocks = [HEAD, "## `python -m retina_dist.train`"]
     for name, section in (
@@ -72,7 +75,8 @@ def _section(name: str, schema: type, values: dict[str, Any]) -> Iterator[str]:
     yield from _table(schema, f"{name}.", values)
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):
-        if section := section_of(hints[field.name]):
+        section = section_of(hints[field.name])
+        if section:
             yield from _section(f"{name}.{field.name}", section, values)
 
 

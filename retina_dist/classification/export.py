@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +18,14 @@ from retina_dist.base.redaction import redacted
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.drawn import CLASSES, draw_shape
 from retina_dist.classification.model import model_options
-from retina_dist.data.images import AnyImage, find_images
-from retina_dist.task.export_formats import Exporter, Runner, check_ending
-from retina_dist.task.model_card import write_card
-from retina_dist.tracking.console import heartbeat
+from retina_dist.data.images import AnyImage
+from retina_dist.task.export_formats import (
+    Exporter,
+    Runner,
+    check_ending,
+    describe_export,
+    images_to_compare,
+)
 
 if TYPE_CHECKING:
     from retina_dist.export import ExportConfig
@@ -50,8 +54,12 @@ def export(config: ExportConfig) -> float:
             f"size={config.size} is for detectors; a classifier takes its validation's size."
         )
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
-    images = _images_to_compare(config, max(16, classifier.short_side))
-    inputs = [classifier.prepare(image) for image in images]
+    side = max(16, classifier.short_side)
+
+    def draw(rng: np.random.Generator, number: int) -> AnyImage:
+        return draw_shape(rng, CLASSES[number % len(CLASSES)], side)
+
+    inputs = [classifier.prepare(image) for image in images_to_compare(config, draw)]
     worst = torch.zeros(())
 
     def compare(run: Runner) -> None:
@@ -72,24 +80,10 @@ def export(config: ExportConfig) -> float:
         with_state=partial(_with_state, classifier),
         metadata={**classifier.metadata(), "checkpoint": redacted(config.checkpoint)},
     )
-    with heartbeat():
-        exporter.write(output, compare)
-
-    size = output.stat().st_size / 1e6
-    print(
-        f"{output}: {size:.1f} MB; "
-        f"largest difference of a probability on {len(inputs)} images: {worst:.2g}"
-    )
-    print(f"described in {write_card(output, classifier, config.checkpoint, config.intended_use)}")
+    exporter.write(output, compare)
+    summary = f"largest difference of a probability on {len(inputs)} images: {worst:.2g}"
+    describe_export(classifier, config, summary)
     return float(worst)
-
-
-def _images_to_compare(config: ExportConfig, side: int) -> Sequence[AnyImage]:
-    """The images that the settings name, or drawn shapes of `side` px."""
-    if config.images:
-        return find_images(config.images)[: config.num_images]
-    rng = np.random.default_rng(0)
-    return [draw_shape(rng, CLASSES[i % len(CLASSES)], side) for i in range(config.num_images)]
 
 
 def _graph(classifier: TrainedClassifier, image: Tensor) -> ExportedProgram:

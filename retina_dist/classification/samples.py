@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,7 @@ def read_samples(
         if split == "train":
             raise DataError(absent("data.root", root, split))
         return None
-    rows.sort(key=_name_of)
+    rows.sort(key=itemgetter(0))
 
     used = sorted({label for _, _, label in rows})
     warnings: tuple[str, ...] = ()
@@ -132,10 +133,6 @@ def read_samples(
     names, sources, labels = zip(*rows, strict=True)
     numbers = np.array([number[label] for label in labels], np.int64)
     return Samples(names, sources, numbers, known, warnings, form)
-
-
-def _name_of(row: Row) -> str:
-    return row[0]
 
 
 def _refuse_yolo(root: PathOrUrl, split: str) -> None:
@@ -251,7 +248,10 @@ def _files_below(folder: Path) -> dict[str, Source]:
 
 
 def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
-    path = _csv_of(root, split)
+    files = {file.stem: file for file in root.glob("*.csv")}
+    path = None
+    for name in reversed(SPLITS[split]):  # the first one counts, not the order of the disk
+        path = files.get(name, path)
     if path is None:
         return None
     try:
@@ -274,15 +274,6 @@ def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
     return _rows_of(labels, root, path)
 
 
-def _csv_of(root: PathOrUrl, split: str) -> PathOrUrl | None:
-    """The CSV file of a split, by the order of its possible names, not by that of the disk."""
-    files = {file.stem: file for file in root.glob("*.csv")}
-    for name in SPLITS[split]:
-        if name in files:
-            return files[name]
-    return None
-
-
 def _parse_line(line: Sequence[str], place: str, root: PathOrUrl) -> tuple[str, str]:
     """The file, relative to `root`, and the label of a line of the CSV file.
 
@@ -302,25 +293,17 @@ def _parse_line(line: Sequence[str], place: str, root: PathOrUrl) -> tuple[str, 
 
 def _rows_of(labels: dict[str, str], root: PathOrUrl, path: PathOrUrl) -> list[Row]:
     """The rows of the files of a CSV file at `path`. Raises DataError where files are missing."""
-    rows: list[Row] = []
-    missing = []
     if isinstance(root, Url):
-        there = objects_in(root)
-        for name, label in labels.items():
-            rows.append((name, there.get(name, ""), label))
-            if name not in there:
-                missing.append(name)
+        sources: dict[str, Source] = dict(objects_in(root))
     else:
-        for name, label in labels.items():
-            rows.append((name, str(root / name), label))
-            if not os.path.isfile(root / name):
-                missing.append(name)
+        sources = {name: str(root / name) for name in labels if os.path.isfile(root / name)}
+    missing = [name for name in labels if name not in sources]
     if missing:
         raise DataError(
-            f"{path}: {len(missing)} of {len(rows)} images are not in {root}: "
+            f"{path}: {len(missing)} of {len(labels)} images are not in {root}: "
             f"{truncate(missing)}; restore them, or remove their rows."
         )
-    return rows
+    return [(name, sources[name], label) for name, label in labels.items()]
 
 
 def _from_shards(complete: bool, root: PathOrUrl, split: str) -> list[Row] | None:

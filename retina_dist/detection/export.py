@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -23,7 +22,7 @@ from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
-from retina_dist.data.images import AnyImage, find_images, pixels_of
+from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.synthetic import draw_scene
 from retina_dist.detection.detector import CANVAS_DIVISOR, Detector
@@ -31,8 +30,13 @@ from retina_dist.detection.model.postprocess import best_candidates, offset_by_l
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
-from retina_dist.task.export_formats import Exporter, Runner, check_ending
-from retina_dist.task.model_card import write_card
+from retina_dist.task.export_formats import (
+    Exporter,
+    Runner,
+    check_ending,
+    describe_export,
+    images_to_compare,
+)
 from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
@@ -145,23 +149,20 @@ def export(config: ExportConfig) -> dict[str, float]:
     """
     output = Path(config.output)
     check_ending(output)
-    _check_size(config.size, output)
     detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
-    _check_sides(detector, config.size, output)
+    _check_size(detector, config.size, output)
 
-    with heartbeat():
-        comparison = _Comparison(detector, config)
-        exporter = exporter_of(detector, config.checkpoint, config.size)
-        exporter.write(output, comparison.check)
+    comparison = _Comparison(detector, config)
+    exporter_of(detector, config.checkpoint, config.size).write(output, comparison.check)
 
     worst = comparison.worst
-    print(
-        f"{output}: {output.stat().st_size / 1e6:.1f} MB; "
+    describe_export(
+        detector,
+        config,
         f"largest difference in {worst['detections']:.0f} detections on "
         f"{len(comparison.batches)} images: "
-        f"{worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores"
+        f"{worst['boxes']:.2g} px in boxes, {worst['scores']:.2g} in scores",
     )
-    print(f"described in {write_card(output, detector, config.checkpoint, config.intended_use)}")
     eps = batch_norm_eps(detector.model)
     if output.suffix == ".pt" and eps not in (None, TORCHVISION_EPS):
         print(
@@ -171,20 +172,15 @@ def export(config: ExportConfig) -> dict[str, float]:
     return worst
 
 
-def _check_size(size: list[int] | None, output: Path) -> None:
-    if size is None:
-        return
-    if len(size) != 2 or min(size) < 1:
-        raise ConfigError(f"size={size} is not a height and a width in px, such as [800,1066].")
-    if output.suffix == ".pt":
-        raise ConfigError(f"size={size} has no effect on a .pt; leave it out.")
-
-
-def _check_sides(detector: Detector, size: list[int] | None, output: Path) -> None:
-    """Raise ConfigError for a .pt2 of any size whose detector takes images that are too small."""
+def _check_size(detector: Detector, size: list[int] | None, output: Path) -> None:
+    """Raise ConfigError for a size that cannot be, or that a .pt2 of any size needs."""
     low = detector.min_size
-    is_dynamic = output.suffix == ".pt2" and size is None
-    if is_dynamic and low < MIN_SIDE and isinstance(detector.model, RetinaNet):
+    if size is not None:
+        if len(size) != 2 or min(size) < 1:
+            raise ConfigError(f"size={size} is not a height and a width in px, such as [800,1066].")
+        if output.suffix == ".pt":
+            raise ConfigError(f"size={size} has no effect on a .pt; leave it out.")
+    elif output.suffix == ".pt2" and low < MIN_SIDE and isinstance(detector.model, RetinaNet):
         raise ConfigError(
             f"a .pt2 for any size needs {MIN_SIDE} px a side, not {low}; "
             f"give size=[{low},{detector.max_size}]."
@@ -199,11 +195,12 @@ class _Comparison:
         self.config = config
         self.batches: list[Batch] = []
         self.expected: list[Detections] = []
-        for number, image in enumerate(_images_to_compare(config, max(32, detector.min_size))):
-            set_status(f"detecting, {number} of {config.num_images} images to compare")
-            batch = _prepared(detector, image, config.size)
-            self.batches.append(batch)
-            self.expected += detector.run([batch])
+        side = max(32, detector.min_size)
+        with heartbeat():
+            for image in images_to_compare(config, lambda rng, _: draw_scene(rng, side)[0]):
+                batch = _prepared(detector, image, config.size)
+                self.batches.append(batch)
+                self.expected += detector.run([batch])
 
         count = sum(len(detections["scores"]) for detections in self.expected)
         if not count:
@@ -242,16 +239,6 @@ class _Comparison:
             f"{self.config.checkpoint} detects nothing in {len(self.batches)} images to compare"
             f"{trained}; train it for longer, or give images=FOLDER of its objects."
         )
-
-
-def _images_to_compare(config: ExportConfig, side: int) -> Iterator[AnyImage]:
-    """The images that the settings name, or drawn shapes of `side` px."""
-    if config.images:
-        yield from find_images(config.images)[: config.num_images]
-        return
-    rng = np.random.default_rng(0)
-    for _ in range(config.num_images):
-        yield draw_scene(rng, side)[0]
 
 
 def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -23,6 +24,13 @@ from retina_dist import __version__
 from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.files import write_atomically
 from retina_dist.base.torch_files import load_torch
+from retina_dist.data.images import AnyImage, find_images
+from retina_dist.task.model_card import write_card
+from retina_dist.task.predictor import Predictor
+from retina_dist.tracking.console import heartbeat
+
+if TYPE_CHECKING:
+    from retina_dist.export import ExportConfig
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +49,26 @@ def check_ending(output: Path) -> None:
         raise ConfigError(
             f'an .onnx file needs {", ".join(missing)}; pip install "retina-dist[export]".'
         )
+
+
+def images_to_compare(
+    config: ExportConfig, draw: Callable[[np.random.Generator, int], AnyImage]
+) -> Iterator[AnyImage]:
+    """The images that the settings name, else drawn ones; `draw` makes that of a number."""
+    if config.images:
+        yield from find_images(config.images)[: config.num_images]
+        return
+    rng = np.random.default_rng(0)
+    for number in range(config.num_images):
+        set_status(f"detecting, {number} of {config.num_images} images to compare")
+        yield draw(rng, number)
+
+
+def describe_export(predictor: Predictor[Any, Any], config: ExportConfig, summary: str) -> None:
+    """Write the model card and print what was written."""
+    output = Path(config.output)
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; {summary}")
+    print(f"described in {write_card(output, predictor, config.checkpoint, config.intended_use)}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +102,7 @@ class Exporter:
                 f"writing {output}, then comparing it with PyTorch: up to some minutes on a CPU"
             )
             set_status(f"writing {output.name}")
-            with _quiet():
+            with _quiet(), heartbeat():
                 self._write(temporary, output.suffix)
                 compare(self._read(temporary, output.suffix))
 

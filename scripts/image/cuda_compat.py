@@ -1,7 +1,8 @@
-"""Load CUDA's forward compatibility libraries before torch looks for a driver, on hosts whose driver is too old for CUDA 13.
+"""Load CUDA's forward compatibility libraries where the driver is too old for CUDA 13.
 
-A .pth file of the image imports this at the start of every Python. A fixed entry in the libraries' path would not do: with a driver
-that is newer than they are, and on GPUs that are not made for data centres, CUDA refuses to start with them.
+A .pth file of the image imports this at the start of every Python, before torch looks for a driver.
+A fixed entry in the libraries' path would not do: with a driver that is newer than they are, and on
+GPUs that are not made for data centres, CUDA refuses to start with them.
 https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
 """
 
@@ -11,23 +12,21 @@ from pathlib import Path
 
 FOLDER = Path("/usr/local/cuda/compat")
 DRIVER = Path("/proc/driver/nvidia/version")
-LEAST = 580  # the oldest driver that CUDA 13 starts on without them
+MIN_DRIVER = 580  # the oldest driver that CUDA 13 starts on without them
 LIBRARIES = ("libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1", "libcuda.so.1")
 
 
 def load() -> None:
     """Do nothing where the driver is new enough or unknown, or the image has no such libraries."""
-    driver = (
-        re.search(r"Kernel Module.*?\s(\d+)\.", DRIVER.read_text(errors="replace"))
-        if DRIVER.is_file()
-        else None
-    )
-    if driver and int(driver[1]) < LEAST:
-        for library in (FOLDER / name for name in LIBRARIES):
-            if library.is_file():
-                ctypes.CDLL(
-                    str(library), mode=ctypes.RTLD_GLOBAL
-                )  # later loads of this name get this library
+    if not DRIVER.is_file():
+        return
+    driver = re.search(r"Kernel Module.*?\s(\d+)\.", DRIVER.read_text(errors="replace"))
+    if not driver or int(driver[1]) >= MIN_DRIVER:
+        return
+    for name in LIBRARIES:
+        library = FOLDER / name
+        if library.is_file():  # later loads of this name get this library
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 load()

@@ -1,4 +1,6 @@
-"""What setup.cfg asks for, a requirement a line: of the package, and of the extras named by the argument (`horovod,azure`)."""
+"""What setup.cfg asks for, a requirement a line: of the package, and of the extras named by the
+argument (`horovod,azure`).
+"""
 
 import configparser
 import sys

@@ -2,11 +2,12 @@
 """Train on a Ray cluster, by Ray Train.
 
   python scripts/ray/train.py --workers 2 -- data.root=/data/coco output_dir=/runs/1
-  python scripts/ray/train.py --workers 8 --gpu -- experiment=torchvision_v1 data.root=/data/coco output_dir=/runs/1
+  python scripts/ray/train.py --workers 8 --gpu -- experiment=torchvision_v1 output_dir=/runs/1
 
-What follows -- are settings of retina_dist.train. Ray places the workers, starts all of them again when one was lost, up to
---max-failures times, and the training resumes from its last checkpoint (resume=auto). Every node must see `output_dir` and the
-data under the same path, and have retina_dist. Ray's own notes are kept in `output_dir`/ray.
+What follows -- are settings of retina_dist.train. Ray places the workers, starts all of them again
+when one was lost, up to --max-failures times, and the training resumes from its last checkpoint
+(resume=auto). Every node must see `output_dir` and the data under the same path, and have
+retina_dist. Ray's own notes are kept in `output_dir`/ray.
 
 Exit codes are those of retina_dist.train.
 """
@@ -22,7 +23,8 @@ from retina_dist.config.compose import load_config
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.strategies.launchers import traces
 
-# Variables of launchers that Ray itself may run under: its workers inherit them, but they describe other processes.
+# Variables of launchers that Ray itself may run under: its workers inherit them, but they describe
+# other processes.
 FOREIGN = traces(but_of="variables")
 
 
@@ -59,8 +61,9 @@ def run(arguments: argparse.Namespace) -> None:
     config = load_config("train", settings)
     if config.resume != "auto" or not config.output_dir:
         raise ConfigError(
-            f"output_dir={config.output_dir or ''} resume={config.resume}: workers that Ray starts again find their checkpoints "
-            "by output_dir and resume=auto; give an output_dir that every node sees, and no other resume."
+            f"output_dir={config.output_dir or ''} resume={config.resume}: workers that Ray starts "
+            "again find their checkpoints by output_dir and resume=auto; give an output_dir that "
+            "every node sees, and no other resume."
         )
     try:
         from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
@@ -72,6 +75,9 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault(
         "RAY_TRAIN_ENABLE_PRINT_PATCH", "0"
     )  # Ray's print would not be silenced around pycocotools
+    resources = {"CPU": arguments.cpus}
+    if arguments.gpu:
+        resources["GPU"] = 1
     trainer = TorchTrainer(
         work,
         train_loop_config={"settings": settings, "folder": os.getcwd()},
@@ -79,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         scaling_config=ScalingConfig(
             num_workers=arguments.workers,
             use_gpu=arguments.gpu,
-            resources_per_worker={"CPU": arguments.cpus, **({"GPU": 1} if arguments.gpu else {})},
+            resources_per_worker=resources,
         ),
         run_config=RunConfig(
             storage_path=str(Path(config.output_dir, "ray").absolute()),
@@ -97,8 +103,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> list[str]:
     """The settings of the training; the user's own come last and so count."""
-    device = ["strategy.device=cuda"] if arguments.gpu else []
-    return ["resume=auto", *device, *arguments.settings]
+    settings = ["resume=auto"]
+    if arguments.gpu:
+        settings.append("strategy.device=cuda")
+    return [*settings, *arguments.settings]
 
 
 def work(job: dict) -> None:
@@ -125,23 +133,26 @@ def work(job: dict) -> None:
         "MASTER_PORT": str(port),
     }
     try:
-        os.chdir(
-            job["folder"]
-        )  # Ray has changed it; relative paths mean what they mean where the command was typed
+        # Ray has changed it; relative paths mean what they mean where the command was typed.
+        os.chdir(job["folder"])
     except OSError as error:
         raise ConfigError(
-            f"{socket.gethostname()} has no folder {job['folder']} ({error}); start where every node has one, such as /tmp."
+            f"{socket.gethostname()} has no folder {job['folder']} ({error}); "
+            "start where every node has one, such as /tmp."
         ) from error
     try:
         ray.train.report(train(load_config("train", job["settings"])))
     except PeerLost:
-        # Ray polls every two seconds and ends all workers at the first error: let the rank with the cause report first.
+        # Ray polls every two seconds and ends all workers at the first error: let the rank with the
+        # cause report first.
         time.sleep(5.0)
         raise
 
 
 def _own_group():
-    """A TorchConfig that leaves the process group to retina_dist, whose DDPStrategy makes its own."""
+    """A TorchConfig that leaves the process group to retina_dist, whose DDPStrategy makes
+    its own.
+    """
     from ray.train.backend import Backend
     from ray.train.torch import TorchConfig
 
