@@ -22,19 +22,19 @@ LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
 # Of 1,000 lines of code; torchtitan, detectron2 and rf-detr have 7 to 10 conditional expressions
 # and 13 to 28 comprehensions.
 MAX_OF_1000_LINES = {
-    "conditional expression": 31,
-    "comprehension": 54,
-    "tuple assignment": 15.6,
-    "walrus": 5.7,
-    "lambda": 7,
-    "times a truth value": 0.7,
+    "conditional expression": 16,
+    "comprehension": 38.3,
+    "tuple assignment": 5.5,
+    "walrus": 1.7,
+    "lambda": 4.4,
+    "times a truth value": 0.4,
 }
-MAX_TOKENS = 175_000
+MAX_TOKENS = 190_000
 # How many functions or lines may exceed a bound.
-MAX_FUNCTIONS_ABOVE_12_BRANCHES = 82
-MAX_FUNCTIONS_ABOVE_60_LINES = 6
-MAX_FUNCTIONS_ABOVE_8_ARGUMENTS = 6
-MAX_LINES_ABOVE_100_COLUMNS = 1305
+MAX_FUNCTIONS_ABOVE_12_BRANCHES = 36
+MAX_FUNCTIONS_ABOVE_60_LINES = 2
+MAX_FUNCTIONS_ABOVE_8_ARGUMENTS = 2
+MAX_LINES_ABOVE_100_COLUMNS = 620
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
