@@ -17,9 +17,10 @@ from typing import ClassVar, TypeVar
 
 from typing_extensions import ParamSpec, Self
 
+from retina_dist.base.arguments import check_types
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.registry import lookup
-from retina_dist.base.settings import MISSING, check_types, validate
+from retina_dist.base.settings import MISSING, validate
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig

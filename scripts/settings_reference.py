@@ -1,17 +1,28 @@
-"""The reference of all settings, as Markdown.
+"""The reference of all settings, as a page and for editors.
 
 python scripts/settings_reference.py > docs/settings.md
+python scripts/settings_reference.py --schema > conf/schema.json     the keys of an experiment's YAML
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from retina_dist.base.registry import FAMILIES, Entry, lookup, names
-from retina_dist.base.settings import default_of, limits_of, section_of, sections_of
+from retina_dist.base.settings import (
+    Limits,
+    default_of,
+    kinds_of,
+    limits_of,
+    section_of,
+    sections_of,
+)
 from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.help import allowed, type_in_words, value_in_words
 from retina_dist.config.run_config import TASKS, RunConfig
@@ -92,7 +103,7 @@ def _entries(family: str, base: type, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(
-    schema: type, prefix: str, values: dict[str, Any], skipped: set[str] = frozenset()
+    schema: type, prefix: str, values: dict[str, Any], skipped: Collection[str] = ()
 ) -> Iterator[str]:
     hints = get_type_hints(schema)
     rows = []
@@ -124,5 +135,105 @@ def _cells(
     ]
 
 
+def yaml_schema() -> dict[str, Any]:
+    """The JSON schema of an experiment's YAML: all keys of a training with type, limits and meaning."""
+    properties: dict[str, Any] = {
+        "defaults": {"type": "array", "description": "entries of the groups, see docs/settings.md"},
+        "hydra": {"type": "object", "description": "Hydra's own settings"},
+    }
+    sections = [("", RunConfig)]
+    for task in TASKS:
+        settings = lookup("task", task).settings
+        sections += [(name, kind) for name, kind in sections_of(settings).items()]
+    for name, kind in sections_of(RunConfig).items():
+        if name in FAMILIES and FAMILIES[name].key and FAMILIES[name].settings:
+            sections += [(name, lookup(name, entry).settings) for entry in names(name)]
+        elif name not in ("data", "model"):
+            sections.append((name, kind))
+
+    for name, kind in sections:
+        found = _object(kind, () if name else sections_of(RunConfig))
+        if name:
+            found = {"properties": {name: found}}
+        _merge(properties, found["properties"])
+    for name in ("task", "optimizer", "schedule", "strategy"):
+        properties[name]["properties"]["name"] = {"enum": list(names(name))}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "An experiment of retina_dist",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _object(schema: type, skipped: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON schema of a dataclass."""
+    hints = get_type_hints(schema)
+    properties: dict[str, Any] = {}
+    for field in dataclasses.fields(schema):
+        if field.name in skipped:
+            continue
+        section = section_of(hints[field.name])
+        if section:
+            properties[field.name] = _object(section)
+        else:
+            limits = limits_of(schema, field.name)
+            properties[field.name] = _value(hints[field.name], limits)
+            default = value_in_words(default_of(field))
+            described = f"{limits.text} (default: {default})".strip()
+            properties[field.name]["description"] = described
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
+BOUNDS = {
+    "minimum": "at_least",
+    "exclusiveMinimum": "above",
+    "exclusiveMaximum": "below",
+    "maximum": "at_most",
+}
+
+
+def _value(hint: Any, limits: Limits) -> dict[str, Any]:
+    """The JSON schema of a setting's type and limits."""
+    kinds = kinds_of(hint)
+    if len(kinds) > 1:
+        return {"anyOf": [_value(kind, limits) for kind in kinds]}
+    if get_origin(hint) is list:
+        return {"type": "array", "items": _value(get_args(hint)[0], limits), "minItems": 1}
+    if hint is not NoneType and limits.options:
+        return {"enum": [each for each in limits.options if each is not None]}
+    if hint is str and limits.words:
+        return {"enum": list(limits.words)}
+
+    value: dict[str, Any] = {"type": JSON_TYPES[hint]}
+    if hint in (int, float):
+        for name, limit in BOUNDS.items():
+            bound = getattr(limits, limit)
+            if bound is not None:
+                value[name] = bound
+    return value
+
+
+def _merge(properties: dict[str, Any], others: dict[str, Any]) -> None:
+    """Add what others have; a key that two entries describe differently may be as in either."""
+    for name, other in others.items():
+        known = properties.setdefault(name, other)
+        if "properties" in known and "properties" in other:
+            _merge(known["properties"], other["properties"])
+        elif other not in (known, *known.get("anyOf", ())):
+            description = known.pop("description", "")
+            properties[name] = {"anyOf": [known, other], "description": description}
+
+
+def main() -> None:
+    """Print the page, or with --schema the schema."""
+    if sys.argv[1:] == ["--schema"]:
+        print(json.dumps(yaml_schema(), indent=1, ensure_ascii=False))
+    else:
+        print(key_reference(), end="")
+
+
 if __name__ == "__main__":
-    print(key_reference(), end="")
+    main()

@@ -1,8 +1,10 @@
-"""What can be chosen: one table for each family of parts, of the package's own classes and those from outside alike.
+"""What can be chosen: one table for each family of parts, of the package's own classes and those
+from outside alike.
 
-An entry is the dotted name of a class, which is imported when it is first looked up. The class has its dataclass of settings as
-`settings` and is made from an instance of it. A class from outside is added by `register`, which a command line's `_target_`, a
-plugin or a script calls; what a file of a run names is only looked up.
+An entry is the dotted name of a class, which is imported when it is first looked up. The class has
+its dataclass of settings as `settings` and is made from an instance of it. A class from outside is
+added by `register`, which a command line's `_target_`, a plugin or a script calls; what a file of a
+run names is only looked up.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
+from retina_dist.base.arguments import KnownArguments
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import KnownArguments, Limits
+from retina_dist.base.settings import Limits
 
 
 @dataclass(frozen=True)
@@ -117,27 +120,32 @@ def names(family: str) -> tuple[str, ...]:
 
 
 def lookup(family: str, name: object) -> type[Any]:
-    """The class of an entry, imported when it is first looked up. Raises ConfigError for an unknown name."""
+    """The class of an entry, imported when it is first looked up. Raises ConfigError for an unknown
+    name.
+    """
     entry = _named[family].get(str(name))
     if entry is None:
         kind = FAMILIES[family]
         known = Limits(choices=names(family))
         raise ConfigError(known.problem(f"{kind.section}.{kind.key}", name))
-    return _loaded(entry) if isinstance(entry, str) else entry
+    if isinstance(entry, str):
+        return _loaded(entry)
+    return entry
 
 
 def register(family: str, target: type | str, name: str = "") -> type[Any]:
     """Add a class from outside the package to a family, and return it.
 
     Args:
-        family: a key of `FAMILIES`, such as "schedule".
-        target: the class, or its dotted name.
-        name: the value of the family's key that chooses it, such as "triangle" for schedule=triangle.
+        family: a key of `FAMILIES`, such as "schedule". target: the class, or its dotted name.
+        name: the value of the family's key that chooses it, such as "triangle" for
+        schedule=triangle.
 
     Raises ConfigError unless the class keeps the family's contract and has settings of its own.
     """
     kind = FAMILIES[family]
-    label = f"{kind.section}._target_={target if isinstance(target, str) else _dotted(target)}"
+    dotted = target if isinstance(target, str) else _dotted(target)
+    label = f"{kind.section}._target_={dotted}"
     if name in kind.entries and kind.key == "name":
         raise ConfigError(f"{label} is named {name}, as one of the package; give it another name.")
 
@@ -174,12 +182,15 @@ def _check_settings(kind: Family, found: type, label: str) -> None:
     is_below = isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)
     if not is_below or settings.__module__.startswith("retina_dist."):
         raise ConfigError(
-            f"{label} has no settings of its own; give it a dataclass below {base.__name__} as `settings`."
+            f"{label} has no settings of its own; give it a dataclass below {base.__name__} "
+            "as `settings`."
         )
 
 
 def class_of(settings: Any) -> type[Any]:
-    """The class that an object of settings is for: one from outside by the type, else the entry that the key names."""
+    """The class that an object of settings is for: one from outside by the type, else the entry
+    that the key names.
+    """
     if type(settings) in _from_outside:
         return _from_outside[type(settings)]
     kind = FAMILIES[settings.family]
@@ -198,7 +209,9 @@ def is_custom(settings: Any) -> bool:
 
 
 def target_of(settings: Any) -> str | None:
-    """The dotted name of the class from outside that an object of settings is for; None for one of the package."""
+    """The dotted name of the class from outside that an object of settings is for; None for one of
+    the package.
+    """
     if type(settings) in _from_outside:
         return _dotted(_from_outside[type(settings)])
     family = getattr(settings, "family", "")
@@ -208,9 +221,11 @@ def target_of(settings: Any) -> str | None:
 
 
 def settings_type(section: object, default: type) -> type[Any]:
-    """The dataclass of a section: of the class that `_target_` names, else of the entry that its key names, else `default`.
+    """The dataclass of a section: of the class that `_target_` names, else of the entry that its
+    key names, else `default`.
 
-    `section` is the section's content as the command line composed it: a class that `_target_` names is imported and registered.
+    `section` is the section's content as the command line composed it: a class that `_target_`
+    names is imported and registered.
     """
     family = getattr(default, "family", None)
     if family is None or family == "task" or not isinstance(section, Mapping):
@@ -235,22 +250,29 @@ def names_class(section: object) -> bool:
 
 def readers_of(family: str, key: str) -> list[str]:
     """The entries of a family whose settings have `key`."""
-    having = [name for name in names(family) if key in _keys(lookup(family, name).settings)]
-    return having if FAMILIES[family].settings else []
+    if not FAMILIES[family].settings:
+        return []
+    return [name for name in names(family) if key in _keys(lookup(family, name).settings)]
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """Settings as plain values, with the name of each class from outside as `_target_`: what is written into files."""
+    """Settings as plain values, with the name of each class from outside as `_target_`: what is
+    written into files.
+    """
     content: dict[str, Any] = asdict(config)
     for name, section in vars(config).items():
-        target = target_of(section) if is_dataclass(section) else None
-        if target is not None and name in content:
+        if not is_dataclass(section) or name not in content:
+            continue
+        target = target_of(section)
+        if target is not None:
             content[name] = {"_target_": target, **content[name]}
     return content
 
 
 class Entry(KnownArguments):
-    """Base of a family's settings. Calling it makes the settings of the entry that `name` names, `default_entry` without one."""
+    """Base of a family's settings. Calling it makes the settings of the entry that `name` names,
+    `default_entry` without one.
+    """
 
     family: ClassVar[str]
     default_entry: ClassVar[str]
@@ -258,16 +280,21 @@ class Entry(KnownArguments):
 
     @classmethod
     def public_name(cls) -> str:
-        """The class that makes these settings in Python: the family's own for an entry of the package."""
-        own = [kind for kind in cls.__mro__ if "family" in vars(kind)]
-        return own[0].__name__ if cls.__module__ == own[0].__module__ else cls.__name__
+        """The class that makes these settings in Python: the family's own for an entry of the
+        package.
+        """
+        for kind in cls.__mro__:
+            if "family" in vars(kind) and kind.__module__ == cls.__module__:
+                return kind.__name__
+        return cls.__name__
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if "family" in vars(cls):
             name = args[0] if args else kwargs.get("name", cls.default_entry)
             cls = lookup(cls.family, name).settings
         for key in sorted(kwargs.keys() - _keys(cls)):
-            if others := readers_of(cls.family, key):
+            others = readers_of(cls.family, key)
+            if others:
                 name = f"{cls.public_name()}(name={cls.name!r})"
                 raise ConfigError(f"{name} has no argument {key}; it is of {' and '.join(others)}.")
         return super().__new__(cls, *args, **kwargs)

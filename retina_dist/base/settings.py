@@ -1,6 +1,8 @@
-"""Settings, each stated once on the field of a dataclass: type, default, meaning and limits; and the checks of all of them.
+"""Settings, each stated once on the field of a dataclass: type, default, meaning and limits; and
+their checks.
 
-A dataclass of settings may have a method `check`, which raises ConfigError where its settings exclude each other.
+A dataclass of settings may have a method `check`, which raises ConfigError where its settings
+exclude each other.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import dataclasses
 import difflib
 import json
 import math
-import operator
+import re
+import shlex
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from retina_dist.base.errors import ConfigError
@@ -24,10 +28,19 @@ MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a setting or of a list's items. `words` are allowed beside numbers; `writes`: "folder", "file", "folder or URL"."""
+    """What a setting, or each item of a list, may be.
+
+    Args:
+        text: the meaning, for people.
+        choices: all values, or a function that returns them.
+        at_least, above, below, at_most: bounds of a number.
+        null_is_off: whether an error says that null turns the setting off.
+        words: what may stand for a number, such as "auto".
+        writes: what is written there: "folder", "file" or "folder or URL".
+    """
 
     text: str = ""
-    choices: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
     at_least: float | None = None
     above: float | None = None
     below: float | None = None
@@ -36,39 +49,62 @@ class Limits:
     words: tuple[str, ...] = ()
     writes: str = ""
 
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """All values that the setting may have, () where they are not listed."""
+        return self.choices() if callable(self.choices) else self.choices
+
     def problem(self, key: str, value: Any) -> str:
-        """The sentence of the first limit that `value` breaks, "" if it breaks none; only a choice may forbid None."""
-        if self.choices and value not in self.choices:
-            spelled = {str(choice).lower(): choice for choice in self.choices}
-            near = difflib.get_close_matches(str(value).lower(), spelled, 1)
-            hint = f"; did you mean {spelled[near[0]]}?" if near else "."
-            return f"{key}={value} is not one of {', '.join(map(str, self.choices))}{hint}"
+        """The sentence of the first limit that `value` breaks, "" if it breaks none.
+
+        Only a choice may forbid None.
+        """
+        options = self.options
+        if options and value not in options:
+            hint = near_hint(value, options)
+            return f"{key}={as_text(value)} is not one of {', '.join(map(str, options))}{hint}"
         if self.words and isinstance(value, str) and value not in self.words:
-            return f"{key}={value} is neither a number nor {' or '.join(self.words)}."
+            return f"{key}={as_text(value)} is neither a number nor {' or '.join(self.words)}."
         if value is None or value in self.words:
             return ""
-        bounds = (
-            (self.at_least, operator.lt, "too small; it must be at least"),
-            (self.above, operator.le, "too small; it must be above"),
-            (self.below, operator.ge, "too large; it must be below"),
-            (self.at_most, operator.gt, "too large; it must be at most"),
-        )
+
+        broken = self._broken_bound(value)
+        if not broken:
+            return ""
         off = f"; {key}=null turns it off" if self.null_is_off else ""
-        broken = (
-            f"{text} {bound}"
-            for bound, breaks, text in bounds
-            if bound is not None and breaks(value, bound)
-        )
-        return next((f"{key}={value} is {text}{off}." for text in broken), "")
+        return f"{key}={value} is {broken}{off}."
+
+    def _broken_bound(self, value: Any) -> str:
+        if self.at_least is not None and value < self.at_least:
+            return f"too small; it must be at least {self.at_least}"
+        if self.above is not None and value <= self.above:
+            return f"too small; it must be above {self.above}"
+        if self.below is not None and value >= self.below:
+            return f"too large; it must be below {self.below}"
+        if self.at_most is not None and value > self.at_most:
+            return f"too large; it must be at most {self.at_most}"
+        return ""
 
 
-def setting(default: Any, text: str = "", **limits: Any) -> Any:
-    """A dataclass field with its default (lists are copied), its meaning in words and its `Limits`; `fraction=True` is 0 to 1."""
-    if limits.pop("fraction", False):
+def near_hint(value: object, options: tuple[Any, ...]) -> str:
+    """The end of a sentence: the option that is spelled like `value`, if any is."""
+    by_spelling = {str(option).lower(): option for option in options}
+    near = difflib.get_close_matches(str(value).lower(), by_spelling, 1)
+    if not near:
+        return "."
+    return f"; did you mean {by_spelling[near[0]]}?"
+
+
+def setting(default: Any, text: str = "", *, fraction: bool = False, **limits: Any) -> Any:
+    """A dataclass field with its default, which is copied if it is a list, and its `Limits`.
+
+    `text` is its meaning; `fraction=True` is a number from 0 to 1.
+    """
+    if fraction:
         limits |= {"at_least": 0, "at_most": 1}
     metadata = {"limits": Limits(text, **limits)}
     if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+        return dataclasses.field(default_factory=partial(copy.deepcopy, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -78,52 +114,19 @@ def limits_of(schema: Any, name: str) -> Limits:
     return limits
 
 
-class KnownArguments:
-    """Base of settings that are made in Python: an unknown argument is a ConfigError with the closest known one."""
-
-    @classmethod
-    def public_name(cls) -> str:
-        """The class that makes these settings in Python."""
-        return cls.__name__
-
-    def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
-        for key in sorted(kwargs.keys() - getattr(cls, "__dataclass_fields__", {}).keys()):
-            from retina_dist.base.unknown_keys import no_argument
-
-            raise ConfigError(no_argument(cls, key))
-        return object.__new__(cls)
-
-
-def settings_by_key(
-    schema: type, prefix: str = "", sections: Mapping[str, type] | None = None
-) -> dict[str, Any]:
-    """Each dotted key of a schema and its type, sections included; `sections` are the dataclasses of its own ones, if others."""
-    keys: dict[str, Any] = {}
-    for name, hint in _hints(schema, sections).items():
-        key = f"{prefix}{name}"
-        keys[key] = hint
-        if section := section_of(hint):
-            keys |= settings_by_key(section, f"{key}.")
-    return keys
-
-
-def sections_of(schema: type) -> dict[str, type]:
-    """The dataclass of each of a schema's own sections that is not optional."""
-    hints = _hints(schema)
-    return {
-        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
-    }
-
-
-def _hints(schema: type, sections: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """The type of each field of a schema, of a section as `sections` has it."""
-    hints = get_type_hints(schema)
-    own = {field.name: hints[field.name] for field in dataclasses.fields(schema)}
-    return own | dict(sections or {})
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default, MISSING without one."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    if field.default is dataclasses.MISSING:
+        return MISSING
+    return field.default
 
 
 def defaults_of(config: Any) -> dict[str, Any]:
-    """The default of each setting, sections as they are chosen in `config`; MISSING for one without."""
+    """The default of each setting, MISSING for one without; a section's are those of its class in
+    `config`.
+    """
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -134,18 +137,45 @@ def defaults_of(config: Any) -> dict[str, Any]:
     return defaults
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """A field's default, MISSING without one."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return MISSING if field.default is dataclasses.MISSING else field.default
-
-
 def section_of(hint: Any) -> type | None:
     """The dataclass of a section, which may be optional; None for the type of a setting."""
-    return next(
-        (kind for kind in _kinds(hint) if isinstance(kind, type) and is_dataclass(kind)), None
-    )
+    for kind in kinds_of(hint):
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    return None
+
+
+def sections_of(schema: type) -> dict[str, type]:
+    """The dataclass of each of a schema's own sections that is not optional."""
+    sections = {}
+    for name, hint in _hints(schema).items():
+        if isinstance(hint, type) and is_dataclass(hint):
+            sections[name] = hint
+    return sections
+
+
+def settings_by_key(
+    schema: type, prefix: str = "", sections: Mapping[str, type] | None = None
+) -> dict[str, Any]:
+    """Each dotted key of a schema and its type, sections included.
+
+    `sections` are the dataclasses of the schema's own sections, where they are others than it says.
+    """
+    keys: dict[str, Any] = {}
+    for name, hint in _hints(schema, sections).items():
+        key = f"{prefix}{name}"
+        keys[key] = hint
+        section = section_of(hint)
+        if section:
+            keys |= settings_by_key(section, f"{key}.")
+    return keys
+
+
+def _hints(schema: type, sections: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """The type of each field of a schema; of a section, what `sections` has."""
+    hints = get_type_hints(schema)
+    own = {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    return own | dict(sections or {})
 
 
 def make(
@@ -154,39 +184,71 @@ def make(
     prefix: str = "",
     sections: Mapping[str, type] | None = None,
 ) -> T:
-    """The settings `schema` with the values of a command line or a file, and defaults for the others.
+    """The settings `schema` with the values of a command line or a file, and defaults for the
+    others.
 
-    `sections` are the dataclasses of its sections, if others than the schema's. A whole number becomes a float or a text where
-    the setting is one. Raises ConfigError for an unknown key or another type.
+    `sections` are as in `settings_by_key`. A whole number becomes a float or a text where the
+    setting is one. Raises ConfigError for an unknown key or another type.
     """
     hints = _hints(schema, sections)
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {name: kind() for name, kind in (sections or {}).items()}
     for name, value in content.items():
         key = f"{prefix}{name}"
         if name not in hints:
             raise ConfigError(f"{key} is not a setting.")
+
         section = section_of(hints[name])
         if section and isinstance(value, Mapping):
             values[name] = make(section, value, f"{key}.")
             continue
+
         value = _coerced(value, hints[name], limits_of(schema, name))
-        if not _is_of(value, hints[name]) and value != MISSING:
+        if not is_of(value, hints[name]) and value != MISSING:
             raise ConfigError(wrong_type(key, value, hints[name]))
         values[name] = value
     return schema(**values)
 
 
 def _coerced(value: Any, hint: Any, limits: Limits) -> Any:
-    kinds = _kinds(hint)
+    """`value` in the type of the setting where YAML or the command line reads another."""
+    kinds = kinds_of(hint)
     if isinstance(value, list):
-        items = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is list), Any)
-        return [_coerced(item, items, limits) for item in value]
+        items = [get_args(kind)[0] for kind in kinds if get_origin(kind) is list]
+        if not items:
+            return value
+        return [_coerced(each, items[0], limits) for each in value]
     if isinstance(value, bool):  # of a setting such as auto, true or false
-        text = str(value).lower()
-        return text if text in limits.choices else value
-    if isinstance(value, int | float) and int not in kinds:
-        return float(value) if float in kinds else str(value) if str in kinds else value
+        word = str(value).lower()
+        return word if word in limits.options else value
+    if not isinstance(value, int | float) or int in kinds:
+        return value
+    if float in kinds:
+        return float(value)
+    if str in kinds:
+        return str(value)
     return value
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, else the type itself."""
+    if get_origin(hint) is list:
+        return (hint,)
+    return get_args(hint) or (hint,)
+
+
+def is_of(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of a setting."""
+    kinds = kinds_of(hint)
+    if len(kinds) > 1:
+        return any(is_of(value, kind) for kind in kinds)
+    if get_origin(hint) is list:
+        item = get_args(hint)[0]
+        return isinstance(value, list) and all(is_of(each, item) for each in value)
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint)
 
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "switch"}
@@ -196,80 +258,110 @@ _REMEDIES = {
     str: "it in quotes",
     bool: "true or false",
 }
+_MEANT = {
+    ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
+    ("resume", "true"): "give resume=auto, a run folder or a checkpoint",
+    ("resume", "false"): "leave it out, or give resume=null",
+}
+
+
+def as_text(value: Any) -> str:
+    """A value as it is written on a command line, so that the text '100' is not the number 100.
+
+    >>> as_text("100"), as_text(100), as_text("adamw"), as_text(None), as_text(["a", 1])
+    ("'100'", '100', 'adamw', 'null', '[a,1]')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(as_text, value))}]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        return str(value)
+    if value.lower() in ("null", "true", "false", "") or _is_number(value):
+        return f"'{value}'"
+    return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def as_override(key: str, value: str) -> str:
+    """KEY=VALUE for the shell's command line, quoted for Hydra and for the shell where needed.
+
+    >>> print(as_override("data.root", "/data/mine"), as_override("data.root", "/data/ep=3"))
+    data.root=/data/mine "data.root='/data/ep=3'"
+    """
+    if re.fullmatch(r"[\w/.:@%+-]+", value) and as_text(value) == value:
+        return f"{key}={value}"
+    inner = value.replace("'", "\\'")
+    if inner.endswith("\\"):  # which would escape the quote
+        inner += "\\"
+    text = f"{key}='{inner}'"
+    if re.search(r'["$`\\!]', text):
+        return shlex.quote(text)
+    return f'"{text}"'
 
 
 def wrong_type(key: str, value: Any, hint: Any) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
-    given = (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
-    given = given.replace("'", "").replace(", ", ",")[:80]
+    given = as_text(value)[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
-    if (key, given) == ("data.batch_size", "auto"):
-        return f"{sentence}; give one, and trainer.accumulate=auto to fit it into the memory."
+    if (key, given) in _MEANT:
+        return f"{sentence}; {_MEANT[key, given]}."
+
     depth = str(hint).count("list[") - (len(given) - len(given.lstrip("[")))
     if depth > 0 and value is not None:
         return f"{sentence}; write {key}={'[' * depth}{given}{']' * depth}."
     if depth < 0:
         return f"{sentence}; write one, or several without brackets with --multirun."
-    remedy = next((_REMEDIES[kind] for kind in _kinds(hint) if kind in _REMEDIES), "")
-    return f"{sentence}; write {remedy}." if remedy else f"{sentence}."
+
+    bare = given.strip("'")
+    if bare != given:
+        return f"{sentence}; write {key}={bare} without quotes."
+    for kind in kinds_of(hint):
+        if kind in _REMEDIES:
+            return f"{sentence}; write {_REMEDIES[kind]}."
+    return f"{sentence}."
 
 
 def _in_words(hint: Any, plural: bool = False) -> str:
     """A type in plain words, such as "a list of whole numbers"."""
-    kind, *others = [kind for kind in _kinds(hint) if kind is not type(None)]
-    words = f"{_WORDS.get(kind, 'list' if get_args(kind) else 'section')}{'s' * plural}{' or auto' if others else ''}"
-    items = f" of {_in_words(get_args(kind)[0], plural=True)}" if get_args(kind) else ""
-    return f"{'' if plural else 'a '}{words}{items}"
-
-
-def check_types(config: Any, schema: type, prefix: str = "") -> None:
-    """Raise ConfigError for the first field, sections included, that is not set or has another type; of settings made in Python."""
-    hints = get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        key, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
-        if isinstance(value, str) and value == MISSING:
-            raise ConfigError(f"{key} is not set; give {public_name(schema)}({field.name}=…).")
-        if not _is_of(value, hint):
-            raise ConfigError(wrong_type(key, value, hint))
-        if is_dataclass(value):
-            check_types(value, type(value), f"{key}.")
-
-
-def public_name(schema: type) -> str:
-    """The class that makes settings of the type `schema` in Python."""
-    return schema.public_name() if issubclass(schema, KnownArguments) else schema.__name__
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, else the type itself."""
-    return get_args(hint) if get_args(hint) and get_origin(hint) is not list else (hint,)
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    if len(_kinds(hint)) > 1:
-        return any(_is_of(value, kind) for kind in _kinds(hint))
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_is_of(item, *get_args(hint)) for item in value)
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    kind, *others = [each for each in kinds_of(hint) if each is not type(None)]
+    items = get_args(kind)
+    words = _WORDS.get(kind, "list" if items else "section")
+    if plural:
+        words = f"{words}s"
+    if others:
+        words = f"{words} or auto"
+    if items:
+        words = f"{words} of {_in_words(items[0], plural=True)}"
+    if plural:
+        return words
+    return f"a {words}"
 
 
 def validate(config: Any, prefix: str = "") -> None:
     """Raise ConfigError for the first value that is impossible, by its key, sections included."""
     for field in dataclasses.fields(config):
-        key, value = f"{prefix}{field.name}", getattr(config, field.name)
+        key = f"{prefix}{field.name}"
+        value = getattr(config, field.name)
         if is_dataclass(value):
             validate(value, f"{key}.")
             continue
-        limits, items = limits_of(config, field.name), [item for _, item in leaves(value, key)]
+
+        limits = limits_of(config, field.name)
+        items = [item for _, item in leaves(value, key)]
         if not items and limits != Limits(limits.text):
             raise ConfigError(f"{key}=[] is empty; give at least one value.")
         for item in items:
             check_value(key, item)
-            if problem := limits.problem(key, item):
+            problem = limits.problem(key, item)
+            if problem:
                 raise ConfigError(problem)
     if hasattr(config, "check"):
         config.check()
@@ -286,7 +378,9 @@ def check_value(key: str, value: Any) -> None:
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything but dictionaries; the items of a list have the list's key."""
+    """(dotted key, value) of everything but dictionaries; the items of a list have the
+    list's key.
+    """
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else name)

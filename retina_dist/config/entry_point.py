@@ -1,4 +1,6 @@
-"""The `main()` of a command: Hydra's command line, our checks and help page, and how errors end the process."""
+"""The `main()` of a command: Hydra's command line, our checks and help page, and how errors end the
+process.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import hydra
+from hydra import version
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -23,38 +26,15 @@ from omegaconf import OmegaConf
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output
 from retina_dist.base.settings import limits_of
-from retina_dist.base.unknown_keys import habit
+from retina_dist.base.unknown_keys import alias
 from retina_dist.config import compose
-from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.lost_peers import plain_reason
 from retina_dist.tracking.console import configure_logging, print_redacted
 
-# Hydra's options, as its --hydra-help lists them; the second ones take a value.
-FLAGS = [
-    "--help -h",
-    "--hydra-help",
-    "--version",
-    "--resolve",
-    "--run -r",
-    "--multirun -m",
-    "--shell-completion -sc",
-]
-VALUED = [
-    "--cfg -c",
-    "--info -i",
-    "--package -p",
-    "--config-path -cp",
-    "--config-name -cn",
-    "--config-dir -cd",
-]
-OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-for _names in FLAGS:
-    OPTIONS.add_argument(*_names.split(), action="store_true")
-for _names in (*VALUED, "--experimental-rerun"):
-    OPTIONS.add_argument(*_names.split(), nargs="?", const="")
-
 Function = Callable[[Any], Any]  # of a command's settings
-# Arguments: a function that returns the job's settings, the function to run on them, the job's folder.
+# Arguments: a function that returns the job's settings, the function to run on them, the job's
+# folder.
 Attempt = Callable[[Callable[[], Any], Function, Path], Any]
 
 OmegaConf.register_new_resolver(
@@ -67,83 +47,177 @@ def entry_point(
 ) -> Callable[[Function], Callable[[], None]]:
     """Make a `main()` of a function whose argument is of the dataclass `schema`.
 
-    Hydra composes `conf/NAME.yaml` and runs the function, with --multirun once for each job, through `attempt`, which handles its
-    errors. Otherwise a UserError is printed as one line (debug=true adds the traceback) and sets the exit code.
+    Hydra composes `conf/NAME.yaml` and runs the function, with --multirun once for each job,
+    through `attempt`, which handles its errors. Otherwise a UserError is printed as one line
+    (debug=true adds the traceback) and sets the exit code.
     """
     compose.SCHEMAS[name] = schema
 
     def decorate(function: Function) -> Callable[[], None]:
-        def job(composed: Any) -> Any:
-            settings = HydraConfig.get()
-            folder, sweeps = (
-                Path(os.path.relpath(settings.runtime.output_dir)),
-                settings.mode == RunMode.MULTIRUN,
-            )
-
-            def composed_settings() -> Any:
-                try:
-                    config = compose.to_object(composed, name, settings.overrides.task)
-                    if hasattr(config, "output_dir") and (
-                        sweeps or (config.output_dir is None and folder != Path())
-                    ):
-                        config.output_dir = str(folder)
-                    check_outputs(config)
-                except UserError as error:
-                    error.collective = True  # every rank composes the same settings
-                    raise
-                return config
-
-            with configure_logging(detect_launch().rank):
-                if attempt and sweeps:
-                    return attempt(composed_settings, function, folder)
-                with reported_errors(bool(composed.get("debug"))):
-                    return function(composed_settings())
-
-        def main() -> None:
-            arguments = sys.argv[1:]
-            job.__module__ = function.__module__  # by which Hydra names the job
-            with reported_errors("debug=true" in arguments, collective=True):
-                values, options = split_arguments(name, arguments)
-                if options.help:
-                    from retina_dist.config.help import help_page
-
-                    document = sys.modules[function.__module__].__doc__ or ""
-                    config, composed = compose.described(name, values, options.also)
-                    page = help_page(name, config, document, Path(compose.config_dir()), composed)
-                    print(page, end="", flush=True)
-                    return
-                compose.check_overrides(name, values)
-                if not (options.config_path or options.config_name) and (
-                    entry := compose.data_entry(name, values)
-                ):
-                    at = sys.argv.index(
-                        values[0], 1
-                    )  # beside the others: Hydra takes one run of overrides
-                    values, sys.argv = [*values, *entry], [*sys.argv[:at], *entry, *sys.argv[at:]]
-                    if options.cfg is None and detect_launch().rank == 0:
-                        print_redacted(f"data.root is read by {entry[0]}")
-                prepare(name, values, options)
-                os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
-                shown = (
-                    options.cfg is not None or options.info is not None
-                )  # then Hydra prints the settings, and nothing runs
-                with (
-                    compose.translate_hydra_errors(compose.command_of(name)),
-                    redacted_stdout(shown),
-                ):
-                    hydra.main(
-                        version_base="1.3", config_path=compose.config_dir(), config_name=name
-                    )(job)()
-                    sys.stdout.flush()
-
-        return main
+        return Command(name, function, attempt).main
 
     return decorate
 
 
+class Command:
+    """A command: `main` reads the command line, and Hydra calls the object for each job."""
+
+    def __init__(self, name: str, function: Function, attempt: Attempt | None) -> None:
+        self.name = name
+        self.function = function
+        self.attempt = attempt
+        self.__module__ = function.__module__  # by which Hydra names the job
+
+    def main(self) -> None:
+        """Run the command line of this process, or print what its options ask for."""
+        arguments = sys.argv[1:]
+        with reported_errors("debug=true" in arguments, collective=True):
+            options = parse(self.name, arguments)
+            if options.help:
+                self._print_help(options)
+                return
+
+            self._prepare(options)
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
+            version.setbase("1.3")
+            # with these, Hydra prints the settings, and nothing runs
+            prints_settings = options.cfg is not None or options.info is not None
+            with (
+                compose.translate_hydra_errors(compose.command_of(self.name)),
+                redacted_stdout(prints_settings),
+            ):
+                _run_hydra(
+                    args=options,
+                    args_parser=get_args_parser(),
+                    task_function=self,
+                    config_path=compose.config_dir(),
+                    config_name=self.name,
+                )
+                sys.stdout.flush()
+
+    def __call__(self, composed: Any) -> Any:
+        """Run one job with the settings that Hydra composed."""
+        job = HydraConfig.get()
+        folder = Path(os.path.relpath(job.runtime.output_dir))
+        is_sweep = job.mode == RunMode.MULTIRUN
+
+        def settings() -> Any:
+            return self._settings(composed, list(job.overrides.task), folder, is_sweep)
+
+        with configure_logging(detect_launch().rank):
+            if self.attempt and is_sweep:
+                return self.attempt(settings, self.function, folder)
+            with reported_errors(composed.get("debug") is True):
+                return self.function(settings())
+
+    def _settings(self, composed: Any, overrides: list[str], folder: Path, is_sweep: bool) -> Any:
+        """A job's settings, with Hydra's folder where that is the run's. Raises ConfigError, alike
+        on every rank.
+        """
+        try:
+            config = compose.to_object(composed, self.name, overrides)
+            if "output_dir" in type(config).__dataclass_fields__:
+                hydra_names_it = config.output_dir is None and folder != Path()
+                if is_sweep or hydra_names_it:
+                    config.output_dir = str(folder)
+            check_outputs(config)
+        except UserError as error:
+            error.collective = True
+            raise
+        return config
+
+    def _print_help(self, options: argparse.Namespace) -> None:
+        from retina_dist.config.help import help_page
+
+        document = sys.modules[self.function.__module__].__doc__ or ""
+        config, values = compose.described(self.name, options.overrides, options.also)
+        page = help_page(self.name, config, document, Path(compose.config_dir()), values)
+        print(page, end="", flush=True)
+
+    def _prepare(self, options: argparse.Namespace) -> None:
+        """Check the overrides, add those that they imply, and make the schema known to Hydra.
+        Raises ConfigError.
+        """
+        compose.check_overrides(self.name, options.overrides)
+        sweeps_folder = [o for o in options.overrides if o.startswith("output_dir=") and "," in o]
+        if options.multirun and sweeps_folder:
+            raise ConfigError(
+                "output_dir cannot be swept; give one folder, and each job gets its own in it."
+            )
+
+        own_configuration = options.config_path or options.config_name
+        if not own_configuration:
+            given = options.overrides
+            implied = compose.data_entry(self.name, given)
+            options.overrides = [*given, *implied]
+            if implied and options.cfg is None and detect_launch().rank == 0:
+                print_redacted(f"{compose.place_of_data(given)[0]} is read by {implied[0]}")
+        if options.cfg is not None and not own_configuration:
+            compose.register_defaults(self.name, options.overrides, options.also)
+        else:
+            compose.register(self.name, options.overrides)
+
+
+def parse(name: str, arguments: list[str]) -> argparse.Namespace:
+    """A command line, by Hydra's own parser; overrides and options may alternate.
+
+    `also` of the result is --config-dir as an override. Raises ConfigError for what Hydra does not
+    know.
+    """
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    try:
+        options, unknown = parser.parse_known_intermixed_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}.") from error
+
+    options.overrides = options.overrides or []
+    for flag, folder in (
+        ("--config-dir", options.config_dir),
+        ("--config-path", options.config_path),
+    ):
+        if folder is not None and "://" not in folder and not Path(folder).is_dir():
+            raise ConfigError(f"{flag} {folder} is not a folder.")
+    options.also = []
+    if options.config_dir:
+        options.also = [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"]
+    if options.config_path:  # which Hydra takes relative to a module
+        options.config_path = os.path.abspath(options.config_path)
+
+    if options.experimental_rerun is not None:
+        unknown = ["--experimental-rerun"]
+    if unknown:
+        raise ConfigError(_no_option(name, options, unknown[0], arguments))
+    return options
+
+
+def _no_option(name: str, options: argparse.Namespace, argument: str, arguments: list[str]) -> str:
+    """Message for an option that Hydra does not have, with the setting that is meant."""
+    flag, _, value = argument.partition("=")
+    following = arguments[arguments.index(argument) + 1 :][:1]
+    if not value and following and not following[0].startswith("-") and "=" not in following[0]:
+        value = following[0]
+
+    settings = [override for override in options.overrides if "=" in override]
+    _, known = compose.described(name, settings, options.also)
+    key = flag.lstrip("-").replace("-", "_")
+    meant = alias(key, known, value)
+    if not meant and key in known:
+        meant = key
+    if not meant:
+        meant = f"see the keys with {compose.command_of(name)} --help"
+    if " " in meant:
+        return f"{flag} is not an option; {meant}."
+    if "=" not in meant:
+        meant = f"{meant}={value or 'VALUE'}"
+    return f"{flag} is not an option; settings are written KEY=VALUE: {meant}."
+
+
 @contextmanager
 def redacted_stdout(applies: bool) -> Iterator[None]:
-    """Print what is written to stdout at the end of the context, without secrets, if it `applies`."""
+    """Print what is written to stdout at the end of the context, without secrets, if
+    it `applies`.
+    """
     if not applies:
         yield
         return
@@ -155,93 +229,37 @@ def redacted_stdout(applies: bool) -> Iterator[None]:
         print_redacted(text.getvalue().rstrip("\n"))
 
 
-def split_arguments(name: str, arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
-    """The overrides of a command line, and Hydra's options; `also` is --config-dir as an override. Raises ConfigError."""
-    options, values = OPTIONS.parse_known_args(arguments)
-    for flag, folder in (
-        ("--config-dir", options.config_dir),
-        ("--config-path", options.config_path),
-    ):
-        if folder is not None and "://" not in folder and not Path(folder).is_dir():
-            raise ConfigError(f"{flag} {folder} is not a folder.")
-    options.also = (
-        [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"]
-        if options.config_dir
-        else []
-    )
-    for number, value in enumerate(values):
-        if value.startswith("-") and value != "-":
-            _, known = compose.described(
-                name, [v for v in values if "=" in v and v[0] != "-"], options.also
-            )
-            raise ConfigError(
-                _no_option(name, known, value, "".join(values[number + 1 : number + 2]))
-            )
-    return values, options
-
-
-def _no_option(name: str, known: Collection[str], argument: str, following: str) -> str:
-    flag, _, value = argument.partition("=")
-    key = flag.lstrip("-").replace("-", "_")
-    value = value or ("" if following.startswith("-") or "=" in following else following)
-    unknown = f"see the keys with {compose.command_of(name)} --help"
-    meant = habit(key, known, value) or (key if key in known else unknown)
-    if " " in meant:
-        return f"{flag} is not an option; {meant}."
-    meant = meant if "=" in meant else f"{meant}={value or 'VALUE'}"
-    return f"{flag} is not an option; settings are written KEY=VALUE: {meant}."
-
-
-def prepare(name: str, values: list[str], options: argparse.Namespace) -> None:
-    """Make the schema known to Hydra for this command line. Raises ConfigError for what Hydra would accept silently."""
-    if path := options.config_path:  # Hydra takes it relative to this module
-        flags = ("", "--config-path=", "-cp=")  # of an argument that is, or ends with, the path
-        sys.argv = [
-            f + os.path.abspath(path) if (f := a.removesuffix(path)) in flags else a
-            for a in sys.argv
-        ]
-    if options.multirun and any(v.startswith("output_dir=") and "," in v for v in values):
-        raise ConfigError(
-            "output_dir cannot be swept; give one folder, and each job gets its own in it."
-        )
-    if options.cfg is not None and not options.config_path and not options.config_name:
-        compose.register_defaults(name, values, options.also)
-    else:
-        compose.register(name, values)
-
-
 def check_outputs(config: Any) -> None:
     """Raise ConfigError on rank 0, before the long work, for an output that cannot be written."""
     if detect_launch().rank or getattr(config, "dry_run", False):
         return
-    for key in type(config).__dataclass_fields__:
-        writes, value = limits_of(config, key).writes, getattr(config, key)
-        if writes and value and not ("URL" in writes and "://" in value):
+    for key, value in vars(config).items():
+        if key not in type(config).__dataclass_fields__:
+            continue
+        writes = limits_of(config, key).writes
+        is_url = "URL" in writes and value and "://" in value
+        if writes and value and not is_url:
             check_output(value, key, folder=writes.startswith("folder"))
 
 
 @contextmanager
 def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[None]:
-    """Print a UserError as one line and exit with 2 (1 if another process was lost), anything else with its rank.
+    """Print a UserError as one line and exit with 2 (1 if another process was lost), anything else
+    with its rank.
 
-    Where all processes of a job have the same error, only its `reporter` prints it; `collective` says that all have, as for an
-    error of the command line.
+    Where all processes of a job have the same error, only its `reporter` prints it; `collective`
+    says that all have, as for an error of the command line.
     """
     try:
         launch = detect_launch()
     except ConfigError as error:
         print_redacted(f"error: {error}", sys.stderr)
         raise SystemExit(2) from None
-    label = f"[rank {launch.rank}] " if launch.world_size > 1 else ""
+
     try:
         yield
     except UserError as error:
-        if debug:
-            print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)
-        if launch.rank == error.reporter or not (error.collective or collective):
-            print_redacted(f"{label if launch.rank else ''}{error.label}{error}", sys.stderr)
-        else:  # after the one that prints: launchers end the others as soon as one has exited
-            time.sleep(1.0)
+        _report(error, launch, debug, error.collective or collective)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -251,18 +269,44 @@ def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[N
             print_redacted("interrupted", sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        if (
-            isinstance(error, OSError)
-            and (error.filename or error.errno in (errno.ENOSPC, errno.EDQUOT))
-            and not debug
-        ):
-            where = f"{error.filename}: " if error.filename else ""
+        sentence, exit_code = _sentence_of(error, launch)
+        if debug or not sentence:
+            _print_traceback(launch)
+            raise SystemExit(1) from None
+        print_redacted(f"{_label(launch)}error: {sentence}", sys.stderr)
+        raise SystemExit(exit_code) from None
+
+
+def _report(error: UserError, launch: Launch, debug: bool, collective: bool) -> None:
+    """Print an error on the ranks that have it; where all have it, on its reporter."""
+    if debug:
+        _print_traceback(launch)
+    if launch.rank == error.reporter or not collective:
+        label = _label(launch) if launch.rank else ""
+        print_redacted(f"{label}{error.label}{error}", sys.stderr)
+    else:  # after the one that prints: launchers end the others as soon as one has exited
+        time.sleep(1.0)
+
+
+def _sentence_of(error: Exception, launch: Launch) -> tuple[str, int]:
+    """The sentence and exit code of a known kind of error; "" for another, which is a bug."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        if where or error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "correct that, or give another place (debug=true shows where)."
-            print_redacted(f"{label}error: {where}{error.strerror}; {remedy}", sys.stderr)
-            raise SystemExit(2) from None
-        if launch.world_size > 1 and lost_connection(error) and not debug:
-            why = f"lost another process ({plain_reason(error)}); see the last output of that one."
-            print_redacted(f"{label}error: rank {launch.rank} {why}", sys.stderr)
-        else:
-            print_redacted(textwrap.indent(traceback.format_exc().rstrip(), label), sys.stderr)
-        raise SystemExit(1) from None
+            return f"{where}{error.strerror}; {remedy}", 2
+    if launch.world_size > 1 and lost_connection(error):
+        why = f"lost another process ({plain_reason(error)}); see the last output of that one."
+        return f"rank {launch.rank} {why}", 1
+    return "", 1
+
+
+def _label(launch: Launch) -> str:
+    if launch.world_size == 1:
+        return ""
+    return f"[rank {launch.rank}] "
+
+
+def _print_traceback(launch: Launch) -> None:
+    text = textwrap.indent(traceback.format_exc().rstrip(), _label(launch))
+    print_redacted(text, sys.stderr)

@@ -1,4 +1,6 @@
-"""The settings of a training, whatever its task: one section for each component. A task has subclasses of `data` and `model`."""
+"""The settings of a training, whatever its task: one section for each component. A task has
+subclasses of `data` and `model`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
+from retina_dist.base.arguments import KnownArguments
 from retina_dist.base.errors import CheckpointError, ConfigError, first_line
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import (
@@ -26,7 +29,6 @@ from retina_dist.base.registry import (
 )
 from retina_dist.base.settings import (
     MISSING,
-    KnownArguments,
     defaults_of,
     flattened,
     make,
@@ -58,13 +60,16 @@ class TaskConfig:
 
 
 def name_of_root(root: str | None) -> str:
-    """The name of a data set: the last part of its `root`, a folder or URL; "data" where that cannot be a name.
+    """The name of a data set: the last part of its `root`, a folder or URL; "data" where that
+    cannot be a name.
 
     >>> name_of_root("az://container/bccd/")
     'bccd'
     """
     name = re.split(r"[/\\]", str(root or "").rstrip("/\\"))[-1].strip(".")
-    return name if name.isprintable() and name else "data"
+    if not name or not name.isprintable():
+        return "data"
+    return name
 
 
 @dataclass
@@ -84,7 +89,9 @@ class DataSettings(KnownArguments):
             )
 
     def with_values(self, **values: Any) -> Self:
-        """A copy with other values. `dataclasses.replace` would ask for the datasets of a `TorchDatasetConfig` again."""
+        """A copy with other values. `dataclasses.replace` would ask for the datasets of a
+        `TorchDatasetConfig` again.
+        """
         changed = copy.copy(self)
         for name, value in values.items():
             setattr(changed, name, value)
@@ -137,12 +144,15 @@ class RunConfig:
             )
         if self.trainer.compile and getattr(self.model, "activation_checkpointing", False):
             raise ConfigError(
-                "trainer.compile=true cannot trace model.activation_checkpointing=true; leave one out."
+                "trainer.compile=true cannot trace model.activation_checkpointing=true; "
+                "leave one out."
             )
 
 
 def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
-    """(dotted key, value, default) of each setting that differs from its default, as on the command line, without secrets."""
+    """(dotted key, value, default) of each setting that differs from its default, as on the command
+    line, without secrets.
+    """
     defaults = flattened(defaults_of(config))
     changed = []
     for key, value in flattened(redacted_tree(as_dict(config))).items():
@@ -155,7 +165,8 @@ def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
 class OfCheckpoint:
     """Base of the settings of a command that takes a checkpoint, which imports nothing.
 
-    A task and a model from outside the package are named again by their entries: `outside_task` and the class of model settings.
+    A task and a model from outside the package are named again by their entries: `outside_task` and
+    the class of model settings.
     """
 
     outside_task: type[Any] | None = None
@@ -168,7 +179,9 @@ def task_class(config: RunConfig) -> type[Task]:
 
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
-    """The function NAME of a task or its base, in the module of its `commands`, by default its own. Raises ConfigError."""
+    """The function NAME of a task or its base, in the module of its `commands`, by default its own.
+    Raises ConfigError.
+    """
     for kind in task.__mro__:
         room = import_module(vars(kind).get("commands", kind.__module__))
         command: Callable[..., Any] | None = getattr(room, name, None)
@@ -180,7 +193,9 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
 
 
 def chosen_task(content: Mapping[str, Any]) -> type[Task]:
-    """The class of the task that composed settings name, or the first one of the package. Raises ConfigError."""
+    """The class of the task that composed settings name, or the first one of the package. Raises
+    ConfigError.
+    """
     section = content.get("task")
     if not isinstance(section, Mapping):
         return lookup("task", TASKS[0])
@@ -192,17 +207,21 @@ def chosen_task(content: Mapping[str, Any]) -> type[Task]:
 
 
 def section_types(schema: type, content: Mapping[str, Any]) -> tuple[type, dict[str, type]]:
-    """A command's schema for composed settings, and the dataclass of each section: of the entry that its content names.
+    """A command's schema for composed settings, and the dataclass of each section: of the entry
+    that its content names.
 
-    A task may have fields beside `data` and `model`, which the schema then has too. Raises ConfigError.
+    A task may have fields beside `data` and `model`, which the schema then has too. Raises
+    ConfigError.
     """
     kinds = sections_of(schema)
     if issubclass(schema, RunConfig):
         settings = chosen_task(content).settings
         own = {each.name for each in fields(settings)} - {"data", "model"}
-        if taken := own & {each.name for each in fields(schema)}:
+        taken = own & {each.name for each in fields(schema)}
+        if taken:
             raise ConfigError(
-                f"{settings.__name__}.{min(taken)} is a key of every run; give the section another name."
+                f"{settings.__name__}.{min(taken)} is a key of every run; "
+                "give the section another name."
             )
         kinds |= {"data": DataSettings, "model": ModelSettings} | sections_of(settings)
         if own:
@@ -210,41 +229,54 @@ def section_types(schema: type, content: Mapping[str, Any]) -> tuple[type, dict[
     return schema, {name: settings_type(content.get(name), kind) for name, kind in kinds.items()}
 
 
-def task_of_checkpoint(content: Mapping[str, Any]) -> str:
-    """The built-in task that a checkpoint was trained for; the first one where it names none of them, as a plugin's does."""
+def _section_of_checkpoint(content: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """A section of the settings that a checkpoint holds, None without it."""
     config = content.get("config")
-    section = config.get("task") if isinstance(config, Mapping) else None
-    name = (
-        section.get("name") if isinstance(section, Mapping) and "_target_" not in section else None
-    )
-    return str(name) if name in TASKS else TASKS[0]
+    if not isinstance(config, Mapping):
+        return None
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else None
+
+
+def task_of_checkpoint(content: Mapping[str, Any]) -> str:
+    """The built-in task that a checkpoint was trained for.
+
+    The first one where it names none of them, as a plugin's does.
+    """
+    section = _section_of_checkpoint(content, "task")
+    if section is None or names_class(section) or section.get("name") not in TASKS:
+        return TASKS[0]
+    return str(section["name"])
 
 
 def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
-    """The settings of the data that the checkpoint `source` was trained on, checked; nothing in them is looked up or imported.
+    """The settings of the data that the checkpoint `source` was trained on, checked.
 
-    Absent ones have their defaults. Those that `schema` does not have are left out, with a warning unless they are of a class from
-    outside the package. Raises CheckpointError without any, ConfigError for what does not fit.
+    Nothing in them is looked up or imported. Absent ones have their defaults. Those that `schema`
+    does not have are left out, with a warning unless they are of a class from outside the package.
+    Raises CheckpointError without any, ConfigError for what does not fit.
     """
     from retina_dist.base.torch_files import remedy_of  # imports torch
 
-    config = content.get("config")
-    section = config.get("data") if isinstance(config, Mapping) else None
-    if not isinstance(section, Mapping):
+    section = _section_of_checkpoint(content, "data")
+    if section is None:
         raise CheckpointError(
             f"{source} does not say what it was trained on; give another checkpoint."
         )
-    known = {f.name for f in fields(schema)}  # type: ignore[arg-type]
-    if not names_class(section) and (gone := sorted(map(str, section.keys() - known))):
+
+    known = {each.name for each in fields(schema)}  # type: ignore[arg-type]
+    gone = sorted(map(str, section.keys() - known))
+    if gone and not names_class(section):
         logger.warning(
             f"the checkpoint's {', '.join(gone)} is left out: this version has no such setting."
         )
     try:
         settings = make(schema, {key: value for key, value in section.items() if key in known})
         validate(settings, "data.")
-        return settings
     except ConfigError as error:
-        reason, remedy = first_line(error).rstrip("."), remedy_of(content)
+        reason = first_line(error).rstrip(".")
         raise ConfigError(
-            f"the checkpoint's settings are not those of this version ({reason}); {remedy}."
+            f"the checkpoint's settings are not those of this version ({reason}); "
+            f"{remedy_of(content)}."
         ) from error
+    return settings

@@ -207,6 +207,16 @@ class ModelConfig(DetectorSettings):
                 f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level."
             )
         self.check_size(self.num_classes or 1)
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Raise ConfigError for weights that would be ignored."""
+        if self.weights and self.backbone_weights:
+            raise ConfigError(
+                f"model.backbone_weights={self.backbone_weights} is not read beside "
+                f"model.weights={self.weights}, which has a backbone; give model.weights=null, or "
+                "leave model.backbone_weights out."
+            )
 
     @property
     def anchors_per_cell(self) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+from retina_dist.base.arguments import KnownArguments
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import MISSING, KnownArguments, setting
+from retina_dist.base.settings import MISSING, setting
 from retina_dist.base.text import pluralize
 from retina_dist.optim.learning_rate import Schedule, base_lr, build_schedule
 from retina_dist.optim.settings import OptimizerSettings, ScheduleSettings

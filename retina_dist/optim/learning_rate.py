@@ -1,4 +1,6 @@
-"""The learning rate: scaled to the batch by the rule of `lr_rule`, then a pure function of the step without state."""
+"""The learning rate: scaled to the batch by the rule of `lr_rule`, then a pure function of the step
+without state.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ ToSteps = Callable[
 class Decay(ABC):
     """The factor of the learning rate beside the warm-up's, a pure function of the step.
 
-    `total` and `warmup` are the steps of the run and of its warm-up. A class below has its dataclass below `ScheduleSettings` as
-    `settings`, an instance its values.
+    `total` and `warmup` are the steps of the run and of its warm-up. A class below has its
+    dataclass below `ScheduleSettings` as `settings`, an instance its values.
     """
 
     settings: Any
@@ -42,7 +44,9 @@ class Decay(ABC):
         """The factor for optimizer step `step` (0 is the first)."""
 
     def describe(self, lr: float) -> str:
-        """For the plan's line, after the learning rate itself, such as "cosine to 0"; `lr` is the rate of factor 1."""
+        """For the plan's line, after the learning rate itself, such as "cosine to 0"; `lr` is the
+        rate of factor 1.
+        """
         return str(self.settings.name)
 
 
@@ -56,7 +60,9 @@ class Constant(Decay):
 
 
 class MultiStep(Decay):
-    """Multiplied by `gamma` at each milestone, which is at the same step with and without warm-up."""
+    """Multiplied by `gamma` at each milestone, which is at the same step with and
+    without warm-up.
+    """
 
     settings = MultiStepSettings
 
@@ -68,7 +74,8 @@ class MultiStep(Decay):
         given = f"schedule.milestones={list(settings.milestones)}"
         if not all(0 < step < total for step in self.milestones):
             raise ConfigError(
-                f"{given} must be between 0 and the end at step {total}; raise trainer.max_duration."
+                f"{given} must be between 0 and the end at step {total}; "
+                "raise trainer.max_duration."
             )
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(f"{given} do not rise; list them in order, each once.")
@@ -83,7 +90,9 @@ class MultiStep(Decay):
 
 
 class Cosine(Decay):
-    """From 1 to `final_factor` at `total` along half a cosine: https://arxiv.org/abs/1608.03983, equation 5."""
+    """From 1 to `final_factor` at `total` along half a cosine: https://arxiv.org/abs/1608.03983,
+    equation 5.
+    """
 
     settings = CosineSettings
 
@@ -98,7 +107,9 @@ class Cosine(Decay):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The factor of the base learning rate: `decay`, times a line from `warmup_factor` to 1 over the first `warmup` steps."""
+    """The factor of the base learning rate: `decay`, times a line from `warmup_factor` to 1 over
+    the first `warmup` steps.
+    """
 
     decay: Decay
     warmup: int
@@ -119,13 +130,16 @@ def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) ->
         warmup = to_steps("schedule.warmup", settings.warmup)
     if warmup >= total:
         raise ConfigError(
-            f"schedule.warmup={settings.warmup} fills all {total} steps; give at most {total - 1}steps."
+            f"schedule.warmup={settings.warmup} fills all {total} steps; "
+            f"give at most {total - 1}steps."
         )
     decay = class_of(settings)(settings, total, warmup, to_steps)
     return Schedule(decay, warmup, settings.warmup_factor)
 
 
 def base_lr(settings: OptimizerSettings, batch_size: int) -> float:
-    """`optimizer.lr` times batch_size / lr_reference_batch ("linear", https://arxiv.org/abs/1706.02677) or its root ("sqrt")."""
+    """`optimizer.lr` times batch_size / lr_reference_batch ("linear",
+    https://arxiv.org/abs/1706.02677) or its root ("sqrt").
+    """
     ratio = batch_size / settings.lr_reference_batch
     return settings.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[settings.lr_rule]

@@ -1,4 +1,6 @@
-"""Settings of the optimizer and of the learning rate's schedule: what all of them have, then each one's own."""
+"""Settings of the optimizer and of the learning rate's schedule: what all of them have, then each
+one's own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from retina_dist.base.settings import MISSING, setting
 
 @dataclass
 class OptimizerConfig(Entry):
-    """Settings of every optimizer; calling it with a `name` makes those of that entry, which are below it."""
+    """Settings of every optimizer; calling it with a `name` makes those of that entry, which are
+    below it.
+    """
 
     family: ClassVar[str] = "optimizer"
     default_entry: ClassVar[str] = "sgd"
@@ -75,7 +79,9 @@ class AdamWSettings(AdamSettings):
 
 @dataclass
 class ScheduleConfig(Entry):
-    """Settings of every schedule; calling it with a `name` makes those of that entry, which are below it."""
+    """Settings of every schedule; calling it with a `name` makes those of that entry, which are
+    below it.
+    """
 
     family: ClassVar[str] = "schedule"
     default_entry: ClassVar[str] = "cosine"
@@ -121,5 +127,6 @@ class MultiStepSettings(ScheduleSettings):
         """Raise ConfigError without a milestone."""
         if not self.milestones:
             raise ConfigError(
-                "schedule=multistep has no milestones; give schedule.milestones=[16epochs,22epochs]."
+                "schedule=multistep has no milestones; "
+                "give schedule.milestones=[16epochs,22epochs]."
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retina_dist.base.settings import KnownArguments, setting
+from retina_dist.base.arguments import KnownArguments
+from retina_dist.base.settings import setting
 
 MLFLOW_PARENT = (
     "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the MLflow runs of a sweep's jobs

@@ -40,10 +40,16 @@ ALLOWED: dict[str, set[str]] = {
 # The dataclass of a command's settings, in the module of the command, may be named as a type by
 # what the command calls.
 COMMANDS = {"doctor", "evaluate", "export", "predict", "serve", "shards", "serving.settings"}
-WITH_HYDRA = {"config.compose", "config.entry_point", "run.records", "run.sweep"}
+COMMANDS = {"doctor", "evaluate", "export", "predict", "serve", "shards", "serving.server"}
+WITH_HYDRA = {
+    "config.compose",
+    "config.entry_point",
+    "config.hydra_errors",
+    "run.records",
+    "run.sweep",
+}
 # Files that import each other, be it inside a function; none may be added.
 CIRCLES: set[tuple[str, ...]] = {
-    ("base.settings", "base.unknown_keys"),
     ("detection.detector", "detection.tiles"),
     ("serving.app", "serving.server"),
 }

@@ -68,6 +68,12 @@ def weights_of(settings: ModelConfig) -> str | None:
         return None
     if "://" not in source:
         find_weights(str(located(source)))
+    is_resnet50 = settings.weights and is_torchvision_name(source)
+    if is_resnet50 and settings.backbone != "resnet50":
+        raise ConfigError(
+            f"model.weights={source} is for model.backbone=resnet50, not {settings.backbone}; give "
+            "model.weights=null, and model.backbone_weights=DEFAULT for a pretrained backbone."
+        )
     return source
 
 

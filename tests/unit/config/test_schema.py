@@ -42,6 +42,7 @@ ZERO = {
     "trainer.save_top_k": "none",
     "trainer.overfit_batches": "off",
     "strategy.fusion_mb": "Horovod sends each gradient alone",
+    "logging.mlflow_wait_s": "no wait at the end",
 }
 # Whole numbers that may be of any size, because nothing is made of that size.
 ANY_SIZE = (

@@ -1,0 +1,154 @@
+"""What Hydra and OmegaConf raise, as sentences that name the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.settings import as_override
+
+
+@contextmanager
+def translate_hydra_errors(command: str) -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise into a ConfigError that names the key, the value and the
+    remedy.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except OverrideParseException as error:
+        raise ConfigError(unreadable(str(error.override))) from error
+    except MissingConfigException as error:
+        raise ConfigError(_missing_entry(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_sentence(command, error)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"a file of the configuration is not YAML: {' '.join(str(error).split())}."
+        ) from error
+    except ValueError as error:
+        if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
+            raise
+        raise ConfigError(
+            f"groups such as data and model take a name, as in model=retinanet_r50 ({error})."
+        ) from error
+
+
+def unreadable(text: str) -> str:
+    """Message for an override that Hydra cannot parse, with the quotes that it needs."""
+    key, _, value = text.partition("=")
+    sentence = f"{text} cannot be read as KEY=VALUE"
+    quoted = as_override(key, value)
+    if value.startswith("~/"):  # which the shell leaves as it is
+        return f"{sentence}; write {key}=$HOME{value[1:]}."
+    opened = sum(value.count(bracket) for bracket in "[{(")
+    closed = sum(value.count(bracket) for bracket in "]})")
+    if opened != closed:
+        return f"{sentence}; close its brackets, or write {quoted} as text."
+    if value.startswith("(") and value.endswith(")"):
+        return f'{sentence}; write "{key}=[{value[1:-1]}]".'
+    return f"{sentence}; write {quoted}."
+
+
+def _missing_entry(error: MissingConfigException) -> str:
+    """Message for a choice without a file, such as model=yolo."""
+    group, slash, value = str(error.missing_cfg_file).partition("/")
+    if not slash:
+        return f"there is no configuration {group}; give another --config-name."
+    remedy = _instead_of_entry(group, value)
+    if remedy:
+        return remedy
+
+    options = error.options or []
+    value = value.removesuffix(".yaml")
+    near = get_close_matches(value, options, 1, 0.75)
+    hint = "there"
+    if near:
+        hint = f"did you mean {near[0]}? There"
+    elif group == "model" and _is_torchvisions(value):
+        classifier = f"task=classification model=classifier model.architecture={value}"
+        hint = f"give model.backbone={value}, or {classifier}; there"
+    sentence = f"{group}={value} does not exist; {hint} are {', '.join(options)}"
+    if near:
+        return f"{sentence}."
+    return (
+        f"{sentence}; an entry of your own needs --config-dir FOLDER, where "
+        f"FOLDER/{group}/{value}.yaml is."
+    )
+
+
+def _instead_of_entry(group: str, value: str) -> str:
+    """Message for a file, folder or name that stands where an entry is asked for; "" for others."""
+    is_yaml = value.lower().endswith((".yaml", ".yml"))
+    if group == "data" and value:
+        root = ""
+        if value.lower().endswith((".zip", ".tar", ".gz", ".tgz")):
+            return f"data={value} is an archive; unpack it, and give data=auto data.root=FOLDER."
+        if value.lower().startswith("yolo") or is_yaml:
+            root = "data.root=FOLDER"
+        elif re.search(r"[/.]", value) or Path(value).is_dir():
+            root = as_override("data.root", value)
+        if root:
+            remedy = f"give data=auto {root}, which recognises the format"
+            return f"data={value} is not an entry; {remedy}."
+    if group == "model" and ("/" in value or value.endswith(".pt")):
+        return (
+            f"model={value}: model is the kind of network; write checkpoint={value} or, in a "
+            f"training, model.weights={value}."
+        )
+    if is_yaml:
+        folder = Path(value).parent
+        return (
+            f"{group}={value} is a file; put it into FOLDER/{group}/ and give --config-dir FOLDER "
+            f"{group}={Path(value).stem}, or --config-path {folder} --config-name {Path(value).stem}."
+        )
+    return ""
+
+
+def _is_torchvisions(name: str) -> bool:
+    """Whether a name is spelled like one of torchvision's networks."""
+    families = (
+        "resnet resnext wide_resnet mobilenet efficientnet convnext regnet swin vit vgg densenet"
+    )
+    return name.lower().startswith(tuple(families.split()))
+
+
+def _sentence(command: str, error: Exception) -> str:
+    """The sentence for what Hydra or OmegaConf raises."""
+    text = str(error)
+    several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
+    if several:
+        key, value = several.groups()
+        quoted = as_override(key, value)
+        lists = f'write "{key}=[{value}]" for a list, {quoted} for a text, a point in a number'
+        return (
+            f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
+        )
+    absent = re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text)
+    if absent:
+        return f"{command} has no choice of {absent[1]}; leave {absent[1]}=… out."
+    below_value = re.match(r"Error merging override \+*([^=]+)=", text)
+    if below_value:
+        return f"{below_value[1]} is not a setting; see the keys with {command} --help."
+
+    cause: BaseException = error
+    key = getattr(error, "full_key", None) or ""
+    inner = error.__cause__ or error.__context__
+    while inner:
+        cause = inner
+        key = getattr(cause, "full_key", None) or key
+        inner = cause.__cause__ or cause.__context__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    reason = (lines or [type(cause).__name__])[0].rstrip(".")
+    if not key:
+        return f"{reason}."
+    return f"{key}: {reason}."

@@ -1,0 +1,107 @@
+"""The settings of the run that `resume=RUN` continues, from its config.yaml; nothing that the file
+names is looked up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retina_dist.base.errors import ConfigError, first_line
+from retina_dist.base.redaction import MASK
+from retina_dist.base.registry import names_class
+from retina_dist.base.settings import leaves, settings_by_key
+from retina_dist.base.yaml_files import load_yaml
+from retina_dist.config.run_config import section_types
+
+logger = logging.getLogger(__name__)
+
+# Settings of a start, which a resume does not take from the run.
+OF_ONE_START = ("resume", "output_dir", "dry_run", "debug", "trainer.stop_after")
+
+
+def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> dict[str, Any]:
+    """The settings of the run of `resume=RUN`, with those that the overrides give; the composed
+    ones without such a run.
+
+    `given` are the overrides' keys. Keys that this version lacks are left out. With `experiment`,
+    nothing is taken.
+    """
+    file = _config_file(composed.get("resume"))
+    if file is None or "experiment" in given:
+        return composed
+
+    try:
+        run: dict[str, Any] = load_yaml(file)
+        task = (run.get("task") or {}).get("name")
+        own = [key for key in sorted(given) if not key.startswith("hydra")]
+        for key in (*OF_ONE_START, *own):
+            _copy(key, composed, run)
+    except (OSError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file} does not hold the settings of a run ({first_line(error)}); remove it."
+        ) from error
+
+    now = (run.get("task") or {}).get("name")
+    if task not in (None, now):
+        raise ConfigError(
+            f"{composed['resume']} is a run of task={task}; leave task={now} out, "
+            "or start a new run."
+        )
+    for group, section in run.items():
+        if names_class(section) and group not in given:
+            raise ConfigError(
+                f"{file} has {group} from outside the package, which no file imports; "
+                f"give {group}=NAME."
+            )
+    for key, value in leaves(run):
+        if isinstance(value, str) and MASK in value:
+            raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
+
+    schema, sections = section_types(schema, run)
+    _remove_unknown(run, set(settings_by_key(schema, sections=sections)), given, file)
+    return run
+
+
+def _config_file(resume: object) -> Path | None:
+    """config.yaml of the run that `resume` names by its folder, its checkpoints' folder or one of
+    them.
+    """
+    if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume:
+        return None
+    folder = Path(resume)
+    if folder.suffix == ".pt":
+        folder = folder.parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return None
+    return file
+
+
+def _copy(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
+    """Copy the value of the dotted `key` from `source` to `target`, None if `source` lacks it."""
+    *sections, last = key.split(".")
+    for section in sections:
+        source = source.get(section) or {}
+        target = target.setdefault(section, {})
+    target[last] = source.get(last)
+
+
+def _remove_unknown(
+    section: dict[str, Any], known: set[str], given: set[str], file: Path, prefix: str = ""
+) -> None:
+    """Remove what this version or the chosen entry has no setting for, unless the command line
+    gives it.
+    """
+    for name in list(section):
+        key = f"{prefix}{name}"
+        is_given = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given)
+        if key not in known and not is_given:
+            del section[name]
+            logger.info(f"{file}: {key} is not a setting of this version")
+        elif isinstance(section[name], dict):
+            _remove_unknown(section[name], known, given, file, f"{key}.")
