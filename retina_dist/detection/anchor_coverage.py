@@ -1,4 +1,6 @@
-"""How the model's anchors fit the boxes of a data set, and which change of them would fit better."""
+"""How the model's anchors fit the boxes of a data set, and which change of them would
+fit better.
+"""
 
 from __future__ import annotations
 
@@ -56,15 +58,14 @@ def anchor_coverage(
 ) -> Coverage:
     """Which boxes an anchor reaches at the largest of the settings' `min_sizes`.
 
-    Each image is padded to the shape of its bucket; one of unknown size is left out. Exact without trying
-    every anchor: of one shape, the anchor with the nearest centre overlaps most, because the overlap
-    only falls with the distance along either axis.
+    Each image is padded to the shape of its bucket; one of unknown size is left out. Exact without
+    trying every anchor: of one shape, the anchor with the nearest centre overlaps most, because the
+    overlap only falls with the distance along either axis.
 
     Args:
-        data: the images and boxes.
-        cell_anchors: the anchors [a, 4] xyxy of each pyramid level, P3 to P7, centred on the origin.
-        settings: of the resize and the buckets.
-        threshold: the IoU from which on an anchor answers for a box.
+        data: the images and boxes. cell_anchors: the anchors [a, 4] xyxy of each pyramid level, P3
+        to P7, centred on the origin. settings: of the resize and the buckets. threshold: the IoU
+        from which on an anchor answers for a box.
     """
     known = [row for row, record in enumerate(data.records) if record.size]
     counts = [len(data.boxes[row]) for row in known]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.text import escape, pluralize
@@ -89,8 +90,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
             "iou": coverage.threshold,
         }
     if config.sheets:
-        for split, part in splits.items():
-            _draw_sheet(part, Path(config.sheets) / f"{split}.jpg", config.data.max_pixels)
+        _draw_sheets(splits, Path(config.sheets), config.data.max_pixels)
     return DoctorReport(facts, findings, details)
 
 
@@ -143,10 +143,20 @@ def anchor_findings(
     )
 
 
-def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
-    """Images of a split, evenly spread over it, with the boxes to train on."""
+def _draw_sheets(splits: Mapping[str, Annotations], folder: Path, max_pixels: int) -> None:
+    """Images of each split, evenly spread over it, with the boxes to train on."""
+    from retina_dist.reporting.pictures import sheet
+
+    for split, part in splits.items():
+        pictures = _titled_images(part, max_pixels)
+        if pictures:
+            folder.mkdir(parents=True, exist_ok=True)
+            sheet(pictures).save(folder / f"{split}.jpg", quality=92)
+
+
+def _titled_images(part: Annotations, max_pixels: int) -> list[Image.Image]:
     from retina_dist.detection.pictures import draw_boxes
-    from retina_dist.reporting.pictures import sheet, titled
+    from retina_dist.reporting.pictures import titled
 
     pictures = []
     spread = np.linspace(0, len(part.records) - 1, SHEET_IMAGES)
@@ -161,15 +171,15 @@ def _draw_sheet(part: Annotations, path: Path, max_pixels: int) -> None:
         picture = draw_boxes(image, boxes, labels, part.categories.names)
         title = f"{escape(record.file_name, 60)}: {pluralize(len(boxes), 'box')}"
         pictures.append(titled(picture, title))
-    if pictures:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sheet(pictures).save(path, quality=92)
+    return pictures
 
 
 def _format_objects(
     tables: Mapping[str, Objects], images: Mapping[str, int], output: str | None
 ) -> list[str]:
-    """The table of objects, as lines: a row for each class, for each split a column for each size."""
+    """The table of objects, as lines: a row for each class, for each split a column for
+    each size.
+    """
     columns = (*SIZES, "all")
     counts: dict[str, list[int]] = {}
     for name in sorted(tables["train"], key=lambda name: -tables["train"][name]["all"]):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from retina_dist.detection.readers.annotations import Annotations, boxes_of
+from retina_dist.detection.readers.annotations import Annotations, boxes_of, column
 
 MIN_BOXES = 4  # Below this many boxes, do not guess how they were written.
 MIN_BOXES_CENTRED = 20  # nor below this many that x, y is a centre
@@ -22,28 +25,29 @@ def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
         remedy = "multiply shares of the image by its width and height"
         return "no box is larger than one pixel", remedy
 
-    if part.box_format != "xywh":
-        size_of = {record.image_id: (record.width, record.height) for record in part.records}
-        sizes = np.array([size_of[entry["image_id"]] for entry in entries], dtype=np.float64)
-        misread = _misread(boxes, sizes.reshape(-1, 2), has_corners=part.box_format == "xyxy")
-        if misread is not None:
-            return misread
+    misread = _misread(part, entries, boxes)
+    if misread is not None:
+        return misread
 
-    if not any(map(len, part.boxes)) and (len(boxes) or split == "train"):
-        causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
-        remedy = "correct the boxes, or give the right annotations"
-        return f"no box is left ({', '.join(causes)})", remedy
-    return None
+    if any(map(len, part.boxes)) or (split != "train" and not len(boxes)):
+        return None
+    causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
+    remedy = "correct the boxes, or give the right annotations"
+    return f"no box is left ({', '.join(causes)})", remedy
 
 
-def _misread(boxes: np.ndarray, sizes: np.ndarray, *, has_corners: bool) -> tuple[str, str] | None:
-    """The form in which most boxes would fit, and the remedy, where they do not fit as they were read.
+def _misread(
+    part: Annotations, entries: Sequence[dict[str, Any]], boxes: np.ndarray
+) -> tuple[str, str] | None:
+    """The form in which most boxes would fit, and the remedy, where they do not as they were read.
 
-    Args:
-        boxes: [n, 4] x, y, width, height as they were read.
-        sizes: [n, 2] (width, height) of each box's image, 0 where it is not known.
-        has_corners: the file was read as two corners, x1, y1, x2, y2.
+    `boxes` [n, 4] x, y, width, height are those of `entries`.
     """
+    if part.box_format == "xywh":
+        return None
+    size_of = {record.image_id: (record.width, record.height) for record in part.records}
+    of_boxes = list(map(size_of.get, column(entries, "image_id")))
+    sizes = np.array(of_boxes, dtype=np.float64).reshape(-1, 2)
     start = boxes[:, :2]
     side = boxes[:, 2:]
     known = sizes.min(axis=1, initial=np.inf) > 0
@@ -54,7 +58,7 @@ def _misread(boxes: np.ndarray, sizes: np.ndarray, *, has_corners: bool) -> tupl
 
     bad = f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if"
     enough = 0.95 if share < 0.5 else 1.0
-    if has_corners:
+    if part.box_format == "xyxy":
         form = "they are x, y, width, height"
         remedy = "set data.box_format=xywh (csv, voc: correct the files)"
         end = side + 2 * start

@@ -10,7 +10,6 @@ from retina_dist.base.text import pluralize
 from retina_dist.detection.plausibility import implausible_boxes
 from retina_dist.detection.readers.annotations import Annotations, without_empty
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.formats import Content
 from retina_dist.detection.readers.load import annotations_of, pausing_gc
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.settings import DetectionData
@@ -21,28 +20,25 @@ def read_split(
 ) -> Annotations | None:
     """The annotations of "train" or "val"; None for a validation set that the settings do not name.
 
-    The data is found and read, checked, its labels numbered, its images found and its boxes cleaned.
+    The data is found and read, checked, its labels numbered, its images found and its boxes
+    cleaned.
 
     Args:
-        data: names the files, says how they are read, and perhaps holds a part of train out for val.
-        split: "train" or "val".
-        categories: fixes the labels, as val takes the labels of train.
-        check: raise DataError for `implausible_boxes`.
+        data: names the files, says how they are read, and perhaps holds a part of train out for
+        val. split: "train" or "val". categories: fixes the labels, as val takes the labels of
+        train. check: raise DataError for `implausible_boxes`.
     """
     reader = data.reader()
     fraction = None
+    place = split
     if data.val_fraction and not reader.has("val"):
         fraction = data.val_fraction
-    place = "train" if fraction else split
+        place = "train"
     set_status(f"reading the data, {place}")
     with pausing_gc():
-        content = reader.read(place)
+        content = reader.content(place)
         if content is None:
-            if place == "val":
-                return None
-            nothing = f"data={data.name} has no images to train on"
-            raise DataError(f"{nothing} in data.root={data.root}.")
-        content = Content(*content)
+            return None
         part = annotations_of(content, data, place, categories)
 
     source = content.source or data.root or content.images
@@ -74,8 +70,9 @@ def sized_coco(part: Annotations, max_pixels: int) -> dict[str, Any]:
     images = []
     for entry in part.coco["images"]:
         record = size_of.get(entry["id"])
-        size = {"width": record.width, "height": record.height} if record else {}
-        images.append(entry | size)
+        if record is not None:
+            entry = {**entry, "width": record.width, "height": record.height}
+        images.append(entry)
     return part.coco | {"images": images}
 
 

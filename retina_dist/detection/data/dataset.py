@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class DetectionDataset(ImageDataset[Batch]):
-    """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec` names.
+    """Makes whole batches: `dataset[spec]` reads, transforms and collates the images that `spec`
+    names.
 
-    Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. Fillers make up for missing images
-    up to the spec's `size`, see `Batch`; `reading` are options of `ImageDataset`. `sizes` [N, 2] are (height, width) as annotated.
+    Randomness is keyed by (seed, epoch, image id): a batch does not depend on who makes it. Fillers
+    make up for missing images up to the spec's `size`, see `Batch`; `reading` are options of
+    `ImageDataset`. `sizes` [N, 2] are (height, width) as annotated.
     """
 
     def __init__(
@@ -120,7 +122,9 @@ def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None
 def buckets_of(
     settings: DetectionData, sizes: npt.ArrayLike, min_sizes: Sequence[int] | None = None
 ) -> Buckets:
-    """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes`, by default the settings'."""
+    """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes`, by default the
+    settings'.
+    """
     shorter = min_sizes or settings.min_sizes
     return make_buckets(
         sizes, min_sizes=shorter, max_size=settings.max_size, num_buckets=settings.num_buckets

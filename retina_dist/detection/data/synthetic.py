@@ -1,4 +1,5 @@
-"""Data sets that need no download: drawn shapes on textured backgrounds, as COCO data, and random images with random boxes.
+"""Data sets that need no download: drawn shapes on textured backgrounds, as COCO data, and random
+images with random boxes.
 
 The same settings give the same annotations everywhere, and the same files under the same Pillow.
 """
@@ -51,10 +52,11 @@ def draw_data(data: DetectionData) -> None:
 def make_shapes(
     root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 128, seed: int = 0
 ) -> None:
-    """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size` pixels on the long side.
+    """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size`
+    pixels on the long side.
 
-    A folder already made with the same settings is left as it is; one with other settings, or of something else, raises
-    DataError. The folder is whole or absent, never half-written.
+    A folder already made with the same settings is left as it is; one with other settings, or of
+    something else, raises DataError. The folder is whole or absent, never half-written.
     """
     settings = {
         "version": VERSION,
@@ -100,7 +102,9 @@ def _write_split(
 
 
 def draw_scene(rng: Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """One image and its COCO annotations (category_id, bbox, area, iscrowd), tight around the pixels that are seen."""
+    """One image and its COCO annotations (category_id, bbox, area, iscrowd), tight around the
+    pixels that are seen.
+    """
     aspect = ASPECTS[rng.integers(len(ASPECTS))]
     width, height = (round(image_size * side / max(aspect)) for side in aspect)
     canvas = _background(rng, width, height)
@@ -204,7 +208,9 @@ def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, A
 
 
 def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
-    """`num_images` images of the canvas' size with `num_boxes` boxes each, a function of (seed, image); there are no files."""
+    """`num_images` images of the canvas' size with `num_boxes` boxes each, a function of (seed,
+    image); there are no files.
+    """
     height, width = settings.canvas
     boxes, labels = [], []
     for i in range(settings.num_images):
@@ -228,7 +234,9 @@ def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
 def synthetic_batch(
     data: Annotations, images: Sequence[int], weight: float, seed: int, device: torch.device
 ) -> Batch:
-    """The batch of these images on `device`; their pixels are noise, a function of (seed, image)."""
+    """The batch of these images on `device`; their pixels are noise, a function of
+    (seed, image).
+    """
     samples = []
     for i in images:
         record = data.records[i]

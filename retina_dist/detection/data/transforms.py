@@ -1,6 +1,8 @@
-"""From a stored image and its boxes to what lies on the canvas, on uint8 tensors; the model normalises.
+"""From a stored image and its boxes to what lies on the canvas, on uint8 tensors; the model
+normalises.
 
-Random numbers come from torch's CPU generator seeded by a key, so the result depends on the key only.
+Random numbers come from torch's CPU generator seeded by a key, so the result depends on the key
+only.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ MIN_BOX_SIDE = (
 class EvalTransform:
     """Resizes, and leaves out boxes with a side under a pixel.
 
-    Takes and returns (image [3, h, w] uint8, boxes [n, 4] float32 xyxy, labels [n]); boxes are in pixels of
-    the image they come with. The image returned is never larger than `canvas`, a (height, width) in pixels.
+    Takes and returns (image [3, h, w] uint8, boxes [n, 4] float32 xyxy, labels [n]); boxes are in
+    pixels of the image they come with. The image returned is never larger than `canvas`, a (height,
+    width) in pixels.
     """
 
     max_size: int
@@ -53,12 +56,14 @@ class EvalTransform:
 
 @dataclass(kw_only=True)
 class TrainTransform(EvalTransform):
-    """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a pixel.
+    """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a
+    pixel.
 
-    The order is: horizontal and vertical flip, photometric distortion (SSD, Liu et al. 2016, section 2.2,
-    https://arxiv.org/abs/1512.02325), resize. `hflip`, `vflip` and `photometric` are probabilities. `scale_jitter` is a range of
-    factors: the resize is multiplied by one of them, drawn uniformly, and what then exceeds the canvas is cut off at a random place
-    (Ghiasi et al. 2021, https://arxiv.org/abs/2012.07177). The same `key` gives the same result in every process.
+    The order is: horizontal and vertical flip, photometric distortion (SSD, Liu et al. 2016,
+    section 2.2, https://arxiv.org/abs/1512.02325), resize. `hflip`, `vflip` and `photometric` are
+    probabilities. `scale_jitter` is a range of factors: the resize is multiplied by one of them,
+    drawn uniformly, and what then exceeds the canvas is cut off at a random place (Ghiasi et al.
+    2021, https://arxiv.org/abs/2012.07177). The same `key` gives the same result in every process.
     """
 
     hflip: float = 0.5
@@ -90,7 +95,9 @@ class TrainTransform(EvalTransform):
 
 
 def _happens(probability: float) -> bool:
-    """True with `probability`; draws as many numbers as torchvision's RandomApply of a RandomFlip(p=1)."""
+    """True with `probability`; draws as many numbers as torchvision's RandomApply of a
+    RandomFlip(p=1).
+    """
     return probability > 0 and bool(torch.rand(1) < probability) and bool(torch.rand(1) < 1)
 
 
@@ -117,7 +124,9 @@ def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[in
 def _random_window(
     image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """The part of the image, at a random place, that fills the canvas after scaling; cut first, which makes the resize cheaper."""
+    """The part of the image, at a random place, that fills the canvas after scaling; cut first,
+    which makes the resize cheaper.
+    """
     size = image.shape[-2:]
     window = [
         min(side, max(1, math.floor(room / scale))) for side, room in zip(size, canvas, strict=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.records import ImageRecord
+
+T = TypeVar("T")
 
 ROUNDING = 0.01  # pixels: what six digits of a share of a side leave
 CLIPPED = "reaching out of the image"
@@ -53,18 +55,18 @@ class Annotations:
 
     def digest(self) -> str:
         """A digest of the images' names and sizes, and of the boxes and the classes to train on."""
-        images = [(record.image_id, record.file_name, record.size) for record in self.records]
-        counts = [len(labels) for labels in self.labels]
-        found = hashlib.sha256(repr((images, counts, self.categories.names)).encode())
-        for column in (*self.boxes, *self.labels):
-            found.update(column.tobytes())
+        found = hashlib.sha256(repr(self.categories.names).encode())
+        for record, boxes, labels in zip(self.records, self.boxes, self.labels, strict=True):
+            image = (record.image_id, record.file_name, record.size)
+            found.update(repr(image).encode() + boxes.tobytes() + labels.tobytes())
         return found.hexdigest()
 
     def with_rows(self, rows: Sequence[int]) -> Annotations:
-        """The images of these rows, the ground truth of these alone, and the counts of their boxes."""
-        records = [self.records[row] for row in rows]
-        coco = ground_truth_of(self.coco, {record.image_id for record in records})
-        part = clean(coco, records, self.categories)
+        """The images of these rows, the ground truth of these alone, and the counts of
+        their boxes.
+        """
+        records = _taken(self.records, rows)
+        part = clean(ground_truth_of(self.coco, records), records, self.categories)
         return replace(part, warnings=self.warnings, format=self.format, box_format=self.box_format)
 
     def held_out_part(self, fraction: float, split: str) -> Annotations:
@@ -79,10 +81,15 @@ class Annotations:
         return part
 
 
-def ground_truth_of(coco: dict[str, Any], image_ids: Collection[int]) -> dict[str, Any]:
+def _taken(column: Sequence[T], rows: Sequence[int]) -> list[T]:
+    return [column[row] for row in rows]
+
+
+def ground_truth_of(coco: dict[str, Any], records: Sequence[ImageRecord]) -> dict[str, Any]:
     """The part of a COCO dictionary that is about these images."""
-    images = [image for image in coco["images"] if image["id"] in image_ids]
-    annotations = [entry for entry in coco["annotations"] if entry["image_id"] in image_ids]
+    ids = {record.image_id for record in records}
+    images = [image for image in coco["images"] if image["id"] in ids]
+    annotations = [entry for entry in coco["annotations"] if entry["image_id"] in ids]
     return coco | {"images": images, "annotations": annotations}
 
 
@@ -122,25 +129,34 @@ def sizes_of(records: Sequence[ImageRecord]) -> np.ndarray:
     return np.array(sizes, dtype=np.float64).reshape(-1, 2)
 
 
+def column(entries: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    """The values of one key."""
+    return [entry[key] for entry in entries]
+
+
 def boxes_of(entries: Sequence[dict[str, Any]]) -> np.ndarray:
     """The bbox of each annotation, float64 [n, 4]."""
-    return np.array([entry["bbox"] for entry in entries], dtype=np.float64).reshape(-1, 4)
+    return np.array(column(entries, "bbox"), dtype=np.float64).reshape(-1, 4)
 
 
 def clean(
     coco: dict[str, Any], records: Sequence[ImageRecord], categories: Categories
 ) -> Annotations:
     """The boxes to train on: finite, clipped to their image, with an area, no crowd regions."""
-    row_of = {record.image_id: row for row, record in enumerate(records)}
     entries = coco["annotations"]
-    crowd = np.array([entry["iscrowd"] for entry in entries], dtype=bool)
-    rows = np.array([row_of[entry["image_id"]] for entry in entries], dtype=np.int64)
-    ids = np.array([entry["category_id"] for entry in entries], dtype=np.int64)
+    crowd = np.array(column(entries, "iscrowd"), dtype=bool)
+    ids = np.array(column(entries, "category_id"), dtype=np.int64)
+    row_of = {record.image_id: row for row, record in enumerate(records)}
+    rows = np.array(list(map(row_of.get, column(entries, "image_id"))), dtype=np.int64)
 
-    inside, masks = box_faults(boxes_of(entries), sizes_of(records)[rows])
-    counts = {fault: int((mask & ~crowd).sum()) for fault, mask in masks.items()}
-    clipped = counts.pop(CLIPPED)
-    good = ~(crowd | np.any([masks[fault] for fault in counts], axis=0))
+    inside, faults = box_faults(boxes_of(entries), sizes_of(records)[rows])
+    clipped = faults.pop(CLIPPED) & ~crowd
+    good = ~crowd
+    dropped: dict[str, int] = {}
+    for fault, mask in faults.items():
+        if (mask & ~crowd).any():
+            dropped[fault] = int((mask & ~crowd).sum())
+        good &= ~mask
     order = np.flatnonzero(good)[np.argsort(rows[good], kind="stable")]
 
     boxes: list[np.ndarray] = []
@@ -156,13 +172,15 @@ def clean(
         labels=labels,
         categories=categories,
         num_crowd=int(crowd.sum()),
-        clipped=clipped,
-        dropped={fault: count for fault, count in counts.items() if count},
+        clipped=int(clipped.sum()),
+        dropped=dropped,
     )
 
 
 def without_empty(full: Annotations) -> Annotations:
-    """Leave out the images without boxes, with a warning that counts them; the ground truth stays."""
+    """Leave out the images without boxes, with a warning that counts them; the ground
+    truth stays.
+    """
     rows = [row for row, boxes in enumerate(full.boxes) if len(boxes)]
     empty = len(full.records) - len(rows)
     if not empty:
@@ -170,8 +188,8 @@ def without_empty(full: Annotations) -> Annotations:
     left_out = f"{pluralize(empty, 'image')} without boxes left out"
     return replace(
         full,
-        records=tuple(full.records[row] for row in rows),
-        boxes=[full.boxes[row] for row in rows],
-        labels=[full.labels[row] for row in rows],
+        records=tuple(_taken(full.records, rows)),
+        boxes=_taken(full.boxes, rows),
+        labels=_taken(full.labels, rows),
         warnings=[*full.warnings, f"{left_out} (data.keep_empty_images=false)"],
     )

@@ -1,4 +1,6 @@
-"""COCO category ids, which may have gaps, and the labels that a model knows; between two files, names decide."""
+"""COCO category ids, which may have gaps, and the labels that a model knows; between two files,
+names decide.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ MAX_LISTED = 20  # names in a message
 class Categories:
     """Labels 0..K-1: `ids[label]` is the category id, `names[label]` its name.
 
-    A label without a category has id -1 and the name ""; one whose category a file lacks (see `matched`) has id -1.
+    A label without a category has id -1 and the name ""; one whose category a file lacks (see
+    `matched`) has id -1.
     """
 
     ids: tuple[int, ...]
@@ -107,12 +110,16 @@ class Categories:
         return {name: times for name, times in Counter(self.names).items() if times > 1}
 
     def padded(self, num_classes: int) -> Categories:
-        """The same with labels up to `num_classes` that have no category, for a model that has more."""
+        """The same with labels up to `num_classes` that have no category, for a model that has
+        more.
+        """
         spare = max(0, num_classes - len(self.ids))
         return Categories(self.ids + (-1,) * spare, self.names + ("",) * spare)
 
     def labels_of(self, category_ids: np.ndarray) -> np.ndarray:
-        """Labels [n] int64 of category ids [n]. Raises KeyError for a category that has no label."""
+        """Labels [n] int64 of category ids [n]. Raises KeyError for a category that has
+        no label.
+        """
         return np.array([self._labels[c] for c in category_ids.tolist()], dtype=np.int64)
 
     def state(self) -> dict[str, Any]:
@@ -156,7 +163,9 @@ def _plain(name: str) -> str:
 
 
 def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: object) -> str:
-    """The sentence on names that do not agree; `wrong` has how many categories of the file have each."""
+    """The sentence on names that do not agree; `wrong` has how many categories of the file have
+    each.
+    """
     alike = {_plain(name): name for name in ours}
     listed = []
     for name, times in list(wrong.items())[:MAX_LISTED]:

@@ -1,4 +1,6 @@
-"""Checks of a COCO dictionary, whoever wrote it: what must be there is, and what may be left out is filled in."""
+"""Checks of a COCO dictionary, whoever wrote it: what must be there is, and what may be left out is
+filled in.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ def check_content(
 ) -> tuple[dict[str, Any], list[str]]:
     """A checked dictionary with complete annotations, and warnings; the caller's is left as it is.
 
-    Ids are whole and unique, references resolve, boxes are four numbers. With `has_corners` each bbox
-    is two corners and becomes [x, y, width, height]. An area that no metric can use is replaced, with
-    a warning. Raises DataError, naming `source` and entry.
+    Ids are whole and unique, references resolve, boxes are four numbers. With `has_corners` each
+    bbox is two corners and becomes [x, y, width, height]. An area that no metric can use is
+    replaced, with a warning. Raises DataError, naming `source` and entry.
     """
     _check_lists(coco, source)
     _check_ids(coco["categories"], "categories", source)
@@ -107,7 +109,9 @@ def _is_one_of(value: object, ids: Collection[int]) -> bool:
 
 
 def _problem_of(entry: dict[str, Any]) -> str:
-    """The first value of an annotation that is no value of its kind, and the remedy; "" for none."""
+    """The first value of an annotation that is no value of its kind, and the remedy; ""
+    for none.
+    """
     box = entry.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
         return f"bbox {escape(box, 80)}; give four numbers"

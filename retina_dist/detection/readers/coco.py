@@ -1,8 +1,10 @@
-"""COCO json: one file a split, in COCO's layout or one near it. https://cocodataset.org/#format-data"""
+"""COCO json: one file a split, in COCO's layout or one near it.
+https://cocodataset.org/#format-data
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl
@@ -22,7 +24,7 @@ LAYOUTS = (  # of annotation files below data.root
 class CocoReader(FileReader):
     """COCO's ground truth, local or behind a URL."""
 
-    title: ClassVar[str] = "COCO json"
+    title = "COCO json"
     file_settings = [key for key in FILE_SETTINGS if key != "classes"]
 
     @classmethod
@@ -47,8 +49,8 @@ class CocoReader(FileReader):
 def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
 
-    Of several annotation files of one layout the shortest name wins, so instances_val2017.json before
-    instances_val2017_small.json. Raises DataError with everything that was looked for.
+    Of several annotation files of one layout the shortest name wins, so instances_val2017.json
+    before instances_val2017_small.json. Raises DataError with everything that was looked for.
     """
     files = coco_files(root, split)
     if not files:

@@ -5,35 +5,19 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import ClassVar
 from xml.etree.ElementTree import Element
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.text import pluralize
-from retina_dist.detection.readers.formats import FolderReader, first_file
-from retina_dist.detection.readers.items import Box, Item, Items, numbered, split_of
+from retina_dist.detection.readers.formats import FolderReader
+from retina_dist.detection.readers.items import Box, Item, Items, class_names, numbered, split_of
 from retina_dist.detection.readers.parsing import (
     bounds_of,
-    head_of,
     number_in,
     numbers_in,
     parse_xml,
 )
 from retina_dist.detection.readers.voc import XML_FILES
-
-
-class CvatReader(FolderReader):
-    """CVAT's XML files, with the images beside them or in a folder `images`."""
-
-    title: ClassVar[str] = "CVAT XML"
-
-    @classmethod
-    def claims_folder(cls, root: Path) -> bool:
-        file = first_file(root, *XML_FILES)
-        return file is not None and b"<annotations>" in head_of(file)
-
-    def read_items(self, root: Path, split: str) -> Items | None:
-        return read_cvat(root, split)
 
 
 def read_cvat(root: Path, split: str) -> Items:
@@ -54,7 +38,7 @@ def read_cvat(root: Path, split: str) -> Items:
         names.update(label.text or "" for label in tree.iterfind("meta//label/name"))
         for image in tree.iterfind("image"):
             item, without_box = _item(image, path, root, split)
-            names.update(box.name for box in item.boxes)
+            names |= class_names([item])
             if _split_of(image, path, root) == split:
                 points += without_box
                 items.append(item)
@@ -64,8 +48,19 @@ def read_cvat(root: Path, split: str) -> Items:
     return Items(items, numbered(names), root, warnings=warnings)
 
 
+class CvatReader(FolderReader):
+    """CVAT's XML files, with the images beside them or in a folder `images`."""
+
+    title = "CVAT XML"
+    patterns = XML_FILES
+    mark = b"<annotations>"
+    read_items = staticmethod(read_cvat)
+
+
 def _split_of(image: Element, path: Path, root: Path) -> str:
-    """The last to name a split decides: the XML file's folder, the file, the image's name, its subset."""
+    """The last to name a split decides: the XML file's folder, the file, the image's name, its
+    subset.
+    """
     folder = path.relative_to(root).parent
     name = image.get("name") or ""
     subset = image.get("subset") or ""

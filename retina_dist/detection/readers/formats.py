@@ -1,4 +1,5 @@
-"""What a data format is: a class that recognises its files below a folder, finds a split and reads it.
+"""What a data format is: a class that recognises its files below a folder, finds a split and reads
+it.
 
 The table of formats is the family "reader" of `base.registry`, in the order of recognition.
 """
@@ -16,6 +17,7 @@ from retina_dist.base.files import PathOrUrl, Url, parse_path
 from retina_dist.base.registry import lookup, names
 from retina_dist.data.images import is_image
 from retina_dist.detection.readers.items import Items
+from retina_dist.detection.readers.parsing import head_of
 from retina_dist.detection.readers.records import ImageSource
 from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
 
@@ -23,7 +25,9 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
 
 
 class Place(NamedTuple):
-    """Where a split lies: its annotations, a file or a folder, and the folder that image names are relative to."""
+    """Where a split lies: its annotations, a file or a folder, and the folder that image names are
+    relative to.
+    """
 
     annotations: PathOrUrl
     images: PathOrUrl
@@ -63,7 +67,7 @@ class AnnotationReader(ABC):
     """
 
     settings: Any = DetectionData
-    title: ClassVar[str] = ""
+    title = ""
     file_settings: ClassVar[Sequence[str]] = FILE_SETTINGS  # those of them that it reads
 
     def __init__(self, settings: Any) -> None:
@@ -76,20 +80,34 @@ class AnnotationReader(ABC):
 
     @classmethod
     def is_top(cls, folder: PathOrUrl) -> bool:
-        """Whether a folder is surely the data set's own: for the hint to name it, not one inside."""
+        """Whether a folder is surely the data set's own: for the hint to name it, not
+        one inside.
+        """
         return False
 
     def has(self, split: str) -> bool:
         """Whether there is such a split."""
         return self.read(split) is not None
 
+    def content(self, split: str) -> Content | None:
+        """What `read` gives. Raises DataError where there is nothing to train on."""
+        read = self.read(split)
+        if read is not None:
+            return Content(*read)
+        if split == "train":
+            data = self.settings
+            nothing = f"data={data.name} has no images to train on"
+            raise DataError(f"{nothing} in data.root={data.root}.")
+        return None
+
     @abstractmethod
     def read(self, split: str) -> Content | tuple[dict[str, Any], Path | PathOrUrl | str] | None:
-        """A COCO dictionary of "train" or "val", and the folder that its file names are relative to.
+        """A COCO dictionary of "train" or "val", and the folder that its file names are relative
+        to.
 
         The dictionary has `images` (id, file_name; width and height in px are read from the files
-        where they are left out), `annotations` (image_id, category_id, bbox as [x, y, width, height]
-        in px) and `categories` (id, name). None without such a split. Raises DataError.
+        where they are left out), `annotations` (image_id, category_id, bbox as [x, y, width,
+        height] in px) and `categories` (id, name). None without such a split. Raises DataError.
         """
 
 
@@ -108,8 +126,8 @@ class FileReader(AnnotationReader):
     def find(self, split: str) -> Place | None:
         """The place of "train" or "val"; None for a validation split that the settings do not name.
 
-        Shapes are drawn first where the settings ask for them. Raises ConfigError where nothing names
-        a place, and DataError where nothing is there.
+        Shapes are drawn first where the settings ask for them. Raises ConfigError where nothing
+        names a place, and DataError where nothing is there.
         """
         from retina_dist.detection.data.synthetic import draw_data
 
@@ -143,20 +161,20 @@ class FileReader(AnnotationReader):
 class FolderReader(FileReader):
     """A format of one local folder with everything in it, which says itself where images are."""
 
-    file_settings: ClassVar[Sequence[str]] = ()
+    file_settings = ()
+    patterns: ClassVar[Sequence[str]] = ()  # of its annotation files, by which it is recognised,
+    mark = b""  # and what the first of them begins with, where several formats have its ending
 
     @classmethod
     def claims(cls, root: PathOrUrl) -> bool:
-        return isinstance(root, Path) and cls.claims_folder(root)
-
-    @classmethod
-    @abstractmethod
-    def claims_folder(cls, root: Path) -> bool:
-        """As `claims`, of a local folder."""
+        file = first_file(root, *cls.patterns) if isinstance(root, Path) else None
+        return file is not None and (not cls.mark or cls.mark in head_of(file))
 
     @abstractmethod
     def read_items(self, root: Path, split: str) -> Items | None:
-        """The images of a split and their boxes; None for one that is not there. Raises DataError."""
+        """The images of a split and their boxes; None for one that is not there.
+        Raises DataError.
+        """
 
     def has(self, split: str) -> bool:
         return self.read(split) is not None
@@ -245,7 +263,7 @@ def recognise(root: PathOrUrl) -> str:
         if lookup("reader", name).claims(root):
             return name
     titles = [lookup("reader", name).title for name in names("reader")]
-    looked = ", ".join(title for title in titles if title)
+    looked = ", ".join(filter(None, titles))
     hint = _hint(root) or f"looked for {looked}; docs/data.md shows their files"
     raise DataError(f"{root} has no annotations of boxes: {hint}.")
 

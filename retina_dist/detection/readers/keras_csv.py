@@ -1,9 +1,10 @@
-"""Boxes as rows of CSV, as keras-retinanet has them. https://github.com/fizyr/keras-retinanet#csv-datasets"""
+"""Boxes as rows of CSV, as keras-retinanet has them.
+https://github.com/fizyr/keras-retinanet#csv-datasets
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, parse_path
@@ -19,7 +20,7 @@ ROW = "path,x1,y1,x2,y2,class"
 class CsvReader(FileReader):
     """train.csv, val.csv and classes.csv, or files that settings name."""
 
-    title: ClassVar[str] = "keras-retinanet CSV"
+    title = "keras-retinanet CSV"
     file_settings = [key for key in FILE_SETTINGS if key != "box_format"]
 
     @classmethod
@@ -41,7 +42,9 @@ class CsvReader(FileReader):
 
 
 def read_csv(annotations: PathOrUrl, classes: PathOrUrl, images: PathOrUrl) -> Items:
-    """The files as items: ids are the indices of the class file. Raises DataError naming file and line."""
+    """The files as items: ids are the indices of the class file. Raises DataError naming file and
+    line.
+    """
     ids = _read_classes(classes)
     boxes_of: dict[str, list[Box]] = {}
     for line, (name, *texts, label) in _rows(annotations, ROW, "*_annotations"):

@@ -5,34 +5,20 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.text import escape, pluralize
-from retina_dist.detection.readers.formats import FolderReader, first_file
-from retina_dist.detection.readers.items import Box, Item, Items, numbered, split_of
-from retina_dist.detection.readers.parsing import bounds_of, head_of, parse_json, reading
-
-
-class LabelMeReader(FolderReader):
-    """LabelMe's folders of images with a json for each."""
-
-    title: ClassVar[str] = "LabelMe"
-
-    @classmethod
-    def claims_folder(cls, root: Path) -> bool:
-        file = first_file(root, "*.json", "*/*.json")
-        return file is not None and b'"shapes"' in head_of(file)
-
-    def read_items(self, root: Path, split: str) -> Items | None:
-        return read_labelme(root, split)
+from retina_dist.detection.readers.formats import FolderReader
+from retina_dist.detection.readers.items import Box, Item, Items, class_names, numbered, split_of
+from retina_dist.detection.readers.parsing import bounds_of, parse_json, reading
 
 
 def read_labelme(root: Path, split: str) -> Items:
     """The images of a split, by the folders that name one.
 
-    Polygons, circles and other shapes are read as their bounding boxes. Points have no box; they are
-    left out with a warning. Raises DataError naming file and shape.
+    Polygons, circles and other shapes are read as their bounding boxes. Points have no box; they
+    are left out with a warning. Raises DataError naming file and shape.
     """
     items = []
     names: set[str] = set()
@@ -43,7 +29,7 @@ def read_labelme(root: Path, split: str) -> Items:
             continue
         with reading(path, "LabelMe's json"):
             item, without_box = _item(path, content, root)
-        names.update(box.name for box in item.boxes)
+        names |= class_names([item])
         if split_of(str(path.relative_to(root))) == split:
             points += without_box
             items.append(item)
@@ -53,6 +39,15 @@ def read_labelme(root: Path, split: str) -> Items:
             f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"
         )
     return Items(items, numbered(names), root, warnings=warnings)
+
+
+class LabelMeReader(FolderReader):
+    """LabelMe's folders of images with a json for each."""
+
+    title = "LabelMe"
+    patterns = ("*.json", "*/*.json")
+    mark = b'"shapes"'
+    read_items = staticmethod(read_labelme)
 
 
 def _item(path: Path, content: dict[str, Any], root: Path) -> tuple[Item, int]:

@@ -1,4 +1,6 @@
-"""The way from what a reader has read to annotations: check, number the labels, find the images, clean the boxes."""
+"""The way from what a reader has read to annotations: check, number the labels, find the images,
+clean the boxes.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ def load_annotations(
         annotations: a COCO json, a keras-retinanet CSV, or the local folder of another format.
         images: the folder that file names are relative to; for format="shards", with a COCO json,
             the one that holds the shards of `split`.
-        split: the part of a folder that has several.
-        categories: fixes the labels, as for `annotations_of`.
-        settings: of `DetectionData`: `format` ("coco" unless given), `classes` (of a CSV, by default
+        split: the part of a folder that has several. categories: fixes the labels, as for
+        `annotations_of`. settings: of `DetectionData`: `format` ("coco" unless given), `classes`
+        (of a CSV, by default
             classes.csv beside it), `box_format`, `bad_images`, `max_pixels`, and `missing_images`,
             which may also be "ignore": image files are not looked for.
 
@@ -86,7 +88,7 @@ def annotations_of(
 
     found = find_records(coco["images"], content, data, split)
     if len(found.records) < len(coco["images"]):
-        coco = ground_truth_of(coco, {record.image_id for record in found.records})
+        coco = ground_truth_of(coco, found.records)
     part = clean(coco, found.records, labels)
     part.warnings = [*warnings, *content.warnings, *found.warnings]
     part.format = content.title
@@ -96,7 +98,9 @@ def annotations_of(
 
 @contextmanager
 def pausing_gc() -> Iterator[None]:
-    """Within it Python looks for no cycles: millions of small values would be visited again and again."""
+    """Within it Python looks for no cycles: millions of small values would be visited again and
+    again.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,52 +1,35 @@
-"""OpenImages' CSV files, boxes in shares of the image. https://storage.googleapis.com/openimages/web"""
+"""OpenImages' CSV files, boxes in shares of the image.
+https://storage.googleapis.com/openimages/web
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import names_in
 from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.formats import FolderReader, first_file
+from retina_dist.detection.readers.formats import FolderReader
 from retina_dist.detection.readers.items import Box, Item, Items, numbered
 from retina_dist.detection.readers.parsing import ENDINGS, csv_rows, number_in
 
 COLUMNS = ("ImageID", "LabelName", "XMin", "YMin", "XMax", "YMax")  # that are read
 
 
-class OpenImagesReader(FolderReader):
-    """A folder with OpenImages' own annotation files, and images in a folder for each split."""
-
-    title: ClassVar[str] = "OpenImages CSV"
-
-    @classmethod
-    def claims_folder(cls, root: Path) -> bool:
-        return first_file(root, "*annotations-bbox.csv", "*/*annotations-bbox.csv") is not None
-
-    def read_items(self, root: Path, split: str) -> Items | None:
-        return read_openimages(root, split)
-
-
 def read_openimages(root: Path, split: str) -> Items | None:
     """The images of a split's boxes; None for a split that is not there.
 
-    Boxes of groups become crowd regions. Classes are taken from the files of all splits and named by
-    class-descriptions*.csv. Raises DataError naming file and line.
+    Boxes of groups become crowd regions. Classes are taken from the files of all splits and named
+    by class-descriptions*.csv. Raises DataError naming file and line.
     """
     files = sorted(root.rglob("*annotations-bbox.csv"))
     own = [file for file in files if any(name in file.name.lower() for name in SPLITS[split])]
     if not own:
         return None
 
-    names: dict[str, str] = {}
-    for file in sorted(root.rglob("class-descriptions*.csv")):
-        for _, row in csv_rows(file):
-            if len(row) == 2:
-                names[row[0]] = row[1]
-
+    names = _class_names(root)
     classes: set[str] = set()
     boxes_of: dict[str, list[Box]] = {}
     for file in files:
@@ -64,6 +47,24 @@ def read_openimages(root: Path, split: str) -> Items | None:
     files_of = _ImageFiles(root, split)
     items = [Item(files_of.name_of(image), boxes) for image, boxes in boxes_of.items()]
     return Items(items, numbered(classes), root, shares=True)
+
+
+class OpenImagesReader(FolderReader):
+    """A folder with OpenImages' own annotation files, and images in a folder for each split."""
+
+    title = "OpenImages CSV"
+    patterns = ("*annotations-bbox.csv", "*/*annotations-bbox.csv")
+    read_items = staticmethod(read_openimages)
+
+
+def _class_names(root: Path) -> dict[str, str]:
+    """The name of each label, such as /m/01g317."""
+    names: dict[str, str] = {}
+    for file in sorted(root.rglob("class-descriptions*.csv")):
+        for _, row in csv_rows(file):
+            if len(row) == 2:
+                names[row[0]] = row[1]
+    return names
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

@@ -1,4 +1,6 @@
-"""Text, numbers and tables out of annotation files; an error names the file and what is wrong in it."""
+"""Text, numbers and tables out of annotation files; an error names the file and what is wrong in
+it.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def read_text(path: PathOrUrl) -> str:
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a file, by which formats of one ending are told apart. Raises DataError."""
+    """The first bytes of a file, by which formats of one ending are told apart.
+    Raises DataError.
+    """
     with reading(path, "an annotation", "restore or remove it"), open_regular(path) as file:
         return file.read(4096)
 
@@ -92,7 +96,9 @@ def parse_xml(path: Path, tag: str) -> ElementTree.Element:
 
 
 def parse_json(path: PathOrUrl, form: str, remedy: str = "restore the file", **words: str) -> Any:
-    """The content of a JSON file; `form`, `remedy` and `missing` as for `reading`. Raises DataError."""
+    """The content of a JSON file; `form`, `remedy` and `missing` as for `reading`. Raises
+    DataError.
+    """
     with reading(path, form, remedy, **words):
         return json.loads(read_bytes(path))
 

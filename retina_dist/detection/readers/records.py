@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +58,8 @@ class Found(NamedTuple):
 def find_records(
     entries: Sequence[dict[str, Any]], content: Content, data: DetectionData, split: str
 ) -> Found:
-    """The record of each entry of `images`, as far as `data` wants its image to be there and readable.
+    """The record of each entry of `images`, as far as `data` wants its image to be there and
+    readable.
 
     `content` has the folder of the images, or where their bytes are. Raises DataError.
     """
@@ -133,8 +134,8 @@ def _within_url(name: str, images: Url) -> str | None:
 def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, remedy: str) -> Found:
     """The records of a split whose files are there.
 
-    Others are an error, which says the `remedy`, or with the `policy` "skip" left out with a warning.
-    Behind a URL one listing of the folder gives them.
+    Others are an error, which says the `remedy`, or with the `policy` "skip" left out with a
+    warning. Behind a URL one listing of the folder gives them.
     """
     listed: Collection[str] = ()
     remote = any(isinstance(record.path, RemoteFile) for record in records)
@@ -174,15 +175,11 @@ def fill_sizes(records: Sequence[ImageRecord], policy: str, max_pixels: int) -> 
     unreadable: list[str] = []
     contents = read_in_turn(path for path in unsized if not isinstance(path, Path))
     for record in records:
-        if record.size:
-            sized.append(record)
-            continue
-        content = None if isinstance(record.path, Path) else next(contents)
         try:
-            if isinstance(content, ImageError):
-                raise content
-            shown, _ = image_sizes(record.path, max_pixels, content)
-            sized.append(replace(record, width=shown[0], height=shown[1]))
+            if not record.size:
+                shown = _size_of(record.path, contents, max_pixels)
+                record = replace(record, width=shown[0], height=shown[1])
+            sized.append(record)
         except ImageError as error:
             if policy == "error":
                 problem = f"image {record.image_id} has no size in its annotations"
@@ -193,3 +190,13 @@ def fill_sizes(records: Sequence[ImageRecord], policy: str, max_pixels: int) -> 
         bad = f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}"
         warnings.append(f"{bad}; left out, also of the metrics")
     return Found(sized, warnings)
+
+
+def _size_of(
+    path: ImageSource, contents: Iterator[bytes | ImageError], max_pixels: int
+) -> tuple[int, int]:
+    """The size of an image as shown; `contents` has those that are no local files, in turn."""
+    content = None if isinstance(path, Path) else next(contents)
+    if isinstance(content, ImageError):
+        raise content
+    return image_sizes(path, max_pixels, content)[0]

@@ -1,8 +1,8 @@
-"""Tar shards: what `retina_dist.shards` wrote, a COCO json and the images of a split in large files."""
+"""Tar shards: what `retina_dist.shards` wrote, a COCO json and the images of a split in large
+files.
+"""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from retina_dist.base.files import PathOrUrl
 from retina_dist.data.shards import annotations_of, has_shards, read_index
@@ -13,7 +13,7 @@ from retina_dist.detection.readers.formats import Content, FileReader, Place
 class ShardReader(FileReader):
     """A folder of shards, local or behind a URL."""
 
-    title: ClassVar[str] = "tar shards"
+    title = "tar shards"
     file_settings = ("box_format", "train_annotations", "val_annotations")
 
     @classmethod

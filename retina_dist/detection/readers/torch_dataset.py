@@ -1,4 +1,6 @@
-"""Your own `torch.utils.data.Dataset` as the images and boxes of a training: boxes are read once, images in every epoch."""
+"""Your own `torch.utils.data.Dataset` as the images and boxes of a training: boxes are read once,
+images in every epoch.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,11 @@ class TorchDatasetConfig(DetectionData):
     * the dictionary may also hold "image_id" (default: number of the item + 1), "iscrowd" [n] and
       "area" [n], as COCO has them.
 
-    Item i must be the same each time: augmentation is set here, by `hflip` and others. All items are
-    read once at the start for their boxes and sizes; a dataset avoids that with a method
-    `annotation(i)`, which returns the dictionary without the image and with "size": (height, width).
-    Data workers get a copy of the dataset, its classes included, so it may be defined in a script or
-    in a notebook; files are best opened in `__getitem__`.
+    Item i must be the same each time: augmentation is set here, by `hflip` and others. All items
+    are read once at the start for their boxes and sizes; a dataset avoids that with a method
+    `annotation(i)`, which returns the dictionary without the image and with "size": (height,
+    width). Data workers get a copy of the dataset, its classes included, so it may be defined in a
+    script or in a notebook; files are best opened in `__getitem__`.
     """
 
     train: InitVar[Dataset[Any]]
@@ -98,7 +100,9 @@ class TorchDatasetReader(AnnotationReader):
 
 
 class ItemReader:
-    """Images and boxes of a map-style dataset; `names` has one for each label. Raises DataError, naming the item."""
+    """Images and boxes of a map-style dataset; `names` has one for each label. Raises DataError,
+    naming the item.
+    """
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
@@ -174,26 +178,33 @@ class ItemReader:
         self, number: int, target: Mapping[str, Any], box_format: str
     ) -> list[dict[str, Any]]:
         """The boxes of an item in COCO's form, without ids."""
+        columns = self._columns(number, target)
+        boxes = columns.pop("boxes")
+        if isinstance(target["boxes"], BoundingBoxes):
+            box_format = target["boxes"].format.value
+        boxes = box_convert(boxes, box_format.lower(), "xywh")
+        labels = self._labels(number, columns.pop("labels"))
+        keys = ("category_id", "bbox", *columns)
+        values = [labels, boxes.tolist(), *(column.tolist() for column in columns.values())]
+        return [dict(zip(keys, entry, strict=True)) for entry in zip(*values, strict=True)]
+
+    def _columns(self, number: int, target: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Boxes [n, 4] as they were given, and what else an item has [n] of."""
         where = f"{self}[{number}]"
         for key in ("boxes", "labels"):
             if key not in target:
                 raise DataError(f"{where} has no {key}; return {ITEM}.")
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
-        boxes = columns.pop("boxes")
+        boxes = columns["boxes"]
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
             raise DataError(f"{where} has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
-        if isinstance(target["boxes"], BoundingBoxes):
-            box_format = target["boxes"].format.value
-        boxes = box_convert(boxes.reshape(-1, 4), box_format.lower(), "xywh")
-
+        columns["boxes"] = boxes = boxes.reshape(-1, 4)
         for key, column in columns.items():
-            if column.shape != (len(boxes),) and column.numel() + len(boxes):
+            is_one_each = key == "boxes" or column.shape == (len(boxes),)
+            if not is_one_each and column.numel() + len(boxes):
                 problem = f"has {key} {list(column.shape)} for {len(boxes)} boxes"
                 raise DataError(f"{where} {problem}; give one for each.")
-        labels = self._labels(number, columns.pop("labels"))
-        keys = ("category_id", "bbox", *columns)
-        values = [labels, boxes.tolist(), *(column.tolist() for column in columns.values())]
-        return [dict(zip(keys, entry, strict=True)) for entry in zip(*values, strict=True)]
+        return columns
 
     def _labels(self, number: int, column: Tensor) -> list[int]:
         labels = [self._whole(number, "label", label) for label in column.tolist()]
@@ -232,7 +243,9 @@ class ItemReader:
 
 
 class _ByValue:
-    """Pickles an object with the classes of the main script or notebook that it needs: data workers do not import those."""
+    """Pickles an object with the classes of the main script or notebook that it needs: data workers
+    do not import those.
+    """
 
     def __init__(self, value: Any, name: str) -> None:
         self.value = value

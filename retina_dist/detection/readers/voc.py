@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 from xml.etree.ElementTree import Element
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import read_bytes
 from retina_dist.base.text import is_text, truncate
 from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.formats import FolderReader, first_file
-from retina_dist.detection.readers.items import Box, Item, Items, numbered, split_of
+from retina_dist.detection.readers.formats import FolderReader
+from retina_dist.detection.readers.items import Box, Item, Items, class_names, numbered, split_of
 from retina_dist.detection.readers.parsing import ENDINGS, number_in, parse_xml, reading
 
-# The order of the challenge's development kit, so that category ids do not depend on the file read.
+# In alphabetical order, as in the challenge's development kit.
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
@@ -26,26 +26,13 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 XML_FILES = ("Annotations/*.xml", "*.xml", "*/*.xml", "*/*/*.xml")
 
 
-class VocReader(FolderReader):
-    """Folders of XML files, by lists in ImageSets or by the folders' names."""
-
-    title: ClassVar[str] = "Pascal VOC"
-
-    @classmethod
-    def claims_folder(cls, root: Path) -> bool:
-        return first_file(root, *XML_FILES) is not None
-
-    def read_items(self, root: Path, split: str) -> Items | None:
-        return read_voc(root, split)
-
-
 def read_voc(root: Path, split: str) -> Items:
     """The images that ImageSets/Main/SPLIT.txt lists; without lists, those in folders of `split`.
 
-    None if only train has a list. VOC's corners are pixel numbers counted from 1, both included, so a
-    box goes from xmin - 1 to xmax. Difficult objects become crowd regions: not trained on, and without
-    cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file has another, all
-    names in alphabetical order. Raises DataError naming file and object.
+    None if only train has a list. VOC's corners are pixel numbers counted from 1, both included, so
+    a box goes from xmin - 1 to xmax. Difficult objects become crowd regions: not trained on, and
+    without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file has
+    another, all names in alphabetical order. Raises DataError naming file and object.
     """
     below = sorted(root.glob("*/ImageSets/Main"))
     if below:
@@ -53,20 +40,16 @@ def read_voc(root: Path, split: str) -> Items:
         raise DataError(f"{root} holds a folder with ImageSets; give it: data.root={place}.")
 
     folder = root / "Annotations"
-    if not folder.is_dir():
-        folder = root
-    paths = sorted(folder.rglob("*.xml"))
+    paths = sorted((folder if folder.is_dir() else root).rglob("*.xml"))
     has_lists = (root / "ImageSets" / "Main").is_dir()
-    chosen: dict[Path, str] = {}
     if has_lists or not paths:
         images = root / "JPEGImages"
-        for name in _read_list(root, split):
-            chosen[root / "Annotations" / f"{name}.xml"] = f"{name}.jpg"
+        names = _read_list(root, split)
+        chosen = {root / "Annotations" / f"{name}.xml": f"{name}.jpg" for name in names}
     else:
         images = root
-        for path in paths:
-            if split_of(str(path.relative_to(root))) == split:
-                chosen[path] = _image_of(path, root)
+        own = [path for path in paths if split_of(str(path.relative_to(root))) == split]
+        chosen = {path: _image_of(path, root) for path in own}
 
     read = {path: _read_item(path) for path in dict.fromkeys([*chosen, *paths])}
     items = []
@@ -74,36 +57,45 @@ def read_voc(root: Path, split: str) -> Items:
         item = read[path]
         named_in_xml = has_lists and item.file
         items.append(item if named_in_xml else item._replace(file=file))
-    names = {box.name for item in read.values() for box in item.boxes}
-    ids = numbered(names)
-    if names <= set(VOC_CLASSES):
-        ids = {name: i for i, name in enumerate(VOC_CLASSES, start=1)}
-    return Items(items, ids, images)
+    classes = class_names(read.values())
+    if classes <= set(VOC_CLASSES):
+        classes = set(VOC_CLASSES)
+    return Items(items, numbered(classes), images)
+
+
+class VocReader(FolderReader):
+    """Folders of XML files, by lists in ImageSets or by the folders' names."""
+
+    title = "Pascal VOC"
+    patterns = XML_FILES
+    read_items = staticmethod(read_voc)
 
 
 def _read_list(root: Path, split: str) -> list[str]:
     """The names of a split's images; none for a validation split where only train has a list."""
     folder = root / "ImageSets" / "Main"
     lists = sorted(file.stem for file in folder.glob("*.txt"))
-    own = [name for name in SPLITS[split] if name in lists]
-    if lists and not own:
+    own = [name for name in SPLITS[split] if name in lists] or [split]
+    if lists and own[0] not in lists:
         if split == "val" and "train" in lists:
             return []
         has = truncate(lists)
         raise DataError(f"{folder} has {has}, not {split}; write train.txt and val.txt.")
-    path = folder / f"{(own or [split])[0]}.txt"
+    path = folder / f"{own[0]}.txt"
     remedy = "give data=auto, or a folder like VOC2007, with ImageSets/Main"
     with reading(path, "a list of images", remedy):
         text = read_bytes(path).decode("utf-8-sig")
     names = list(dict.fromkeys(_listed(text, root)))
     for name in names:
-        if "/" in name or "\\" in name or name.startswith("..") or not is_text(name):
+        if re.search(r"[/\\]|^\.\.", name) or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
     return names
 
 
 def _listed(text: str, root: Path) -> Iterator[str]:
-    """The image of each line: the line, or its first word, as lists of one class have a number too."""
+    """The image of each line: the line, or its first word, as lists of one class have a
+    number too.
+    """
     for line in text.splitlines():
         line = line.strip()
         if line and os.path.isfile(root / "Annotations" / f"{line}.xml"):

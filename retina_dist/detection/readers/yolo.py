@@ -1,4 +1,5 @@
-"""YOLO: a text file for each image, a line `class x y width height` for each box, in shares of the sides.
+"""YOLO: a text file for each image, a line `class x y width height` for each box, in shares of the
+sides.
 
 x, y is the centre. A line with more numbers is a polygon, read as its bounding box.
 https://docs.ultralytics.com/datasets/detect/
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl
@@ -28,25 +29,7 @@ from retina_dist.detection.readers.parsing import (
     reading,
 )
 
-LABELS = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt")
 MAX_SHARE = 2  # of a side; a larger number is in pixels
-
-
-class YoloReader(FolderReader):
-    """ultralytics' folders, with a data.yaml or without."""
-
-    title: ClassVar[str] = "YOLO"
-
-    @classmethod
-    def claims_folder(cls, root: Path) -> bool:
-        return yaml_of(root) is not None or first_file(root, *LABELS) is not None
-
-    @classmethod
-    def is_top(cls, folder: PathOrUrl) -> bool:
-        return isinstance(folder, Path) and yaml_of(folder) is not None
-
-    def read_items(self, root: Path, split: str) -> Items | None:
-        return read_yolo(root, split)
 
 
 class _Split(NamedTuple):
@@ -77,7 +60,8 @@ def yaml_of(root: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def read_yolo(root: Path, split: str) -> Items | None:
-    """The images of a split; None for a split that is not there. Raises DataError naming file and line.
+    """The images of a split; None for a split that is not there. Raises DataError naming file and
+    line.
 
     Without a data.yaml: images/{train,val}, {train,val}/images or {train,val}, and the classes in
     classes.txt.
@@ -86,18 +70,12 @@ def read_yolo(root: Path, split: str) -> Items | None:
     if named is None:
         return None
     names = _names_of(root, named)
-
-    above = Path(os.path.abspath(root))
-    files: list[Path] = []
-    for entry in named.entries:
-        files += _images(root, named.content, entry)
-    files = list(dict.fromkeys(files))
-    if named.is_everything:
-        files = [file for file in files if split_of(str(file.relative_to(above).parent)) == split]
-    if split == "train" and files and not any(os.path.isfile(labels_of(file)) for file in files):
+    files = _files_of(root, named, split)
+    if split == "train" and files and not any(map(os.path.isfile, map(labels_of, files))):
         example = escape(labels_of(files[0]))
         raise DataError(f"{root}: no training image has a label file, such as {example}; add them.")
 
+    above = Path(os.path.abspath(root))
     warnings = _warnings(root, named, files)
     if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
         above = Path(os.path.commonpath([file.parent for file in files]))
@@ -106,8 +84,24 @@ def read_yolo(root: Path, split: str) -> Items | None:
     for file in files:
         boxes = _boxes(labels_of(file), names, has_keypoints)
         items.append(Item(str(file.relative_to(above)), boxes))
-    ids = {name: i for i, name in enumerate(names)}
+    ids = dict(zip(names, range(len(names)), strict=True))
     return Items(items, ids, above, shares=True, warnings=warnings)
+
+
+class YoloReader(FolderReader):
+    """ultralytics' folders, with a data.yaml or without."""
+
+    title = "YOLO"
+    patterns = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt")
+    read_items = staticmethod(read_yolo)
+
+    @classmethod
+    def claims(cls, root: PathOrUrl) -> bool:
+        return cls.is_top(root) or super().claims(root)
+
+    @classmethod
+    def is_top(cls, folder: PathOrUrl) -> bool:
+        return isinstance(folder, Path) and yaml_of(folder) is not None
 
 
 def _find(root: Path, split: str) -> _Split | None:
@@ -117,7 +111,8 @@ def _find(root: Path, split: str) -> _Split | None:
         for name in SPLITS[split]:
             given = content.get(name)
             if given:
-                return _Split(given if isinstance(given, list) else [given], path, content)
+                entries = given if isinstance(given, list) else [given]
+                return _Split(entries, path, content)
         return None
 
     layouts = []
@@ -131,6 +126,17 @@ def _find(root: Path, split: str) -> _Split | None:
     return None
 
 
+def _files_of(root: Path, named: _Split, split: str) -> list[Path]:
+    """The images of a split, each once."""
+    found: dict[Path, None] = {}
+    for entry in named.entries:
+        for file in _images(root, named.content, entry):
+            if named.is_everything and split_of(os.path.relpath(file.parent, root)) != split:
+                continue
+            found[file] = None
+    return list(found)
+
+
 def _images(root: Path, content: Mapping[str, Any], entry: object) -> Iterator[Path]:
     """The images of one entry of a split: a folder, or a list of files."""
     base = Path(str(content.get("path") or "."))
@@ -138,12 +144,11 @@ def _images(root: Path, content: Mapping[str, Any], entry: object) -> Iterator[P
     within = str(entry).removeprefix("../")
     tried = [root / base / str(entry), root / base.name / str(entry), root / str(entry)]
     tried.append(root / within)
-    places = [path for path in tried if os.path.exists(path)]
-    if not places:
+    place = next(filter(os.path.exists, tried), None)
+    if place is None:
         where = f"is not there, at {escape(tried[0], 200)} for one"
         shown = escape(repr(entry), 80)
         raise DataError(f"{root}: {shown} of its data.yaml {where}; correct the file.")
-    place = places[0]
     if place.is_dir():
         for path in sorted(place.rglob("*")):
             if is_image(path):
@@ -158,7 +163,8 @@ def _images(root: Path, content: Mapping[str, Any], entry: object) -> Iterator[P
 def labels_of(image: Path) -> Path:
     """The label file of an image.
 
-    It lies in the folder labels beside the last folder images if there is one, else beside the image.
+    It lies in the folder labels beside the last folder images if there is one, else beside the
+    image.
     """
     parts = list(image.parts)
     if "images" in parts:
@@ -245,7 +251,7 @@ def _names_of(root: Path, named: _Split) -> list[str]:
     for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
         if os.path.isfile(file):
             lines = read_text(file).rstrip().splitlines()
-            return _checked([line.strip() for line in lines], file)
+            return _checked(list(map(str.strip, lines)), file)
     unnamed = first_file(root, "*.yaml", "*.yml")
     if unnamed is not None:
         remedy = "add names: [CLASS, CLASS], and train: FOLDER"
@@ -260,9 +266,8 @@ def _checked(names: Any, path: Path) -> list[str]:
     if not isinstance(names, dict):
         names = {}
     check_count(len(names))
-    texts = [str(name) for name in names.values()]
-    keys = [str(key) for key in names]
-    in_order = texts and keys == [str(i) for i in range(len(texts))]
+    texts = list(map(str, names.values()))
+    in_order = texts and list(map(str, names)) == list(map(str, range(len(texts))))
     if not in_order or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
         problem = "a class name is empty, repeated or not numbered 0, 1, 2, ..."
         raise DataError(f"{path}: {problem}; correct it.")

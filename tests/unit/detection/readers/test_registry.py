@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from PIL import Image
@@ -24,11 +23,8 @@ DOCS = Path(__file__).resolve().parents[4] / "docs" / "data.md"
 class PointsReader(FolderReader):
     """points.json: image -> [class, x, y], boxes of 10 px around a point."""
 
-    title: ClassVar[str] = "points"
-
-    @classmethod
-    def claims_folder(cls, root: Path) -> bool:
-        return (root / "points.json").is_file()
+    title = "points"
+    patterns = ("points.json",)
 
     def read_items(self, root: Path, split: str) -> Items | None:
         if split == "val":
