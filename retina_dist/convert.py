@@ -10,6 +10,7 @@ The format is recognised. For other tools: training reads all formats directly (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class ConvertConfig:
     root: str | None = setting(None, "the data set's folder, as data.root")
     annotations: str | None = setting(None, "an annotation file instead of root")
     images: str | None = setting(None, "the folder of its images; null: the file's")
-    format: str = setting("auto", "as data.format", choices=names("reader"))
+    format: str = setting("auto", "as data.format", choices=partial(names, "reader"))
     classes: str | None = setting(None, "csv: the classes file")
     split: str = setting("train", choices=("train", "val"))
     output: str = setting(MISSING, "COCO json to write", writes="file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from retina_dist.base.errors import ConfigError
@@ -46,9 +47,8 @@ class SyntheticConfig:
     def check(self) -> None:
         """Raise ConfigError for a canvas that the feature pyramid cannot have."""
         if len(self.canvas) != 2 or any(side < 32 or side % 32 for side in self.canvas):
-            raise ConfigError(
-                f"data.synthetic.canvas={self.canvas} needs two multiples of 32, such as [800,1088]."
-            )
+            remedy = "needs two multiples of 32, such as [800,1088]"
+            raise ConfigError(f"data.synthetic.canvas={self.canvas} {remedy}.")
 
 
 @dataclass
@@ -58,7 +58,9 @@ class DetectionData(ImageDataSettings):
     family: ClassVar[str] = "reader"
 
     format: str = setting(
-        "auto", "auto: recognised by the files in root, see docs/data.md", choices=names("reader")
+        "auto",
+        "auto: recognised by the files in root, see docs/data.md",
+        choices=partial(names, "reader"),
     )
     root: str | None = setting(
         None, "the data set's folder, a path or a URL such as az://container/coco"
@@ -113,9 +115,8 @@ class DetectionData(ImageDataSettings):
         super().check()
         for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
             if size is not None and size > self.max_size:
-                raise ConfigError(
-                    f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; raise it."
-                )
+                above = f"is above data.max_size={self.max_size}"
+                raise ConfigError(f"data.{key}={getattr(self, key)} {above}; raise it.")
         self._check_files()
         factors = self.scale_jitter
         if factors is not None and not (
@@ -199,9 +200,8 @@ class ModelConfig(DetectorSettings):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.background_iou > self.foreground_iou:
-            raise ConfigError(
-                f"model.background_iou={self.background_iou} is above model.foreground_iou; swap them."
-            )
+            above = "is above model.foreground_iou"
+            raise ConfigError(f"model.background_iou={self.background_iou} {above}; swap them.")
         if len(set(map(len, self.anchor_sizes))) != 1:
             raise ConfigError(
                 f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level."

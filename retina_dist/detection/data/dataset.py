@@ -38,7 +38,8 @@ class DetectionDataset(ImageDataset[Batch]):
             [(r.height, r.width) for r in records], dtype=torch.int64
         ).reshape(-1, 2)
         super().__init__([record.path for record in records], self.sizes, **reading)
-        self.transform, self.seed = transform, seed
+        self.transform = transform
+        self.seed = seed
         self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
         counts = [len(labels) for labels in annotations.labels]
@@ -90,7 +91,9 @@ class CocoDataModule(DataModule[Batch]):
         seed: int = 0,
         **job: Any,
     ) -> None:
-        training, validation, repeats = None, None, None
+        training = None
+        validation = None
+        repeats = None
         reading: dict[str, Any] = {
             "seed": seed,
             "bad_images": settings.bad_images,

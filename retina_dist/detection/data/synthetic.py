@@ -34,11 +34,12 @@ from retina_dist.detection.settings import DetectionData, SyntheticConfig
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
-MOST_TILT = math.radians(25)
-LEAST_CONTRAST = 90  # grey levels, Euclidean, between a shape and what it covers
+MAX_TILT = math.radians(25)
+MIN_CONTRAST = 90  # grey levels, Euclidean, between a shape and what it covers
 RING_HOLE = 0.55  # of the radius
-LEAST_VISIBLE = 0.6  # of each object; a shape that would hide more of another is drawn elsewhere
-EMPTY_SHARE, CROWD_SHARE = 0.04, 0.05  # of the images
+MIN_VISIBLE = 0.6  # of each object; a shape that would hide more of another is drawn elsewhere
+EMPTY_SHARE = 0.04  # of the images
+CROWD_SHARE = 0.05
 MANIFEST = "shapes.json"
 VERSION = 1
 
@@ -134,7 +135,8 @@ def _background(rng: Generator, width: int, height: int) -> np.ndarray:
         )
         canvas = canvas + (smooth[..., None] / 127.5 - 1) * strength * rng.uniform(0.5, 1.5, 3)
     if rng.random() < 0.5:
-        angle, period = rng.uniform(0, math.pi), rng.uniform(0.06, 0.25) * max(width, height)
+        angle = rng.uniform(0, math.pi)
+        period = rng.uniform(0.06, 0.25) * max(width, height)
         y, x = np.mgrid[:height, :width]
         wave = np.sin((x * math.cos(angle) + y * math.sin(angle)) * 2 * math.pi / period)
         canvas = canvas + wave[..., None] * rng.uniform(-20, 20, 3)
@@ -158,19 +160,17 @@ def _place(
             rng.uniform(0.6 * radius, height - 0.6 * radius),
         )
         alpha = coverage(
-            kind, center, radius, rng.uniform(-MOST_TILT, MOST_TILT), (width, height), RING_HOLE
+            kind, center, radius, rng.uniform(-MAX_TILT, MAX_TILT), (width, height), RING_HOLE
         )
         solid = alpha >= 0.5
         if not solid.any():
             continue
         left = [np.count_nonzero((owner == i) & ~solid) / area for i, area in enumerate(areas)]
-        if min(left, default=1.0) < LEAST_VISIBLE:
+        if min(left, default=1.0) < MIN_VISIBLE:
             continue
         owner[solid] = len(areas)
         areas.append(int(solid.sum()))
-        canvas += alpha[..., None] * (
-            contrasting_colour(rng, canvas[solid], LEAST_CONTRAST) - canvas
-        )
+        canvas += alpha[..., None] * (contrasting_colour(rng, canvas[solid], MIN_CONTRAST) - canvas)
         return
 
 
@@ -180,12 +180,11 @@ def _crowd(
     """A group of tiny circles, annotated as one crowd region, where there is room for it."""
     height, width = owner.shape
     side = int(image_size * 0.3)
-    x, y = rng.integers(0, width - side), rng.integers(0, height - side)
+    x = rng.integers(0, width - side)
+    y = rng.integers(0, height - side)
     if (owner[y : y + side, x : x + side] >= 0).any():
         return []
-    color = contrasting_colour(
-        rng, canvas[y : y + side, x : x + side].reshape(-1, 3), LEAST_CONTRAST
-    )
+    color = contrasting_colour(rng, canvas[y : y + side, x : x + side].reshape(-1, 3), MIN_CONTRAST)
     region = np.zeros(owner.shape, dtype=bool)
     for _ in range(14):
         radius = side * rng.uniform(0.05, 0.09)
@@ -197,7 +196,8 @@ def _crowd(
 
 
 def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    rows = np.flatnonzero(mask.any(axis=1))
+    columns = np.flatnonzero(mask.any(axis=0))
     box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
     return {
         "category_id": category_id,
@@ -212,7 +212,8 @@ def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
     image); there are no files.
     """
     height, width = settings.canvas
-    boxes, labels = [], []
+    boxes = []
+    labels = []
     for i in range(settings.num_images):
         draw = np.random.default_rng(derived_seed(seed, "synthetic boxes", i))
         sides = draw.uniform(0.05, 0.5, (settings.num_boxes, 2))

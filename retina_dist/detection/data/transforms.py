@@ -23,9 +23,8 @@ from retina_dist.data.buckets import resize_scale, scaled_size
 Key: TypeAlias = tuple[int | str, ...]  # a seed for the random numbers of one image
 Sample: TypeAlias = tuple[Tensor, Tensor, Tensor]  # image, boxes, labels
 
-MIN_BOX_SIDE = (
-    1.0  # pixels on the canvas; a box with a shorter side has no image left to learn from
-)
+# pixels after the resize; a box with a shorter side has no image left to learn from
+MIN_BOX_SIDE = 1.0
 
 
 @dataclass(kw_only=True)
@@ -82,7 +81,8 @@ class TrainTransform(EvalTransform):
         key: Key = (),
     ) -> Sample:
         with torch_seed(*key):
-            hflip, vflip = _happens(self.hflip), _happens(self.vflip)
+            hflip = _happens(self.hflip)
+            vflip = _happens(self.vflip)
             if self.photometric:
                 image = v2.RandomApply([v2.RandomPhotometricDistort()], p=self.photometric)(image)
             image, boxes = _flipped(image, boxes, hflip, vflip)
@@ -105,9 +105,15 @@ def _flipped(image: Tensor, boxes: Tensor, hflip: bool, vflip: bool) -> tuple[Te
     height, width = image.shape[-2:]
     x1, y1, x2, y2 = boxes.unbind(1)
     if vflip:
-        image, y1, y2 = image.flip(1), height - y2, height - y1
+        image = image.flip(1)
+        top = height - y2
+        y2 = height - y1
+        y1 = top
     if hflip:
-        image, x1, x2 = image.flip(2), width - x2, width - x1
+        image = image.flip(2)
+        left = width - x2
+        x2 = width - x1
+        x1 = left
     return image, torch.stack((x1, y1, x2, y2), dim=1)
 
 

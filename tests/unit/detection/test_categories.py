@@ -59,7 +59,8 @@ def test_names_that_do_not_agree_are_listed():
         {"id": 2, "name": "traffic  _light"},
         {"id": 3, "name": "tree"},
     ]
-    message = r"val.json: 3 category names .*'Person' \(a label is 'person'\), 'traffic  _light' \(a label is .*, 'tree'; .*"
+    near = r"'Person' \(a label is 'person'\), 'traffic  _light' \(a label is .*, 'tree'; .*"
+    message = f"val.json: 3 category names .*{near}"
     with pytest.raises(
         DataError, match=message + "rename the categories in the file, or remove them"
     ):

@@ -136,7 +136,8 @@ def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, 
             (int, 0, 400),
             (int, 0, 205),
         ]
-        text = f"2 areas that no metric can use (annotation 1: {value.get('area')}, annotation 2: {value.get('area')})"
+        area = value.get("area")
+        text = f"2 areas that no metric can use (annotation 1: {area}, annotation 2: {area})"
         assert found.warnings == (
             [f"{tmp_path}/a.json: {text}; width x height is taken instead"]
             if "area" in value
@@ -159,7 +160,7 @@ def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, 
 
 
 def test_an_annotation_may_have_the_id_zero(tmp_path: Path):
-    """Evaluators mark a detection with the id it matched, 0 for none: with id 0 a perfect detector misses a box."""
+    """Evaluators mark a detection with the id it matched, and 0 is none of them."""
     coco = copy.deepcopy(COCO)
     coco["annotations"][1]["id"] = 0
     entries = load(tmp_path, coco).coco["annotations"]
@@ -308,7 +309,7 @@ AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
         (
             [],
             None,
-            r"no box is left \(none is annotated\); correct the boxes, or give the right annotations",
+            r"no box is left \(none is annotated\); correct the boxes, or give the right anno",
         ),
         (
             [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
@@ -386,7 +387,7 @@ def annotation_files(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def cleaned(box: list[float], width: int, height: int) -> list[np.float32] | None:
-    """One box the plain way: its corners within the image as float32, None if nothing is left to learn from."""
+    """One box the plain way: corners within the image as float32, None if nothing is left."""
     x, y, w, h = box
     if not all(map(math.isfinite, box)) or w <= 0 or h <= 0:
         return None
@@ -405,18 +406,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(coco=annotation_files())
 def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, Any]):
     found = load(folder, coco)
-    label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in coco["categories"]))}
+    ids = sorted(category["id"] for category in coco["categories"])
     assert [r.image_id for r in found.records] == [image["id"] for image in coco["images"]]
     for record, boxes, labels in zip(found.records, found.boxes, found.labels, strict=True):
-        own = [
-            a for a in coco["annotations"] if a["image_id"] == record.image_id and not a["iscrowd"]
-        ]
-        pairs = [
-            (cleaned(a["bbox"], record.width, record.height), label_of[a["category_id"]])
-            for a in own
-        ]
-        assert boxes.tolist() == [box for box, _ in pairs if box]
-        assert labels.tolist() == [label for box, label in pairs if box]
+        expected = []
+        for entry in coco["annotations"]:
+            box = cleaned(entry["bbox"], record.width, record.height)
+            if entry["image_id"] == record.image_id and not entry["iscrowd"] and box:
+                expected.append((box, ids.index(entry["category_id"])))
+        assert list(zip(boxes.tolist(), labels.tolist(), strict=True)) == expected
     assert found.num_crowd == sum(a["iscrowd"] for a in coco["annotations"])
     kept = sum(map(len, found.boxes))
     assert kept + found.num_crowd + sum(found.dropped.values()) == len(coco["annotations"])

@@ -1,4 +1,4 @@
-"""A data set with known defects: each is found, once; and anchor coverage against every anchor tried."""
+"""A data set with known defects: each is found, once; and coverage against every anchor."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_exit_codes_and_json(
 
 
 def test_it_takes_what_a_training_takes() -> None:
-    """The same arguments give the same data and model, or another thing would be examined than trained on."""
+    """The same arguments give the same data and model, or it would examine another thing."""
     for name in ("bccd", "detectron2_1x"):
         overrides = [
             f"experiment={name}",
@@ -373,7 +373,8 @@ def test_coverage_by_hand(tmp_path: Path) -> None:
     [
         (
             (12.0, 12.0),
-            "0.0% are left, tried on these boxes, with model.anchor_sizes=[[12],[16],[32],[64],[128]]",
+            "0.0% are left, tried on these boxes, "
+            "with model.anchor_sizes=[[12],[16],[32],[64],[128]]",
         ),
         (
             (30.0, 180.0),
@@ -381,7 +382,8 @@ def test_coverage_by_hand(tmp_path: Path) -> None:
         ),
         (
             (2.0, 2.0),
-            "neither other sizes nor more aspect ratios help: look at the boxes, and at data.min_sizes",
+            "neither other sizes nor more aspect ratios help: "
+            "look at the boxes, and at data.min_sizes",
         ),
     ],
 )

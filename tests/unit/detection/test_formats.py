@@ -1,4 +1,4 @@
-"""Where a split lies and which format it has; the same boxes in every format; damaged files are named."""
+"""Where a split lies, which format it has, the same boxes in every format; damage is named."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from PIL import Image
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.registry import names
 from retina_dist.convert import ConvertConfig, convert
+from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.coco import find_split
 from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.readers.load import load_annotations
@@ -177,7 +178,8 @@ def labelimg(root: Path, sub: Callable[[str], str] = "{}".format) -> None:
         for name, boxes in images.items():
             draw(root / sub(split), name, "PNG")
             things = "".join(
-                f"<object><name>{n}</name><bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
+                f"<object><name>{n}</name><bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>"
+                f"<xmax>{x2}</xmax><ymax>{y2}</ymax>"
                 "</bndbox></object>"
                 for n, x1, y1, x2, y2 in boxes
             )
@@ -235,7 +237,8 @@ def cvat(root: Path) -> None:
             ]
             subset = {"train": "Train", "val": "Validation"}[split]
             images.append(
-                f'<image name="{name}.jpg" subset="{subset}" width="40" height="20">{"".join(things)}</image>'
+                f'<image name="{name}.jpg" subset="{subset}" width="40" height="20">'
+                f"{''.join(things)}</image>"
             )
     labels = "".join(f"<label><name>{name}</name></label>" for name in ("dog", "cat"))
     write(
@@ -269,7 +272,22 @@ FORMATS = {
 CASES = [(title, make) for title, makers in FORMATS.items() for make in makers]
 
 
-@pytest.mark.parametrize(("title", "make"), CASES, ids=[make.__name__ for _, make in CASES])
+def corners(part: Annotations) -> dict[str, list[tuple[Any, ...]]]:
+    """The boxes of each image with the names of their classes."""
+    names = part.categories.names
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for record, boxes, labels in zip(part.records, part.boxes, part.labels, strict=True):
+        pairs = zip(labels, boxes.tolist(), strict=True)
+        found[Path(record.file_name).stem] = sorted((names[label], *box) for label, box in pairs)
+    return found
+
+
+every_format = pytest.mark.parametrize(
+    ("title", "make"), CASES, ids=[make.__name__ for _, make in CASES]
+)
+
+
+@every_format
 def test_every_format_gives_the_same_boxes(
     title: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -278,34 +296,43 @@ def test_every_format_gives_the_same_boxes(
     train = read_split(data, "train")
     val = read_split(data, "val", train.categories)
     for part, split in ((train, "train"), (val, "val")):
-        names = part.categories.names
-        found = {
-            record.path.stem: sorted(
-                (names[label], *box) for label, box in zip(labels, boxes.tolist(), strict=True)
-            )
-            for record, boxes, labels in zip(part.records, part.boxes, part.labels, strict=True)
-        }
+        found = corners(part)
         expected = {name: sorted(boxes) for name, boxes in BOXES[split].items()}
         if make is openimages:  # lists boxes, and so no image without one
             expected.pop("b", None)
         assert found.keys() == expected.keys()
         for name, boxes in expected.items():
             assert [box[0] for box in found[name]] == [box[0] for box in boxes]
-            assert np.allclose(
-                [box[1:] for box in found[name]], [box[1:] for box in boxes], atol=1e-4
-            )
-        assert all(
-            (record.width, record.height) == (40, 20) and record.path.is_file()
-            for record in part.records
-        )
+            near = [box[1:] for box in boxes]
+            assert np.allclose([box[1:] for box in found[name]], near, atol=1e-4)
+        assert {record.size for record in part.records} == {(40, 20)}
+        assert all(record.path.is_file() for record in part.records)
+
+
+@every_format
+def test_a_split_says_its_format_and_what_was_left_out(
+    title: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path)
+    train = split_of(tmp_path)
     assert describe_split(train).endswith(f"; {title}, as recognised")
     assert train.num_crowd == (make is openimages)
-    assert [text for text in train.warnings if "LabelMe" in text] == (
-        [f"{tmp_path}: 1 point of LabelMe left out, which have no box"] if make is labelme else []
-    )
+    points = [text for text in train.warnings if "LabelMe" in text]
+    if make is labelme:
+        assert points == [f"{tmp_path}: 1 point of LabelMe left out, which have no box"]
+    else:
+        assert not points
+
+
+@every_format
+def test_every_format_converts_to_the_same_json(
+    title: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path)
+    train = split_of(tmp_path)
     convert(ConvertConfig(root=str(tmp_path), output=str(tmp_path / "written" / "train.json")))
     again = load_annotations(tmp_path / "written" / "train.json", tmp_path)
-    assert [(r.width, r.height) for r in again.records] == [(40, 20)] * len(train.records)
+    assert [record.size for record in again.records] == [(40, 20)] * len(train.records)
     assert again.coco["annotations"] == train.coco["annotations"]
 
 
@@ -357,7 +384,10 @@ def test_a_damaged_data_yaml_is_named(text: str, message: str, tmp_path: Path) -
 
 
 CUT = "ImageID,LabelName,XMin,YMin,XMax,YMax\nc"
-AWAY = '<annotations><meta><label><name>x</name></label></meta><image name="/a" width="9" height="9"/></annotations>'
+AWAY = (
+    "<annotations><meta><label><name>x</name></label></meta>"
+    '<image name="/a" width="9" height="9"/></annotations>'
+)
 SKELETON = (
     '<annotations><image name="a" width="9" height="9"><skeleton label="x"/></image></annotations>'
 )
@@ -519,7 +549,8 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
     assert part is not None
     assert part.warnings == [
         f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt",
-        f"{tmp_path}/data.yaml: path '/elsewhere/x' is not a folder here; the images are looked for below {tmp_path}",
+        f"{tmp_path}/data.yaml: path '/elsewhere/x' is not a folder here; "
+        f"the images are looked for below {tmp_path}",
         f"2 boxes left out, of images whose size cannot be read in {tmp_path}; restore them",
     ]
 
@@ -536,7 +567,7 @@ def test_rounded_shares_clip_nothing_and_keypoints_follow_their_box(tmp_path: Pa
 def test_images_that_yolo_lists_elsewhere_keep_their_names_when_all_is_moved(
     tmp_path: Path,
 ) -> None:
-    """`val_fraction` hashes the names: with the folders above, a copy of the data set would be split in another way."""
+    """`val_fraction` hashes names: with the folders above, a copy would be split another way."""
     names = []
     for place in (tmp_path / "here", tmp_path / "other" / "there"):
         yolo(place / "pictures", "{}/{}".format)

@@ -87,7 +87,7 @@ def test_errors_of_the_file(tmp_path: Path):
 
 
 def test_real_file_is_the_same_photo_as_the_voc_one(real_data: Path):
-    """VOC's pixels count from 1 and include the last, so that its dog at 48, 240, 195, 371 ends one pixel further."""
+    """VOC's pixels count from 1 and include the last, so its dog ends one pixel further."""
     root = real_data / "keras-retinanet-testdata"
     csv = load_annotations(root / "csv" / "annotations.csv", root / "csv", format="csv")
     voc = load_annotations(root / "pascal", root / "pascal", format="voc")

@@ -89,7 +89,7 @@ def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
 
 
 def test_fillers_bring_a_batch_to_its_size(annotations):
-    """Black images without boxes, at the end: for what could not be read, and where a slot has too few images or none."""
+    """Black images without boxes, at the end: for what was not read, and where images are few."""
     annotations.records[1].path.write_bytes(b"no image")
     dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
 

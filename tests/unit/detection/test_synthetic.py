@@ -1,4 +1,4 @@
-"""Data that is made up: drawn files, reproducible and whole or absent, and images of noise without files."""
+"""Data that is made up: drawn files, reproducible and whole or absent, and images of noise."""
 
 from __future__ import annotations
 

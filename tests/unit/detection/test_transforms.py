@@ -14,7 +14,7 @@ CANVAS = (128, 160)
 
 
 def make_image(height: int, width: int) -> torch.Tensor:
-    """A smooth gradient with a bright block from 25 to 50 % of each side, so that geometry can be seen."""
+    """A smooth gradient with a bright block from 25 to 50 % of each side, which shows geometry."""
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     image[1] = torch.linspace(0, 100, width).to(torch.uint8)
     image[0, height // 4 : height // 2, width // 4 : width // 2] = 255

@@ -14,7 +14,8 @@ def thing(name: str, corners: tuple[object, ...], difficult: int = 0) -> str:
     tags = "".join(
         f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
     )
-    return f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>{tags}</bndbox></object>"
+    inside = f"<name>{name}</name><difficult>{difficult}</difficult><bndbox>{tags}</bndbox>"
+    return f"<object>{inside}</object>"
 
 
 def make(root: Path, splits: dict[str, dict[str, str]]) -> Path:

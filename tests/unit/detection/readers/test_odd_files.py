@@ -1,4 +1,4 @@
-"""Files that no annotation tool writes: each is answered by one sentence with the file and a remedy."""
+"""Files that no annotation tool writes are answered by one sentence: the file and a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.base.errors import UserError
-from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.splits import read_split
 
 
@@ -155,7 +155,7 @@ def test_too_many_names_are_said_before_anything_else_is_read(tmp_path: Path) ->
 
 
 def test_drawn_shapes_beside_files_are_refused(tmp_path: Path) -> None:
-    data = DetectionData(name="x", root="datasets/shapes", shapes={}, train_annotations="a.json")  # type: ignore[arg-type]
+    data = DetectionData(name="x", root="drawn", shapes=ShapesConfig(), train_annotations="a.json")
     with pytest.raises(
         UserError, match=r"train_annotations=a.json is not of the drawn.*add data=auto"
     ):

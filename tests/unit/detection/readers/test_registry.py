@@ -1,4 +1,4 @@
-"""A data format is one class and one row: what lists formats, chooses them and speaks of them follows."""
+"""A data format is one class and one row: what lists, chooses and names formats follows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from retina_dist.base import registry
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl
 from retina_dist.base.registry import lookup, names
+from retina_dist.base.settings import limits_of
 from retina_dist.detection.readers.formats import AnnotationReader, FolderReader, recognise
 from retina_dist.detection.readers.items import Box, Item, Items, numbered
 from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
@@ -56,6 +57,7 @@ def test_a_format_is_one_class_and_one_row(points: Path, format: str) -> None:
 
 
 def test_messages_and_settings_follow_from_the_row(points: Path) -> None:
+    assert "points" in limits_of(DetectionData, "format").options
     (points / "points.json").unlink()
     with pytest.raises(DataError, match="looked for .*, points; docs/data.md"):
         recognise(points)
