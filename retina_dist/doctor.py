@@ -76,7 +76,7 @@ class DoctorConfig(DetectionRunConfig):
 def main(config: DoctorConfig) -> None:
     """Print and write the report; exit with 1 if it has errors."""
     if config.cluster:
-        errors = check_cluster(config, partial(show, config))
+        errors = check_cluster(config, config.expect_gb_s, partial(show, config))
     else:
         with heartbeat():
             command = "examine_labels" if config.checkpoint else "examine"

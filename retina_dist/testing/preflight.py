@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torchvision.models import resnet18
@@ -24,16 +24,13 @@ from torchvision.models import resnet18
 from retina_dist.base.errors import describe_error, set_status
 from retina_dist.base.files import nearest_existing
 from retina_dist.base.text import format_bytes, format_ranks, pluralize
-from retina_dist.config.run_config import task_class
+from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy
 from retina_dist.run.records import versions
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import driver_version
 from retina_dist.strategies.launch_environment import detect_launch
-
-if TYPE_CHECKING:
-    from retina_dist.doctor import DoctorConfig
 
 T = TypeVar("T")
 
@@ -220,9 +217,21 @@ Problem = tuple[Level, str, str]  # level, key of REMEDIES, what
 
 
 def findings(
-    ranks: Sequence[Facts], links: Sequence[Link], config: Any, folder: str
+    ranks: Sequence[Facts],
+    links: Sequence[Link],
+    config: RunConfig,
+    folder: str,
+    expect_gb_s: float | None = None,
 ) -> list[Finding]:
-    """All findings; `config` is the doctor's, `folder` the one that rank 0 writes into."""
+    """All findings.
+
+    Args:
+        ranks: the facts of each rank.
+        links: all-reduces, the largest last; none with one process.
+        config: the settings of the training.
+        folder: the one that rank 0 writes into.
+        expect_gb_s: least bus bandwidth of the last link, in 1e9 bytes a second.
+    """
     workers = 0
     if not getattr(config.data, "synthetic", None):
         workers = getattr(config.data, "num_workers", 0)
@@ -231,10 +240,10 @@ def findings(
     if free is not None and free < MIN_DISK:
         space = f"{format_bytes(free)} free for {folder}, where checkpoints go"
         problems.append(("error", "disk", f"{ranks[0].host} has {space}"))
-    if links and config.expect_gb_s:
+    if links and expect_gb_s:
         reached = links[-1].gb_s(len(ranks))
-        if reached < config.expect_gb_s:
-            speed = f"{reached:.2f} GB/s, below expect_gb_s={config.expect_gb_s:g}"
+        if reached < expect_gb_s:
+            speed = f"{reached:.2f} GB/s, below expect_gb_s={expect_gb_s:g}"
             text = f"an all-reduce of {links[-1].size_mb} MB reaches {speed}"
             problems.append(("error", "network", text))
     problems += _unread(ranks)
@@ -363,18 +372,21 @@ def _odd_ones(
     yield level, remedy, f"{what}: {'; '.join(parts)}, but {usual} on {others}"
 
 
-def check_cluster(config: DoctorConfig, show: Callable[[DoctorReport], None]) -> int:
+Show = Callable[[DoctorReport], None]
+
+
+def check_cluster(config: RunConfig, expect_gb_s: float | None, show: Show) -> int:
     """The number of errors, on every rank; `show` gets the report on the main one.
 
     Every rank calls it. A rank that does not start, or hangs, ends the others with an error that
-    names it, after `strategy.timeout_s`.
+    names it, after `strategy.timeout_s`. `expect_gb_s` is the least bus bandwidth.
     """
     with build_strategy(config) as strategy:
-        return strategy.run_elastic(lambda: _check(config, strategy, show))
+        return strategy.run_elastic(lambda: _check(config, expect_gb_s, strategy, show))
 
 
 def _check(
-    config: DoctorConfig, strategy: DistributedStrategy, show: Callable[[DoctorReport], None]
+    config: RunConfig, expect_gb_s: float | None, strategy: DistributedStrategy, show: Show
 ) -> int:
     folder = _written_folder(config)
     facts = _on_each(strategy, "reading the machine", lambda: read_machine(strategy, folder))
@@ -401,25 +413,24 @@ def _check(
     job = f"{strategy.backend} under {detect_launch()}"
     # NCCL connects at its first collective, and may hang: show what is known before.
     if strategy.device.type == "cuda" and strategy.world_size > 1:
-        first = _report(config, ranks, (), job, folder)
+        first = _report(ranks, (), job, findings(ranks, (), config, str(folder)))
         _on_each(strategy, "the first report", lambda: _show_on_main(strategy, show, first))
     links = []
     if strategy.world_size > 1:
         set_status("measuring the network")
         links = [measure_link(strategy, size) for size in SIZES_MB]
-    report = _report(config, ranks, links, job, folder)
+    found = findings(ranks, links, config, str(folder), expect_gb_s)
+    report = _report(ranks, links, job, found)
     _show_on_main(strategy, show, report)
     return report.count("error")
 
 
-def _show_on_main(
-    strategy: DistributedStrategy, show: Callable[[DoctorReport], None], report: DoctorReport
-) -> None:
+def _show_on_main(strategy: DistributedStrategy, show: Show, report: DoctorReport) -> None:
     if strategy.is_main:
         show(report)
 
 
-def _written_folder(config: DoctorConfig) -> Path:
+def _written_folder(config: RunConfig) -> Path:
     """Where checkpoints go, or the run folder where they go to a URL."""
     place = config.trainer.checkpoint_dir
     if place and "://" not in place:
@@ -427,7 +438,7 @@ def _written_folder(config: DoctorConfig) -> Path:
     return Path(config.output_dir or "runs")
 
 
-def _describe_data(config: DoctorConfig, strategy: DistributedStrategy) -> str:
+def _describe_data(config: RunConfig, strategy: DistributedStrategy) -> str:
     task = task_class(config)(config, strategy)
     return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
 
@@ -452,9 +463,9 @@ def _gather(facts: Facts, strategy: DistributedStrategy) -> list[Facts]:
 
 
 def _report(
-    config: Any, ranks: Sequence[Facts], links: Sequence[Link], job: str, folder: Path
+    ranks: Sequence[Facts], links: Sequence[Link], job: str, found: list[Finding]
 ) -> DoctorReport:
-    """The findings of gathered facts, below a table of the hosts."""
+    """The findings below a table of the hosts."""
     hosts = first_of_hosts(ranks)
     count = len(ranks)
     versions = ", ".join(f"{name} {value or '?'}" for name, value in ranks[0].versions.items())
@@ -474,7 +485,7 @@ def _report(
         "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
         "ranks": [asdict(facts) for facts in ranks],
     }
-    return DoctorReport(lines, findings(ranks, links, config, str(folder)), details)
+    return DoctorReport(lines, found, details)
 
 
 def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> list[str]:

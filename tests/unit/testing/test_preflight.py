@@ -47,8 +47,9 @@ def cluster(**of_rank_3: Any) -> list[Facts]:
     return ranks
 
 
-def findings(ranks: list[Facts], **config: Any) -> list[Finding]:
-    return preflight.findings(ranks, LINKS, SimpleNamespace(**{**vars(CONFIG), **config}), "runs")
+def findings(ranks: list[Facts], expect_gb_s: float | None = None, **data: Any) -> list[Finding]:
+    config: Any = SimpleNamespace(**{**vars(CONFIG), **data})
+    return preflight.findings(ranks, LINKS, config, "runs", expect_gb_s)
 
 
 def test_a_sound_cluster_has_no_finding() -> None:
