@@ -10,7 +10,7 @@ import numpy as np
 
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.reporting.analysis import analysis_of, calibration_of, confusion_of
-from retina_dist.reporting.intervals import Resampled, digest_of, resampled_weights
+from retina_dist.reporting.intervals import Resampled, digest_of, left_out_weights
 
 
 def analyse(
@@ -61,12 +61,13 @@ def analyse(
 
 
 def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
-    """The metrics in resamples of the images `names`.
+    """The metrics of all images `names`, and with groups of them left out.
 
     They are `val/top1`, `val/top5`, `val/balanced_accuracy` and the accuracies `val/top1/CLASS`.
     """
     rows = result.rows
-    weights = resampled_weights(len(rows))
+    weights = left_out_weights(len(rows))
+    total = weights.sum(axis=0)
     labels = rows[:, 1].astype(np.int64)
     right = rows[:, 3] < 1
     shares = []
@@ -77,8 +78,8 @@ def resample(result: ClassificationResult, names: Sequence[str]) -> Resampled:
     accuracies = np.array(shares)  # [K, B]
     known = np.isfinite(accuracies)
     samples = {
-        "val/top1": weights[right].sum(axis=0) / len(rows),
-        "val/top5": weights[rows[:, 3] < 5].sum(axis=0) / len(rows),
+        "val/top1": weights[right].sum(axis=0) / total,
+        "val/top5": weights[rows[:, 3] < 5].sum(axis=0) / total,
         "val/balanced_accuracy": np.where(known, accuracies, 0).sum(axis=0) / known.sum(axis=0),
     }
     values = {name: result.metrics[name] for name in samples}

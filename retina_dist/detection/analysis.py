@@ -1,4 +1,4 @@
-"""What a detector gets wrong: classes taken for others, kinds of errors, the threshold to use, the worst images."""
+"""What a detector gets wrong: classes, kinds of errors, the threshold to use, the worst images."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from retina_dist.detection.ap_intervals import ALL, rankings, resample
+from retina_dist.detection.ap_intervals import (
+    ALL,
+    Ranking,
+    best_of_each_class,
+    match,
+    rankings,
+    resample,
+    scenes,
+)
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of
-from retina_dist.reporting.intervals import Ranking, Resampled
+from retina_dist.reporting.intervals import Resampled
 
 # TIDE's names, Bolya et al. 2020, https://arxiv.org/abs/2008.08115.
 ERRORS = {
@@ -26,37 +34,49 @@ ERRORS = {
 }
 THRESHOLD = ("threshold", "f1", "precision", "recall")
 BOX = ("image_id", "category_id", "bbox", "area", "iscrowd")
-IMAGE = ("file_name", "image_id", "hits", "false_alarms", "misses", "score")
 
 
 def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, Any], Resampled]:
-    """The content of analysis.json (docs/evaluation.md) and the resampled metrics; both are written to `folder`, if given."""
+    """The content of analysis.json (docs/evaluation.md) and the metrics with images left out.
+
+    Every part counts the detections that AP counts: the 100 best of each class on an image,
+    without those that a crowd of their class covers. Both are written to `folder`, if given.
+    """
     matched = rankings(result.coco, result.rows, result.image_ids)
     resampled = resample(result, matched)
     ranked = [by_area[ALL] for by_area in matched]
-    judged = zip(result.per_class, ranked, strict=True)
-    classes = {
-        name: {"objects": len(each.objects), **best_threshold([each])} for name, each in judged
-    }
     threshold = best_threshold(ranked)
-    images = judged_images(result, ranked, threshold["threshold"])
-    counted = [
-        (each.scores[kept], each.right[0, kept]) for each in ranked for kept in (~each.ignored[0],)
-    ]
-    scores, right = (np.concatenate(column) for column in zip(*counted, strict=True))
-    parts: dict[str, Any] = {"threshold": threshold, **errors_of(result, threshold["threshold"])}
-    parts["calibration"] = calibration_of(scores, right)
-    analysis = analysis_of("detection", resampled, classes, images, folder, **parts)
+    classes = {}
+    for name, ranking in zip(result.per_class, ranked, strict=True):
+        classes[name] = {"objects": len(ranking.objects), **best_threshold([ranking])}
+
+    scores, right, counted = _pooled(ranked)
+    confusion = None
+    if len(result.rows):
+        labels = [*result.per_class, "background"]
+        confusion = confusion_of(labels, lambda: confusion_matrix(result, threshold["threshold"]))
+    analysis = analysis_of(
+        "detection",
+        resampled,
+        classes,
+        images_of(result, ranked, threshold["threshold"]),
+        folder,
+        threshold=threshold,
+        confusion=confusion,
+        errors=errors_of(result),
+        calibration=calibration_of(scores[counted], right[counted]),
+    )
     return analysis, resampled
 
 
 def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
-    """The least score to take for the highest F1 of these classes together at IoU .50; None without detections or objects."""
-    scores = np.concatenate([each.scores for each in ranked])
-    order = np.argsort(-scores, kind="stable")
-    scores = scores[order]
-    hits = np.concatenate([each.right[0] for each in ranked])[order].cumsum()
-    counts = np.concatenate([~each.ignored[0] for each in ranked])[order].cumsum()
+    """The least score to take for the highest F1 of these classes together at IoU .50.
+
+    None without detections or objects.
+    """
+    scores, right, counted = _pooled(ranked)
+    hits = right.cumsum()
+    counts = counted.cumsum()
     objects = sum(len(each.objects) for each in ranked)
     if not len(scores) or not objects:
         return dict.fromkeys(THRESHOLD)
@@ -67,58 +87,108 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
     return dict(zip(THRESHOLD, map(float, values), strict=True))
 
 
-def judged_images(
+def _pooled(ranked: Sequence[Ranking]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of all classes by falling score: scores, whether right at IoU .50, whether counted there."""
+    scores = np.concatenate([each.scores for each in ranked])
+    right = np.concatenate([each.right[0] for each in ranked])
+    ignored = np.concatenate([each.ignored[0] for each in ranked])
+    order = np.argsort(-scores, kind="stable")
+    return scores[order], right[order], ~ignored[order]
+
+
+def images_of(
     result: CocoResult, ranked: Sequence[Ranking], threshold: float | None
 ) -> list[dict[str, Any]]:
-    """Each image with its hits, false alarms and misses at IoU .50 among detections from `threshold` on, the worst first.
+    """Each image with its hits, false alarms and misses at IoU .50, the worst first.
 
-    `score` is its most confident wrong detection's, also below the threshold.
+    Of the detections from `threshold` on; `score` is that of its most confident wrong detection,
+    also below the threshold.
     """
     number = len(result.image_ids)
-    hits, false_alarms, objects = np.zeros((3, number), np.int64)
+    least = np.inf if threshold is None else threshold
+    hits = np.zeros(number, np.int64)
+    false_alarms = np.zeros(number, np.int64)
+    objects = np.zeros(number, np.int64)
     highest = np.zeros(number)
-    for each in ranked:
-        objects += np.bincount(each.objects, minlength=number)
-        taken = each.scores >= (np.inf if threshold is None else threshold)
-        wrong = ~each.right[0] & ~each.ignored[0]
-        hits += np.bincount(each.images[taken & each.right[0]], minlength=number)
-        false_alarms += np.bincount(each.images[taken & wrong], minlength=number)
-        np.maximum.at(highest, each.images[wrong], each.scores[wrong])
+    for ranking in ranked:
+        objects += np.bincount(ranking.objects, minlength=number)
+        taken = ranking.scores >= least
+        right = ranking.right[0]
+        wrong = ~right & ~ranking.ignored[0]
+        hits += np.bincount(ranking.images[taken & right], minlength=number)
+        false_alarms += np.bincount(ranking.images[taken & wrong], minlength=number)
+        np.maximum.at(highest, ranking.images[wrong], ranking.scores[wrong])
+
     misses = objects - hits
-    worst = np.lexsort((-highest, hits, -(false_alarms + misses)))
-    known = {image["id"]: str(image["file_name"]) for image in result.coco["images"]}
-    ids = [result.image_ids[i] for i in worst.tolist()]
-    counted = (values[worst].tolist() for values in (hits, false_alarms, misses, highest))
-    rows = zip([known[i] for i in ids], ids, *counted, strict=True)
-    return [dict(zip(IMAGE, row, strict=True)) for row in rows]
+    names = {image["id"]: str(image["file_name"]) for image in result.coco["images"]}
+    rows = []
+    for i in np.lexsort((-highest, hits, -(false_alarms + misses))).tolist():
+        image_id = result.image_ids[i]
+        rows.append(
+            {
+                "file_name": names[image_id],
+                "image_id": image_id,
+                "hits": int(hits[i]),
+                "false_alarms": int(false_alarms[i]),
+                "misses": int(misses[i]),
+                "score": float(highest[i]),
+            }
+        )
+    return rows
 
 
-def errors_of(result: CocoResult, threshold: float | None) -> dict[str, Any]:
-    """`confusion` at IoU .50 from `threshold` on, and `errors` by TIDE's definition; both None without hotcoco."""
-    if not can_analyse() or not len(result.rows):
-        return {"confusion": None, "errors": None}
+def confusion_matrix(result: CocoResult, threshold: float | None) -> np.ndarray:
+    """int64 [K + 1, K + 1], true classes by predicted ones at IoU .50, the last is background.
+
+    Detections take objects of their own class first, as for AP; so the diagonal holds AP's hits.
+    What is left then takes objects of other classes, and the rest is background.
+    """
+    order = sorted(each["id"] for each in result.coco["categories"])
+    background = len(order)
+    counts = np.zeros((background + 1, background + 1), np.int64)
+    rows = best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
+    rows = rows[rows[:, 5] >= (np.inf if threshold is None else threshold)]
+    for scene in scenes(result.coco, rows, result.image_ids):
+        predicted = np.searchsorted(order, scene.rows[:, 6])
+        true = np.searchsorted(order, scene.categories)
+        own = match(scene.own_ious, scene.crowd[None], scene.crowd)[0, 0]
+        missed = ~scene.crowd
+        missed[own[own >= 0]] = False
+
+        left = ~scene.same & missed & (own < 0)[:, None]
+        nothing = np.zeros(len(true), bool)
+        other = match(np.where(left, scene.ious, 0), nothing[None], nothing)[0, 0]
+        missed[other[other >= 0]] = False
+
+        taken = np.append(true, background)[np.maximum(own, other)]
+        counted = ~np.append(scene.crowd, False)[own]
+        np.add.at(counts, (taken[counted], predicted[counted]), 1)
+        np.add.at(counts, (true[missed], background), 1)
+    return counts
+
+
+def errors_of(result: CocoResult) -> dict[str, Any] | None:
+    """`errors` by TIDE's definition; None without hotcoco, without detections or objects."""
+    if not can_analyse() or not len(result.rows) or result.stats["AP50"] < 0:
+        return None
     import hotcoco
 
     known = set(result.image_ids)
-    entries = [entry for entry in result.coco["annotations"] if entry["image_id"] in known]
-    # only what decides: hotcoco refuses a flat polygon, or a width of null
-    boxes = [
-        {key: entry[key] for key in BOX if key in entry} | {"id": i}
-        for i, entry in enumerate(entries, start=1)
-    ]
+    boxes = []
+    for entry in result.coco["annotations"]:
+        if entry["image_id"] in known:
+            # only what decides: hotcoco refuses a flat polygon, or a width of null
+            kept = {key: entry[key] for key in BOX if key in entry}
+            boxes.append(kept | {"id": len(boxes) + 1})
     categories = [{"id": entry["id"], "name": entry["name"]} for entry in result.coco["categories"]]
-    truth = hotcoco.COCO(
-        {"images": [{"id": i} for i in known], "annotations": boxes, "categories": categories}
-    )
-    rows = result.rows[np.isin(result.rows[:, 0], result.image_ids)]
+    images = [{"id": i} for i in known]
+    truth = hotcoco.COCO({"images": images, "annotations": boxes, "categories": categories})
+    rows = best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
     evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
     evaluation.evaluate()
+
     tide = evaluation.tide_errors()
-    types = {
-        ERRORS[key]: {"count": tide["counts"].get(key), "gain": gain}
-        for key, gain in tide["delta_ap"].items()
-    }
-    of_classes: dict[str, Any] = {"iou_thr": 0.5, "min_score": threshold}
-    labels = [*result.per_class, "background"]
-    confusion = confusion_of(labels, lambda: evaluation.confusion_matrix(**of_classes)["matrix"])
-    return {"confusion": confusion, "errors": {"AP50": tide["ap_base"], "types": types}}
+    types = {}
+    for key, gain in tide["delta_ap"].items():
+        types[ERRORS[key]] = {"count": tide["counts"].get(key), "gain": gain}
+    return {"AP50": tide["ap_base"], "types": types}

@@ -1,7 +1,8 @@
-"""The values that travel between data, model, evaluator and trainer, and how images of different sizes become one `Batch`.
+"""The values that travel between data, model, evaluator and trainer.
 
-Letters in shape comments, here and in the whole package: B images of a batch, A anchors, M boxes an image
-is padded to, N detections, K classes, H and W the canvas in pixels.
+Also how images of different sizes become one `Batch`. Letters in shape comments, here and in the
+whole package: B images of a batch, A anchors, M boxes an image is padded to, N detections, K
+classes, H and W the padded shape in pixels.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch.utils.data import get_worker_info
 
 from retina_dist.data.module import TensorBatch
 
-FEWEST_ROWS = 8  # of boxes; few different M let kernels and graphs be used again
-NO_IMAGE = -1  # the image id of a filler
+MIN_ROWS = 8  # Minimum padded rows of boxes; few distinct M let kernels be reused.
+NO_IMAGE = -1  # the image id of a padding sample
 
 
 class Detections(TypedDict):
@@ -31,37 +32,42 @@ class Detections(TypedDict):
 
 @dataclass(frozen=True)
 class Batch(TensorBatch):
-    """B images on one canvas, with their boxes padded to a common number.
+    """B images of one padded shape, with their boxes padded to a common number.
 
-    `weight` is the batch's share in the optimizer step: the trainer multiplies the mean loss over its real images by it, so
-    that micro-batches and ranks of unequal size add up to the mean over the whole step. Fillers, black images without boxes
-    at the end of the batch, keep its shape; they are in no loss, no gradient and no statistic.
+    `weight` is the batch's share in the optimizer step: the trainer multiplies the mean loss over
+    its real images by it, so that micro-batches and ranks of unequal size add up to the mean over
+    the whole step. Padding samples, black images without boxes at the end of the batch, keep its
+    shape; they are in no loss, no gradient and no statistic.
     """
 
-    images: Tensor  # [B, 3, H, W] RGB, 0 to 255, uint8 or float32, each image in the top left corner, zeros elsewhere
-    image_sizes: Tensor  # [B, 2] int64 (height, width) of the image within the canvas
+    # [B, 3, H, W] RGB, 0 to 255, uint8 or float32, each image in the top left corner, zeros
+    # elsewhere
+    images: Tensor
+    image_sizes: Tensor  # [B, 2] int64 (height, width) of the image within the padded shape
     original_sizes: Tensor  # [B, 2] int64 (height, width) of the stored image
     image_ids: Tensor  # [B] int64
-    boxes: Tensor  # [B, M, 4] float32 xyxy in canvas pixels; rows past num_boxes are the unit box 0, 0, 1, 1
+    # [B, M, 4] float32 xyxy, pixels of the padded shape; rows past num_boxes are the unit box 0, 0,
+    # 1, 1
+    boxes: Tensor
     labels: Tensor  # [B, M] int64; rows past num_boxes are 0
     num_boxes: Tensor  # [B] int64
     weight: float = 1.0
-    real: Tensor | None = None  # [B] bool, False for a filler; None: there is no filler
+    real: Tensor | None = None  # [B] bool, False for a padding sample; None: there is none
 
 
 class Sample(NamedTuple):
-    """One image, resized for its canvas, with its boxes."""
+    """One image, resized for its padded shape, with its boxes."""
 
     image: Tensor  # [3, h, w] uint8
-    boxes: Tensor  # [n, 4] float32 xyxy, canvas pixels
+    boxes: Tensor  # [n, 4] float32 xyxy, pixels of the padded shape
     labels: Tensor  # [n] int64
     image_id: int
     original_size: tuple[int, int]  # (height, width) of the stored image
-    real: bool = True  # False for a filler
+    real: bool = True  # False for a padding sample
 
 
 def filler(image: Tensor, canvas: tuple[int, int]) -> Sample:
-    """A sample that only fills a batch up, of a black `image` as large as the canvas."""
+    """A sample that only fills a batch up, of a black `image` of its padded shape."""
     return Sample(image, torch.zeros(0, 4), torch.zeros(0), NO_IMAGE, canvas, real=False)
 
 
@@ -71,10 +77,16 @@ def collate(
     weight: float = 1.0,
     images: Tensor | None = None,
 ) -> Batch:
-    """At least one sample -> their batch; no image may be larger than `canvas`, a (height, width) in pixels.
+    """At least one sample -> their batch.
 
-    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on. The images [B, 3, H, W] have
-    channels last in memory, as the resize makes them. `images` are the batch's when the samples lie in them already.
+    M is the largest number of boxes, but at least 1, rounded up to a power of two from 8 on.
+
+    Args:
+        samples: none has an image larger than `canvas`.
+        canvas: the padded shape (height, width) in pixels.
+        weight: of the batch.
+        images: [B, 3, H, W], the batch's when the samples lie in them already; channels last in
+            memory, as the resize makes them.
     """
     counts = [len(sample.labels) for sample in samples]
     most = padded_rows(max(counts))
@@ -87,6 +99,7 @@ def collate(
         images = blank_images(len(samples), canvas)
         for place, sample in zip(images, samples, strict=True):
             copy_to_canvas(sample, place)
+    real = torch.tensor([sample.real for sample in samples])
     return Batch(
         images=images,
         image_sizes=torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples]),
@@ -96,14 +109,15 @@ def collate(
         labels=labels,
         num_boxes=torch.tensor(counts),
         weight=weight,
-        real=None
-        if all(sample.real for sample in samples)
-        else torch.tensor([sample.real for sample in samples]),
+        real=None if real.all() else real,
     )
 
 
 def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
-    """Black images without boxes, in the shapes of the largest batch on `canvas` whose fullest image has `most_boxes`."""
+    """Black images without boxes, in the shapes of the largest batch of the padded shape `canvas`.
+
+    `most_boxes` are those of its fullest image.
+    """
     image = torch.zeros(3, *canvas, dtype=torch.uint8)
     batch = collate([filler(image, canvas)] * count, canvas)
     rows = padded_rows(most_boxes)
@@ -117,27 +131,29 @@ def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
 
 def padded_rows(count: int) -> int:
     """M of a batch whose fullest image has `count` boxes."""
-    return max(FEWEST_ROWS, 1 << (max(1, count) - 1).bit_length())
+    return max(MIN_ROWS, 1 << (max(1, count) - 1).bit_length())
 
 
 def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
     """Black ones, [count, 3, H, W] uint8 in channels-last memory.
 
-    In a data worker they lie in memory that the main process shares, or else they would be copied there afterwards.
+    In a data worker they lie in memory that the main process shares, or else they would be copied
+    there afterwards.
     """
     shape = (count, *canvas, 3)
     if get_worker_info() is None:
         images = torch.zeros(shape, dtype=torch.uint8)
     else:
-        shared = torch.UntypedStorage._new_shared(
-            math.prod(shape)
-        )  # fresh pages of the system, which are zero
+        # fresh pages of the system, which are zero
+        shared = torch.UntypedStorage._new_shared(math.prod(shape))
         images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
     return images.permute(0, 3, 1, 2)
 
 
 def copy_to_canvas(sample: Sample, place: Tensor) -> Sample:
-    """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it was."""
+    """The sample with its image in the top left corner of `place` [3, H, W], and no longer where it
+    was.
+    """
     height, width = sample.image.shape[-2:]
     place[:, :height, :width] = sample.image
     return sample._replace(image=place[:, :height, :width])

@@ -1,7 +1,8 @@
 """COCO's box metrics, by pycocotools or a faster evaluator that gives the same numbers.
 
-Ground truth is the annotation file as it is, never boxes that went through a transform. Detections travel as rows
-[n, 7] of float64: image_id, x, y, width, height, score, category_id; float64, because ids above 2^24 do not fit float32.
+Ground truth is the annotation file as it is, never boxes that went through a transform.
+Detections travel as rows [n, 7] of float64: image_id, x, y, width, height, score, category_id;
+float64, because ids above 2^24 do not fit float32.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from retina_dist.task.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
 
-# Where each has its ground truth and its metrics, the fastest first; their numbers are equal to the last bit.
+# Where each has its ground truth and its metrics, the fastest first; their numbers are equal
+# to the last bit.
 EVALUATORS = {
     "ultrafast-pycocotools": ("ultrafast_pycocotools", "ultrafast_pycocotools"),
     "pycocotools": ("pycocotools.coco", "pycocotools.cocoeval"),
@@ -53,48 +55,54 @@ STATS = {
 }
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
-Part = tuple[
-    list[int], np.ndarray, dict[str, Tensor]
-]  # image ids, rows [n, 7], sums of the losses of a batch
-ALL_AREAS, MOST_DETECTIONS = 0, -1  # indices into the evaluator's arrays
+RESULT = ("image_id", "category_id", "bbox", "score")  # of results.json
+# image ids, rows [n, 7], and the sums of the losses, of a batch
+Part = tuple[list[int], np.ndarray, dict[str, Tensor]]
+# indices into the evaluator's arrays
+ALL_AREAS = 0
+MAX_DETECTIONS = -1
 
 
 @dataclass(frozen=True)
 class CocoResult:
-    """The twelve official numbers, -1 without ground truth, and the arrays that they were computed from."""
+    """The twelve official numbers, -1 without ground truth, and the arrays behind them."""
 
     stats: dict[str, float]
     per_class: dict[str, float | None]  # AP of each class; None without ground truth
     # [10 IoU thresholds .50:.95, 101 recalls 0..1, K classes], all areas, 100 detections an image
     precision: np.ndarray
-    # What was compared: the ground truth, the images in the order of their ids, and rows [n, 7] of detections on them.
+    # What was compared: the ground truth, the images in the order of their ids, and rows [n, 7]
+    # of detections on them.
     coco: dict[str, Any] = field(repr=False)
     image_ids: list[int] = field(repr=False)
     rows: np.ndarray = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and AP of each class, for JSON; None without ground truth."""
-        stats = {name: value if value >= 0 else None for name, value in self.stats.items()}
-        return {**stats, "per_class_AP": self.per_class}
+        content: dict[str, Any] = dict(self.stats)
+        for name, value in self.stats.items():
+            if value < 0:
+                content[name] = None
+        content["per_class_AP"] = self.per_class
+        return content
 
     def precision_recall(self) -> dict[str, dict[str, list[float]]]:
-        """Precision at the 101 recalls: at IoU .50, .75 and as mean over .50:.95, the mean and each class with ground truth."""
-        known = [k for k, ap in enumerate(self.per_class.values()) if ap is not None]
-        names = ["all classes", *(name for name, ap in self.per_class.items() if ap is not None)]
-        precision = self.precision[:, :, known]
+        """Precision at the 101 recalls by IoU, of the mean and of each class with ground truth."""
+        defined = np.array([ap is not None for ap in self.per_class.values()], bool)
+        if not defined.any():
+            return {}
+        names = np.array(list(self.per_class), object)[defined].tolist()
+        precision = self.precision[:, :, defined]
         views = {
             "IoU .50": precision[0],
             "IoU .75": precision[5],
             "Mean of IoU .50:.95": precision.mean(axis=0),
         }
-        lines = {
-            title: np.vstack([view.mean(axis=1), view.T]).round(4)
-            for title, view in views.items()
-            if known
-        }
-        return {
-            title: dict(zip(names, line.tolist(), strict=True)) for title, line in lines.items()
-        }
+        charts = {}
+        for title, view in views.items():
+            charts[title] = {"all classes": view.mean(axis=1).round(4).tolist()}
+            charts[title].update(zip(names, view.T.round(4).tolist(), strict=True))
+        return charts
 
 
 def evaluate_rows(
@@ -104,46 +112,54 @@ def evaluate_rows(
     image_ids: Sequence[int] | None = None,
     evaluator: str | None = None,
 ) -> CocoResult:
-    """The metrics of detection `rows` [n, 7] against the ground truth `coco` (a complete COCO dict) on `image_ids`, by default all.
+    """The metrics of detections against ground truth.
 
-    `evaluator` is one of EVALUATORS, by default the fastest that is installed.
+    Args:
+        coco: the ground truth, a complete COCO dict.
+        rows: the detections, [n, 7].
+        image_ids: the images to count, by default all.
+        evaluator: one of EVALUATORS, by default the fastest that is installed.
     """
-    truth_module, metrics_module = map(
-        import_module, EVALUATORS[evaluator or installed_evaluators()[0]]
-    )
+    modules = EVALUATORS[evaluator or installed_evaluators()[0]]
+    truth_module, metrics_module = map(import_module, modules)
+    # The evaluators write marks into the annotations. An id of 0 means "no match" to them: such a
+    # box is always missed.
+    boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
+    rows = rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])]
     with contextlib.redirect_stdout(io.StringIO()):
-        truth, detected = truth_module.COCO(), truth_module.COCO()
-        # The evaluators write marks into the annotations. An id of 0 means "no match" to them: such a box is always missed.
-        boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
-        truth.dataset, detected.dataset = (
-            {**coco, "annotations": boxes},
-            {**coco, "annotations": []},
-        )
-        truth.createIndex(), detected.createIndex()
-        rows = rows[np.isin(rows[:, 0], [image["id"] for image in coco["images"]])]
+        truth = truth_module.COCO()
+        truth.dataset = {**coco, "annotations": boxes}
+        truth.createIndex()
         if len(rows):
             detected = truth.loadRes(rows)
+        else:
+            detected = truth_module.COCO()
+            detected.dataset = {**coco, "annotations": []}
+            detected.createIndex()
+
         evaluation = metrics_module.COCOeval(truth, detected, "bbox")
         if image_ids is not None:
             evaluation.params.imgIds = sorted(image_ids)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    precision = np.asarray(evaluation.eval["precision"])[
-        :, :, :, ALL_AREAS, MOST_DETECTIONS
-    ]  # [T, R, K]
-    names = Categories.from_coco(
-        coco["categories"]
-    ).distinct_names  # by id, as the evaluators take them
-    defined = {name: precision[:, :, k][precision[:, :, k] > -1] for k, name in enumerate(names)}
+
+    # [T, R, K]
+    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MAX_DETECTIONS]
+    # by id, as the evaluators take them
+    names = Categories.from_coco(coco["categories"]).distinct_names
+    per_class: dict[str, float | None] = {}
+    for k, name in enumerate(names):
+        defined = precision[:, :, k][precision[:, :, k] > -1]
+        per_class[name] = None
+        if len(defined):
+            per_class[name] = float(defined.mean())
     return CocoResult(
         stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
-        per_class={
-            name: float(values.mean()) if len(values) else None for name, values in defined.items()
-        },
+        per_class=per_class,
         precision=precision,
         coco=coco,
-        image_ids=[int(i) for i in evaluation.params.imgIds],
+        image_ids=list(map(int, evaluation.params.imgIds)),
         rows=rows,
     )
 
@@ -151,59 +167,60 @@ def evaluate_rows(
 def detections_to_rows(
     detections: Sequence[Detections], image_ids: list[int], categories: Categories
 ) -> np.ndarray:
-    """Rows [n, 7] of some images' detections, with category ids in place of labels; labels without a category are left out."""
+    """Rows [n, 7] of some images' detections, with category ids in place of labels.
+
+    Labels without a category, and boxes without an area, are left out.
+    """
     if not detections:
         return np.zeros((0, COLUMNS))
-    columns = zip(*((each["boxes"], each["scores"], each["labels"]) for each in detections))
-    boxes, scores, labels = (torch.cat(column).double() for column in columns)
-    values = (
-        torch.column_stack((boxes, scores, labels)).cpu().numpy()
-    )  # one copy from the device for all
+    boxes = torch.cat([each["boxes"] for each in detections])
+    scores = torch.cat([each["scores"] for each in detections])
+    labels = torch.cat([each["labels"] for each in detections])
+    # one copy from the device for all
+    values = torch.column_stack((boxes.double(), scores.double(), labels.double())).cpu().numpy()
+
     category = np.array(categories.ids, dtype=np.float64)[values[:, 5].astype(np.int64)]
-    image = np.repeat(
-        np.array(image_ids, dtype=np.float64), [len(each["scores"]) for each in detections]
-    )
+    counts = [len(each["scores"]) for each in detections]
+    image = np.repeat(np.array(image_ids, dtype=np.float64), counts)
     size = values[:, 2:4] - values[:, :2]
     rows = np.column_stack((image, values[:, :2], size, values[:, 4], category))
-    return rows[category >= 0]
+    return rows[(category >= 0) & (size > 0).all(axis=1)]
 
 
 def write_results(rows: np.ndarray, path: Path) -> None:
-    """COCO's results json; boxes to a hundredth of a pixel, scores to five digits, as COCO's own files."""
-    keys = ("image_id", "category_id", "bbox", "score")
-    values = (
-        (int(i), int(c), [round(x, 2) for x in box], round(score, 5))
-        for i, *box, score, c in rows.tolist()
-    )
-    write_json(path, [dict(zip(keys, row, strict=True)) for row in values], indent=None)
+    """COCO's results json, with every digit: judged again, it gives the same numbers."""
+    entries = []
+    for image_id, x, y, width, height, score, category_id in rows.tolist():
+        values = (int(image_id), int(category_id), [x, y, width, height], score)
+        entries.append(dict(zip(RESULT, values, strict=True)))
+    write_json(path, entries, indent=None)
 
 
 def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
-    """Rows [n, 7] of a COCO results json for the ground truth `coco`. Raises DataError naming file and entry."""
+    """Rows [n, 7] of a COCO results json for the ground truth `coco`.
+
+    Raises:
+        DataError: the file cannot be read, or an entry of it is wrong; names both.
+    """
     try:
         entries = json.loads(read_bytes(path))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of 5000 digits is a mere ValueError
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
         raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
     if not isinstance(entries, list):
         raise DataError(
             f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …]."
         )
-    known = {
-        what: {e["id"] for e in coco[key]}
-        for what, key in (("image", "images"), ("category", "categories"))
-    }
+
+    known = {}
+    for what, key in (("image", "images"), ("category", "categories")):
+        known[what] = {entry["id"] for entry in coco[key]}
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
-            if not math.isfinite(
-                sum(row)
-            ):  # json lets NaN and Infinity pass; null and text are a TypeError here
+            # json lets NaN and Infinity pass; null and text are a TypeError here
+            if not math.isfinite(sum(row)):
                 raise ValueError("not finite")
             rows[i] = row
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -211,18 +228,20 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
                 f"{path}: entry {i} is {entry!s:.120}; give image_id, category_id, bbox, score."
             ) from error
         for what, ids in known.items():
-            if entry[f"{what}_id"] not in ids:
+            number = entry[f"{what}_id"]
+            if number not in ids:
                 raise DataError(
-                    f"{path}: entry {i} is of {what} {entry[f'{what}_id']}, which the ground truth lacks."
+                    f"{path}: entry {i} is of {what} {number}, which the ground truth lacks."
                 )
     return rows
 
 
 class CocoEvaluator(Evaluator[CocoResult]):
-    """COCO metrics over the annotations `val` of a model with a method as `DetectionModel.evaluate`.
+    """COCO metrics over `val` of a model with a method as `DetectionModel.evaluate`.
 
-    An image that comes more than once counts once in the metrics, the first time on the lowest rank, and each time in the losses.
-    The ground truth of an image that no rank could read is left out, with a warning.
+    An image that comes more than once counts once in the metrics, the first time on the lowest
+    rank, and each time in the losses. The ground truth of an image that no rank could read is left
+    out, with a warning.
     """
 
     metric_names = (
@@ -235,9 +254,9 @@ class CocoEvaluator(Evaluator[CocoResult]):
         with self.autocast():
             losses, detections = model.evaluate(batch)
         image_ids = batch.image_ids.tolist()
-        first = dict(
-            zip(reversed(image_ids), reversed(detections), strict=True)
-        )  # of an image that comes twice
+        first: dict[int, Detections] = {}  # of an image that comes twice
+        for image_id, found in zip(image_ids, detections, strict=True):
+            first.setdefault(image_id, found)
         rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
         return image_ids, rows, {name: x.float() * len(batch) for name, x in losses.items()}
 
@@ -250,16 +269,19 @@ class CocoEvaluator(Evaluator[CocoResult]):
                 "no validation image could be read, so there is no metric.", collective=True
             )
         images = len(self.val.coco["images"])
-        if missing := images - len(image_ids):
+        missing = images - len(image_ids)
+        if missing:
             logger.warning(f"{missing} of {images} validation images are left out of the metrics.")
-        # Each rank computes from the same rows: no rank waits in a collective for another's long work.
+
+        # Each rank computes from the same rows: no rank waits in a collective for another's long
+        # work.
         set_status("computing the metrics")
         result = evaluate_rows(self.val.coco, rows, image_ids=image_ids if missing else None)
-        stats = {
-            f"coco/{name}": value if value >= 0 else math.nan
-            for name, value in result.stats.items()
-        }
-        return result, {**stats, **losses}
+        metrics: dict[str, float] = {}
+        for name, value in result.to_dict().items():
+            if name in STATS:
+                metrics[f"coco/{name}"] = math.nan if value is None else value
+        return result, {**metrics, **losses}
 
     def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
         """Rows [n, 7] of the detections, and the ascending ids of the images that were read."""
@@ -271,44 +293,55 @@ class CocoEvaluator(Evaluator[CocoResult]):
         for number, (image_ids, _, _) in enumerate(parts):
             for image_id in image_ids:
                 part_of.setdefault(image_id, number)
-        rank, device = self.strategy.rank, self.strategy.device
-        pairs = torch.tensor([(image_id, rank) for image_id in part_of], dtype=torch.int64).reshape(
-            -1, 2
-        )
-        rank_of = dict(
-            reversed(self.strategy.all_gather(pairs.to(device)).tolist())
-        )  # the lowest that has an image
+
+        rank = self.strategy.rank
+        device = self.strategy.device
+        ids = torch.tensor(list(part_of), dtype=torch.int64)
+        pairs = torch.stack((ids, torch.full_like(ids, rank)), dim=1)
+        gathered = self.strategy.all_gather(pairs.to(device)).tolist()
+        rank_of = dict(reversed(gathered))  # the lowest that has an image
+
         own = [np.zeros((0, COLUMNS))]
         for number, (image_ids, rows, _) in enumerate(parts):
             kept = [i for i in image_ids if part_of[i] == number and rank_of[i] == rank]
             own.append(rows[np.isin(rows[:, 0], kept)])
-        everyone = (
-            self.strategy.all_gather(torch.from_numpy(np.concatenate(own)).to(device)).cpu().numpy()
-        )
+        own_rows = torch.from_numpy(np.concatenate(own)).to(device)
+        everyone = self.strategy.all_gather(own_rows).cpu().numpy()
         return everyone[np.argsort(everyone[:, 0], kind="stable")], sorted(rank_of)
 
     def _mean_losses(self, parts: list[Part]) -> dict[str, float]:
-        """Means over all ranks' images, outside inference mode, whose tensors Horovod cannot write to."""
+        """Means over all ranks' images.
+
+        Outside inference mode, whose tensors Horovod cannot write to.
+        """
         device = self.strategy.device
+        images = 0
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
-        for _, _, losses in parts:
+        for image_ids, _, losses in parts:
+            images += len(image_ids)
             for name, value in losses.items():
                 sums[name] = sums[name] + value
+
         # A rank without images takes part too and knows no names.
-        text = "".join(f"{name}\n" for name in sums).encode()
+        text = "\n".join([*sums, ""]).encode()
         known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=device))
-        names = dict.fromkeys(bytes(known.tolist()).decode().splitlines())
-        images = torch.tensor(
-            float(sum(len(image_ids) for image_ids, _, _ in parts)), device=device
-        )
-        values = torch.stack([*(sums[name] for name in names), images]).double()
-        *totals, count = self.strategy.all_reduce(values, "sum").tolist()
-        means = {
-            f"val/loss_{name}": total / count for name, total in zip(names, totals, strict=True)
-        }
-        return {"val/loss": sum(means.values()), **means} if means else {}
+        names = list(dict.fromkeys(bytes(known.tolist()).decode().splitlines()))
+        if not names:
+            return {}
+
+        count = torch.tensor(float(images), device=device)
+        values = torch.stack([*map(sums.__getitem__, names), count]).double()
+        totals = self.strategy.all_reduce(values, "sum").tolist()
+        means = {}
+        for name, total in zip(names, totals[:-1], strict=True):
+            means[f"val/loss_{name}"] = total / totals[-1]
+        return {"val/loss": sum(means.values()), **means}
 
 
 def installed_evaluators() -> list[str]:
     """Those that can be used here, the fastest first."""
-    return [name for name, (module, _) in EVALUATORS.items() if find_spec(module.split(".")[0])]
+    installed = []
+    for name, (module, _) in EVALUATORS.items():
+        if find_spec(module.split(".")[0]):
+            installed.append(name)
+    return installed

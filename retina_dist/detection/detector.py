@@ -1,25 +1,27 @@
-"""A trained detector, ready to use: images in, boxes out, pre-processed as in the validation of its training."""
+"""A trained detector, ready to use: images in, boxes out, pre-processed as in the validation of its
+training.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypedDict
 
-from retina_dist.base.errors import ConfigError
+from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.buckets import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections, Sample, collate
-from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
-from retina_dist.detection.data.dataset import CocoDataModule
+from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, detections_to_rows
+from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights
@@ -27,6 +29,7 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.engine.precision import autocast
 from retina_dist.model.weights import published
 from retina_dist.strategies.base import DistributedStrategy
@@ -34,12 +37,17 @@ from retina_dist.task.predictor import Predictor
 
 logger = logging.getLogger(__name__)
 
-CANVAS_DIVISOR = 32  # the ResNet's stride: canvases are multiples of it
+WINDOWS_AT_ONCE = 8  # in a forward pass
+SHAPE_DIVISOR = 32  # the ResNet's stride: padded shapes are multiples of it
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
 
 
 class Detection(TypedDict):
-    """One object; `bbox` is x, y, width, height in pixels of the image as it is displayed (EXIF orientation applied)."""
+    """One object.
+
+    `bbox` is x, y, width, height in pixels of the image as it is displayed, EXIF orientation
+    applied.
+    """
 
     category_id: int
     category_name: str
@@ -56,14 +64,19 @@ class ImageResult(TypedDict):
 
 
 class Detector(Predictor[Batch, Detections, CocoResult]):
-    """A RetinaNet with its categories, or a name for each label. Images are resized to `min_size` px on the shorter side.
+    """A RetinaNet with its categories, or a name for each label.
+
+    Images are resized to `min_size` px on the shorter side, or less where the longer one would
+    pass `max_size` px.
 
     Examples:
         >>> detector = Detector.from_checkpoint("runs/shapes/checkpoints/best.pt")  # doctest: +SKIP
         >>> detector.predict("image.jpg")[0]["boxes"]  # doctest: +SKIP
     """
 
-    kind, task, Answer = "detector", "detection", ImageResult
+    kind = "detector"
+    task = "detection"
+    Answer = ImageResult
 
     def __init__(
         self,
@@ -90,52 +103,69 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
                 f"{categories.num_classes} categories do not fit a model of {num_classes} classes."
             )
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
-            raise ConfigError(
-                f"{min_size=} {max_size=} is invalid; give 1 <= min_size <= max_size <= {MAX_SIZE} px."
-            )
+            limits = f"1 <= min_size <= max_size <= {MAX_SIZE} px"
+            raise ConfigError(f"{min_size=} {max_size=} is invalid; give {limits}.")
         super().__init__(model, device, precision)
         self.categories = categories
-        self.min_size, self.max_size = min_size, max_size
+        self.min_size = min_size
+        self.max_size = max_size
 
     @classmethod
     def from_torchvision(cls, name: str, **how: Any) -> Self:
-        """torchvision's own detector with its COCO weights: 91 labels, which are the category ids; 800 to 1333 px."""
+        """torchvision's own detector with its COCO weights, at 800 to 1333 px.
+
+        It has 91 labels, which are the category ids.
+        """
         names = list(published(name).meta["categories"])
-        variant, norm = ("v2", "bn") if "_V2_" in name else ("v1", "frozen_bn")
-        model = build_retinanet(num_classes=len(names), variant=variant, norm=norm)
+        if "_V2_" in name:
+            model = build_retinanet(num_classes=len(names), variant="v2", norm="bn")
+        else:
+            model = build_retinanet(num_classes=len(names), variant="v1", norm="frozen_bn")
         load_weights(model, name)
-        known = [label > 0 and text != "N/A" for label, text in enumerate(names)]
-        ids = tuple(label if k else -1 for label, k in enumerate(known))
-        categories = Categories(
-            ids, tuple(text if k else "" for text, k in zip(names, known, strict=True))
-        )
+
+        ids = list(range(len(names)))
+        for label, text in enumerate(names):
+            if label == 0 or text == "N/A":
+                ids[label] = -1
+                names[label] = ""
+        categories = Categories(tuple(ids), tuple(names))
         return cls(model, categories, min_size=800, max_size=1333, **how)
 
     @classmethod
     def _read(
         cls, content: Mapping[str, Any], model: ModelSettings | None
     ) -> tuple[nn.Module, dict[str, Any]]:
-        categories = Categories.from_state(content["categories"])
-        sizes = {key: content["input"][key] for key in ("min_size", "max_size")}
+        arguments: dict[str, Any] = {
+            "categories": Categories.from_state(content["categories"]),
+            "min_size": content["input"]["min_size"],
+            "max_size": content["input"]["max_size"],
+        }
         if model is not None and is_custom(model):
-            network = class_of(model)(model, categories.num_classes)
-            return network, {"categories": categories, **sizes}
-        arguments = content["model_arguments"]
-        validate(ModelConfig(**arguments), "model.")
-        return build_retinanet(**arguments), {"categories": categories, **sizes}
+            network = class_of(model)(model, arguments["categories"].num_classes)
+            return network, arguments
+        settings = content["model_arguments"]
+        validate(ModelConfig(**settings), "model.")
+        return build_retinanet(**settings), arguments
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
-        """Detections of each image, boxes in pixels of the image; a single image gives a list of one.
+        """Detections of each image, boxes in pixels of the image; no result depends on another
+        image.
 
-        An image is a file, turned as its EXIF orientation says, a PIL image, an array [h, w, 3] or a tensor [3, h, w], RGB in
-        uint8 or floats from 0 to 1. No image's result depends on another. Raises DataError.
+        Args:
+            images: one or several images: a file, turned as its EXIF orientation says, a PIL
+                image, an array [h, w, 3] or a tensor [3, h, w], RGB in uint8 or floats from 0 to 1.
+                A single image gives a list of one.
+
+        Raises:
+            DataError: an image cannot be read.
         """
         return self.run_each(images)
 
     def tiled(self, tile: int, overlap: float = 0.2) -> Detector:
-        """This detector in windows of `tile` px, for small objects in large images; see `TiledDetector`. Raises ConfigError."""
-        from retina_dist.detection.tiles import TiledDetector
+        """This detector in windows of `tile` px, for small objects in large images.
 
+        See `TiledDetector`. Raises ConfigError.
+        """
         return TiledDetector(self, tile, overlap)
 
     def val_of(self, data: Any) -> Annotations:
@@ -159,75 +189,81 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         sized = data.with_values(
             min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size
         )
-        job: dict[str, Any] = {
-            name: getattr(strategy, name) for name in ("rank", "world_size", "device")
-        }
-        module = CocoDataModule(sized, train=None, val=val, **job)
-        return CocoEvaluator(
-            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
+        module = CocoDataModule(
+            sized,
+            train=None,
+            val=val,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            device=strategy.device,
         )
+        context = autocast(strategy.device, self.precision)
+        return CocoEvaluator(val, module.val_batches, strategy, context)
 
     def prepare(self, image: AnyImage) -> Batch:
-        """The image, resized as for the validation, on the smallest canvas that holds it; on the CPU, in any thread."""
+        """The image, resized as for the validation, in the smallest padded shape that holds it.
+
+        On the CPU, in any thread.
+        """
         pixels = pixels_of(image)
         height, width = pixels.shape[-2:]
         resized = resized_size(height, width, self.min_size, self.max_size)
-        canvas = (_round_up(resized[0]), _round_up(resized[1]))
-        boxes, labels = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-        sample = EvalTransform(max_size=self.max_size)(
-            pixels, boxes, labels, min_size=self.min_size, canvas=canvas
-        )
-        return collate([Sample(*sample, 0, (height, width))], canvas)
+        padded = (_round_up(resized[0]), _round_up(resized[1]))
+        boxes = torch.zeros(0, 4)
+        labels = torch.zeros(0, dtype=torch.int64)
+        transform = EvalTransform(max_size=self.max_size)
+        sample = transform(pixels, boxes, labels, min_size=self.min_size, canvas=padded)
+        return collate([Sample(*sample, 0, (height, width))], padded)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
-        """Detections of what `prepare` made, one pass for a canvas; so the last digits may differ from `predict`'s."""
-        together: dict[tuple[int, ...], list[int]] = {}
+        """Detections of what `prepare` made, in one pass for each padded shape.
+
+        The last digits may differ from those of `predict`.
+        """
+        places_of: dict[tuple[int, ...], list[int]] = {}
         for i, batch in enumerate(prepared):
-            together.setdefault(tuple(batch.images.shape), []).append(i)
+            places_of.setdefault(tuple(batch.images.shape), []).append(i)
         detections: dict[int, Detections] = {}
-        for places in together.values():
-            detections |= zip(
-                places, self._detect(joined([prepared[i] for i in places])), strict=True
-            )
+        for places in places_of.values():
+            together = concatenate([prepared[i] for i in places])
+            detections.update(zip(places, self._detect(together), strict=True))
         return [detections[i] for i in range(len(prepared))]
 
     def to_dict(self, output: Detections, score_threshold: float) -> dict[str, Any]:
         """Objects of a category, best first, with boxes as x, y, width, height."""
         boxes = output["boxes"].to(torch.float64)
         boxes[:, 2:] -= boxes[:, :2]
-        rows = zip(
-            boxes.tolist(), output["scores"].tolist(), output["labels"].tolist(), strict=True
-        )
-        ids, names = self.categories.ids, self.categories.names
-        return {
-            "detections": [
-                {
-                    "category_id": ids[label],
-                    "category_name": names[label],
-                    "bbox": box,
-                    "score": score,
-                }
-                for box, score, label in rows
-                if score >= score_threshold and ids[label] >= 0
-            ]
-        }
+        scores = output["scores"].tolist()
+        labels = output["labels"].tolist()
+        found = []
+        for box, score, label in zip(boxes.tolist(), scores, labels, strict=True):
+            category_id = self.categories.ids[label]
+            if score >= score_threshold and category_id >= 0:
+                found.append(
+                    {
+                        "category_id": category_id,
+                        "category_name": self.categories.names[label],
+                        "bbox": box,
+                        "score": score,
+                    }
+                )
+        return {"detections": found}
 
     @property
     def class_names(self) -> list[str]:
-        return [
-            name
-            for i, name in zip(self.categories.ids, self.categories.names, strict=True)
-            if i >= 0
-        ]
+        named = zip(self.categories.ids, self.categories.names, strict=True)
+        return [name for category_id, name in named if category_id >= 0]
 
     def metadata(self) -> dict[str, Any]:
-        labelled = enumerate(zip(self.categories.ids, self.categories.names, strict=True))
-        metadata = {
-            "categories": {
-                str(label): {"id": i, "name": name} for label, (i, name) in labelled if i >= 0
-            },
+        categories: dict[str, dict[str, Any]] = {}
+        for label, category_id in enumerate(self.categories.ids):
+            if category_id >= 0:
+                categories[str(label)] = {"id": category_id, "name": self.categories.names[label]}
+        metadata: dict[str, Any] = {
+            "categories": categories,
             "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say",
-            "min_size": self.min_size,  # px, the shorter side, or less where the longer would pass max_size
+            # px, the shorter side, or less where the longer would pass max_size
+            "min_size": self.min_size,
             "max_size": self.max_size,
         }
         if isinstance(self.model, RetinaNet):
@@ -240,22 +276,146 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def _detect(self, batch: Batch) -> list[Detections]:
         with self.autocast():
             detections = self.model(batch.to(self.device))
-        return [
-            Detections(
-                boxes=each["boxes"].cpu(), scores=each["scores"].cpu(), labels=each["labels"].cpu()
+        results = []
+        for each in detections:
+            # A box that lies beside the image has been clipped to its border.
+            sides = each["boxes"][:, 2:] - each["boxes"][:, :2]
+            kept = (sides > 0).all(dim=1)
+            results.append(
+                Detections(
+                    boxes=each["boxes"][kept].cpu(),
+                    scores=each["scores"][kept].cpu(),
+                    labels=each["labels"][kept].cpu(),
+                )
             )
-            for each in detections
-        ]
+        return results
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Batches on one canvas, none with boxes, as one."""
-    columns = {f.name: [getattr(batch, f.name) for batch in batches] for f in fields(Batch)}
-    tensors: dict[str, Any] = {
-        n: torch.cat(values) for n, values in columns.items() if isinstance(values[0], Tensor)
-    }
+@dataclass(frozen=True)
+class TiledBatch(Batch):
+    """The whole image as a batch of one, and its windows as batches.
+
+    `windows` [n, 4] xyxy are in pixels of the image.
+    """
+
+    windows: Tensor | None = None
+    parts: tuple[Batch, ...] = ()
+
+
+class TiledDetector(Detector):
+    """A detector that looks at windows of an image, and at the whole image.
+
+    An image no larger than a window gives `detector`'s own result.
+
+    Args:
+        detector: the detector of each window.
+        tile: the side of a window, px.
+        overlap: the share of it that neighbours have in common.
+
+    Raises:
+        ConfigError: an impossible tile or overlap.
+    """
+
+    def __init__(self, detector: Detector, tile: int, overlap: float = 0.2) -> None:
+        if not tile >= 32 or not 0 <= overlap < 0.9:
+            raise ConfigError(
+                f"tile={tile} tile_overlap={overlap} is invalid; "
+                "give at least 32 px, and 0 to below 0.9."
+            )
+        super().__init__(
+            detector.model,
+            detector.categories,
+            min_size=detector.min_size,
+            max_size=detector.max_size,
+            device=detector.device,
+            precision=detector.precision,
+        )
+        self.tile = tile
+        self.overlap = overlap
+        self.record = detector.record
+        self.nms_threshold = 0.5  # of a model from outside, which may have other names for these
+        self.detections_per_image: int | None = None
+        if isinstance(detector.model, RetinaNet):
+            self.nms_threshold = detector.model.nms_thresh
+            self.detections_per_image = detector.model.detections_per_img
+
+    def prepare(self, image: AnyImage) -> Batch:
+        pixels = pixels_of(image)
+        whole = super().prepare(pixels)
+        windows = windows_of(pixels.shape[-2], pixels.shape[-1], self.tile, self.overlap)
+        if len(windows) == 1:
+            return whole
+
+        batches = []
+        for x1, y1, x2, y2 in windows:
+            batches.append(super().prepare(pixels[:, y1:y2, x1:x2]))
+        parts = []
+        for i in range(0, len(batches), WINDOWS_AT_ONCE):
+            parts.append(concatenate(batches[i : i + WINDOWS_AT_ONCE]))
+        return TiledBatch(**vars(whole), windows=torch.tensor(windows), parts=tuple(parts))
+
+    def run(self, prepared: Sequence[Batch]) -> list[Detections]:
+        outputs = super().run(prepared)
+        for i, batch in enumerate(prepared):
+            if isinstance(batch, TiledBatch) and batch.windows is not None:
+                in_windows: list[Detections] = []
+                for part in batch.parts:
+                    in_windows += self._detect(part)
+                outputs[i] = merge(
+                    outputs[i],
+                    in_windows,
+                    batch.windows,
+                    self.nms_threshold,
+                    self.detections_per_image,
+                )
+        return outputs
+
+    def evaluator_of(
+        self, val: Annotations, data: DetectionData, strategy: DistributedStrategy
+    ) -> TiledEvaluator:
+        return TiledEvaluator(self, val, data, strategy)
+
+
+class TiledEvaluator(CocoEvaluator):
+    """COCO metrics of a `TiledDetector` over `val`, which is read as `data` says;
+    without losses.
+    """
+
+    def __init__(
+        self,
+        detector: TiledDetector,
+        val: Annotations,
+        data: DetectionData,
+        strategy: DistributedStrategy,
+    ) -> None:
+        super().__init__(val, tuple, strategy)
+        self.dataset = DetectionDataset(
+            val,
+            EvalTransform(max_size=detector.max_size),
+            bad_images=data.bad_images,
+            max_pixels=data.max_pixels,
+        )
+        self.detector = detector
+
+    def parts(self, model: Any) -> Iterator[Part]:
+        for index in range(self.strategy.rank, len(self.dataset), self.strategy.world_size):
+            set_status(f"validation, {index} images")
+            with self.dataset.skipping_bad_images():
+                pixels = self.dataset.read(index, self.dataset.fetch([index]))
+                image_ids = [int(self.dataset.image_ids[index])]
+                detections = self.detector.run([self.detector.prepare(pixels)])
+                yield image_ids, detections_to_rows(detections, image_ids, self.val.categories), {}
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Batches of one padded shape, none with boxes, as one."""
+    tensors: dict[str, Any] = {}
+    for column in fields(Batch):
+        values = [getattr(batch, column.name) for batch in batches]
+        if isinstance(values[0], Tensor):
+            tensors[column.name] = torch.cat(values)
     return Batch(**tensors)
 
 
 def _round_up(length: int) -> int:
-    return -(-length // CANVAS_DIVISOR) * CANVAS_DIVISOR
+    return -(-length // SHAPE_DIVISOR) * SHAPE_DIVISOR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,7 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import parse_path, write_json
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.analysis import analyse
+from retina_dist.detection.ap_intervals import limit_note
 from retina_dist.detection.coco_metrics import (
     STATS,
     CocoResult,
@@ -42,8 +43,39 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     """The metrics and, on the main rank, a table of them and of errors; every rank calls it.
 
-    With `output_dir` also metrics.json, what `analysis_of` writes and, of a checkpoint, results.json.
+    With `output_dir` also metrics.json, what `analysis_of` writes and, of a checkpoint,
+    results.json.
     """
+    _check(config)
+    is_main = detect_launch().rank == 0
+    folder = None
+    if config.output_dir and is_main:
+        folder = Path(config.output_dir)
+
+    max_pixels = MAX_PIXELS
+    if config.results:
+        result, annotations = _of_results(config)
+    else:
+        with make_strategy(device=config.device) as strategy, heartbeat():
+            opened = strategy.run_collectively(lambda: _opened(config, strategy.device))
+            detector, data, annotations = opened
+            data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
+            result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
+            max_pixels = data.max_pixels
+        if folder:
+            write_results(result.rows, folder / "results.json")
+
+    if not is_main:
+        return result, ""
+    analysis, resampled = analyse(result, folder)
+    if folder:
+        write_json(folder / "metrics.json", result.to_dict())
+        write_report_details(result, annotations, folder, max_pixels)
+    lines = [format_table(result, resampled), *lines_of(analysis), limit_note(result)]
+    return result, "\n".join(lines).rstrip("\n")
+
+
+def _check(config: EvaluateConfig) -> None:
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError(
             "give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json."
@@ -54,43 +86,26 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
         )
     if config.root and (config.images or config.results):
         raise ConfigError(f"root={config.root} has no effect with images or results; leave it out.")
-    folder = Path(config.output_dir) if config.output_dir and detect_launch().rank == 0 else None
-    if config.results:
-        max_pixels, (result, annotations) = MAX_PIXELS, _of_results(config)
-    else:
-        with make_strategy(device=config.device) as strategy, heartbeat():
-            detector, data, annotations = strategy.run_collectively(
-                lambda: _opened(config, strategy.device)
-            )
-            data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-            result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
-            max_pixels = data.max_pixels
-        if folder:
-            write_results(result.rows, folder / "results.json")
-    if detect_launch().rank:
-        return result, ""
-    analysis, resampled = analyse(result, folder)
-    if folder:
-        write_json(folder / "metrics.json", result.to_dict())
-        write_report_details(result, annotations, folder, max_pixels)
-    return result, "\n".join([format_table(result, resampled), *lines_of(analysis)])
 
 
 def format_table(result: CocoResult, resampled: Resampled) -> str:
-    """The twelve numbers and AP of each class, a line each, APs with their 95 % intervals; a dash without ground truth."""
-    bars = {name: str(resampled.interval(name)) for name in resampled.values}
-    lines = [
-        f"{n:<7}{STATS[n]:<27}{_number(value)}   {bars.get(f'coco/{n}', '')}"
-        for n, value in result.stats.items()
-    ]
-    width = max((len(name) for name in result.per_class), default=0)
+    """The twelve numbers and AP of each class, a line each; a dash without ground truth.
+
+    APs have their 95 % intervals, or the reason why there is none.
+    """
+    lines = []
+    for name, value in result.stats.items():
+        line = f"{name:<7}{STATS[name]:<27}{_number(value)}"
+        if f"coco/{name}" in resampled.values:
+            line += f"   {resampled.interval(f'coco/{name}')}"
+        lines.append(line.rstrip())
+    lines[0] += "   95 % interval"
     lines += ["", "AP of each class"]
-    lines += [
-        f"  {n:<{width}}  {_number(ap)}   {bars[f'coco/AP/{n}']}"
-        for n, ap in result.per_class.items()
-    ]
-    lines[0] = f"{lines[0]}   95 % interval"
-    return "\n".join(line.rstrip() for line in lines)
+    width = max(map(len, result.per_class), default=0)
+    for name, ap in result.per_class.items():
+        interval = resampled.interval(f"coco/AP/{name}")
+        lines.append(f"  {name:<{width}}  {_number(ap)}   {interval}".rstrip())
+    return "\n".join(lines)
 
 
 def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
@@ -101,7 +116,8 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     annotations = load_annotations(
         truth, images, missing_images="ignore", box_format=config.box_format
     )
-    if problem := implausible_boxes(annotations, "the ground truth"):
+    problem = implausible_boxes(annotations, "the ground truth")
+    if problem:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     rows = read_results(Path(str(config.results)), annotations.coco)
     return evaluate_rows(annotations.coco, rows), annotations
@@ -111,15 +127,22 @@ def predictor_of(
     config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device
 ) -> Detector:
     """The detector of `config.checkpoint`."""
-    how: dict[str, Any] = {"precision": config.precision, "model": config.outside_model}
-    detector = Detector.from_checkpoint(str(config.checkpoint), device=device, **how)
-    return detector.tiled(config.tile, config.tile_overlap) if config.tile else detector
+    detector = Detector.from_checkpoint(
+        str(config.checkpoint),
+        device=device,
+        precision=config.precision,
+        model=config.outside_model,
+    )
+    if config.tile:
+        return detector.tiled(config.tile, config.tile_overlap)
+    return detector
 
 
 def _opened(
     config: EvaluateConfig, device: torch.device
 ) -> tuple[Detector, DetectionData, Annotations]:
-    path, detector = str(config.checkpoint), predictor_of(config, device)
+    path = str(config.checkpoint)
+    detector = predictor_of(config, device)
     places = {
         "root": config.root,
         "val_annotations": config.annotations,
@@ -135,4 +158,6 @@ def _opened(
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None or value < 0 else f"{value:.4f}"
+    if value is None or value < 0:
+        return "-"
+    return f"{value:.4f}"

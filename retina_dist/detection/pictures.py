@@ -31,7 +31,10 @@ NUM_IMAGES = 12
 
 
 def class_color(label: int) -> tuple[int, int, int]:
-    """A bright colour for each class; steps of the golden ratio spread the hues evenly, however many there are."""
+    """A bright colour for each class.
+
+    Steps of the golden ratio spread the hues evenly, however many there are.
+    """
     saturation, brightness = ((0.9, 1.0), (0.5, 1.0), (0.9, 0.75))[label % 3]
     red, green, blue = colorsys.hsv_to_rgb(label * 0.618034 % 1, saturation, brightness)
     return round(red * 255), round(green * 255), round(blue * 255)
@@ -40,38 +43,45 @@ def class_color(label: int) -> tuple[int, int, int]:
 def draw_boxes(
     image: Tensor, boxes: Tensor, labels: Tensor, names: Sequence[str], scores: Tensor | None = None
 ) -> Tensor:
-    """`image` [3, h, w] RGB, 0 to 255, with `boxes` [n, 4] xyxy in its pixels, small ones on top -> uint8, enlarged if small.
+    """`image` with boxes, small ones on top -> uint8, enlarged if small.
 
-    A box shows its class's name, or its label if that has none, and its score. Boxes are cut at the image's border; those that
-    are not finite are left out.
+    A box shows its class's name, or its label if that has none, and its score. Boxes are cut at
+    the image's border; those that are not finite are left out.
+
+    Args:
+        image: [3, h, w] RGB, 0 to 255.
+        boxes: [n, 4] xyxy in its pixels.
+        labels: [n].
+        names: the name of each label.
+        scores: [n].
     """
     picture = enlarged(image)
     boxes = boxes.detach().cpu().float()
     area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
-    order = [i for i in (-area).argsort(stable=True).tolist() if boxes[i].isfinite().all()]
-    if not order:
+    order = (-area).argsort(stable=True)
+    order = order[boxes[order].isfinite().all(dim=1)]
+    if not len(order):
         return picture
-    (height, width), scale = picture.shape[-2:], picture.shape[-1] / image.shape[-1]
-    corners = (
-        (boxes[order] * scale).round().clamp(min=0).minimum(torch.tensor([width, height] * 2) - 1)
-    )
-    corners = torch.cat((corners[:, :2], corners[:, 2:].maximum(corners[:, :2])), dim=1)
-    classes = labels[order].tolist()
-    texts = [(names[label] if 0 <= label < len(names) else "") or str(label) for label in classes]
-    if scores is not None:
-        texts = [
-            f"{text} {score:.2f}" for text, score in zip(texts, scores[order].tolist(), strict=True)
-        ]
+
+    height, width = picture.shape[-2:]
+    corners = (boxes[order] * (width / image.shape[-1])).round()
+    corners = corners.clamp(min=0).minimum(torch.tensor([width - 1, height - 1]).repeat(2))
+    corners[:, 2:] = corners[:, 2:].maximum(corners[:, :2])
     drawn = to_pil_image(picture)
-    pen, font, line = (
-        ImageDraw.Draw(drawn),
-        font_of(font_size(picture)),
-        max(1, round(min(height, width) / 300)),
-    )
-    for (x, y, right, bottom), text, label in zip(corners.tolist(), texts, classes, strict=True):
-        pen.rectangle((x, y, right, bottom), outline=class_color(label), width=line)
-        pen.rectangle(pen.textbbox((x + line, y + line), text, font=font), fill=class_color(label))
-        pen.text((x + line, y + line), text, font=font, fill="black")
+    pen = ImageDraw.Draw(drawn)
+    font = font_of(font_size(picture))
+    line = max(1, round(min(height, width) / 300))
+    for i, place in zip(order.tolist(), corners.tolist(), strict=True):
+        label = int(labels[i])
+        text = str(label)
+        if 0 <= label < len(names) and names[label]:
+            text = names[label]
+        if scores is not None:
+            text += f" {float(scores[i]):.2f}"
+        start = (place[0] + line, place[1] + line)
+        pen.rectangle(place, outline=class_color(label), width=line)
+        pen.rectangle(pen.textbbox(start, text, font=font), fill=class_color(label))
+        pen.text(start, text, font=font, fill="black")
     return pil_to_tensor(drawn)
 
 
@@ -90,18 +100,18 @@ def draw_first_batch(
         file = escape(files[int(batch.image_ids[i])], 60)
         title = f"{file}, {width} x {height}: {pluralize(count, 'box')}"
         image = batch.images[i, :, :height, :width]
-        pictures.append(
-            titled(draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names), title)
-        )
+        drawn = draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names)
+        pictures.append(titled(drawn, title))
     sheet(pictures).save(path, quality=92)
 
 
 def write_report_details(
     result: CocoResult, annotations: Annotations, folder: Path, max_pixels: int
 ) -> None:
-    """`folder`/details.json: precision over recall, and the images that analysis.json lists with objects and predictions.
+    """`folder`/details.json: precision over recall, and images with their objects and predictions.
 
-    Predictions are those at and above the threshold of best F1.
+    The images are those that analysis.json lists, the predictions those at and above the
+    threshold of best F1.
     """
     records = {record.image_id: record for record in annotations.records}
     names = {category["id"]: category["name"] for category in annotations.coco["categories"]}
@@ -111,20 +121,17 @@ def write_report_details(
         return read_image(record.path, record.size, max_pixels)
 
     def marks(image_id: int, analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
-        objects = [
-            entry for entry in annotations.coco["annotations"] if entry["image_id"] == image_id
-        ]
+        found = []
+        for entry in annotations.coco["annotations"]:
+            if entry["image_id"] == image_id:
+                name = names[entry["category_id"]]
+                found.append({"kind": "object", "place": entry["bbox"], "text": name})
         least = (analysis.get("threshold") or {}).get("threshold") or 0.0
         kept = result.rows[(result.rows[:, 0] == image_id) & (result.rows[:, 5] >= least)]
-        return [
-            {"kind": "object", "place": e["bbox"], "text": names[e["category_id"]]} for e in objects
-        ] + [
-            {
-                "kind": "prediction",
-                "place": [round(x, 1) for x in row[1:5]],
-                "text": f"{names[row[6]]} {row[5]:.2f}",
-            }
-            for row in kept.tolist()
-        ]
+        for row in kept:
+            text = f"{names[row[6]]} {row[5]:.2f}"
+            place = row[1:5].round(1).tolist()
+            found.append({"kind": "prediction", "place": place, "text": text})
+        return found
 
     write_details(folder, read, marks, precision_recall=result.precision_recall())

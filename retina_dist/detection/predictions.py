@@ -1,7 +1,8 @@
 """Detections in the files that other tools import.
 
-FiftyOne's FiftyOneImageDetectionDataset (https://docs.voxel51.com/user_guide/import_datasets.html), Label Studio's predictions
-(https://labelstud.io/guide/predictions), CVAT for images 1.1 (https://docs.cvat.ai/docs/dataset_management/formats/format-cvat/).
+* FiftyOneImageDetectionDataset: https://docs.voxel51.com/user_guide/import_datasets.html
+* Label Studio's predictions: https://labelstud.io/guide/predictions
+* CVAT for images 1.1: https://docs.cvat.ai/docs/dataset_management/formats/format-cvat/
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from retina_dist.detection.detector import Detection
 
 
 class Predicted(NamedTuple):
-    """The objects in an image of `width` x `height` px as it is displayed; `name` is its path below the common folder."""
+    """The objects in an image of `width` x `height` px as it is displayed.
+
+    `name` is its path below the common folder.
+    """
 
     name: str
     width: int
@@ -27,48 +31,58 @@ class Predicted(NamedTuple):
 
 
 def fiftyone(images: Sequence[Predicted], classes: Sequence[str]) -> str:
-    """labels.json of a FiftyOneImageDetectionDataset; boxes are shares of the image's width and height."""
-    labels = {
-        str(Path(image.name).with_suffix("")): [
-            {
-                "label": o["category_name"],
-                "bounding_box": _shares(o, image),
-                "confidence": o["score"],
-            }
-            for o in image.objects
-        ]
-        for image in images
-    }
+    """labels.json of a FiftyOneImageDetectionDataset; boxes are shares of the image's width and
+    height.
+    """
+    labels = {}
+    for image in images:
+        found = []
+        for o in image.objects:
+            place = _shares(o, image)
+            found.append(
+                {"label": o["category_name"], "bounding_box": place, "confidence": o["score"]}
+            )
+        labels[str(Path(image.name).with_suffix(""))] = found
     return json.dumps({"classes": list(classes), "labels": labels}, indent=1) + "\n"
 
 
 def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
-    """Tasks with predictions, names relative to LOCAL_FILES_DOCUMENT_ROOT, for an interface with the names `image` and `label`."""
+    """Tasks with predictions, for an interface with the names `image` and `label`.
+
+    Names of files are relative to LOCAL_FILES_DOCUMENT_ROOT.
+    """
     tasks = []
     for image in images:
         result = []
+        best = 0.0
         for number, o in enumerate(image.objects):
-            percent = (100 * share for share in _shares(o, image))
-            place = dict(zip(("x", "y", "width", "height"), percent, strict=True))
-            value = {**place, "rotation": 0, "rectanglelabels": [o["category_name"]]}
-            names = {
-                "id": str(number),
-                "type": "rectanglelabels",
-                "from_name": "label",
-                "to_name": "image",
+            best = max(best, o["score"])
+            x, y, width, height = _shares(o, image)
+            value = {
+                "x": 100 * x,
+                "y": 100 * y,
+                "width": 100 * width,
+                "height": 100 * height,
+                "rotation": 0,
+                "rectanglelabels": [o["category_name"]],
             }
-            size = {
-                "original_width": image.width,
-                "original_height": image.height,
-                "image_rotation": 0,
-            }
-            result.append({**names, **size, "value": value, "score": o["score"]})
-        best = max((o["score"] for o in image.objects), default=0.0)
+            result.append(
+                {
+                    "id": str(number),
+                    "type": "rectanglelabels",
+                    "from_name": "label",
+                    "to_name": "image",
+                    "original_width": image.width,
+                    "original_height": image.height,
+                    "image_rotation": 0,
+                    "value": value,
+                    "score": o["score"],
+                }
+            )
         prediction = {"model_version": "retina_dist", "score": best, "result": result}
         file = quote(image.name, errors="surrogateescape")
-        tasks.append(
-            {"data": {"image": f"/data/local-files/?d={file}"}, "predictions": [prediction]}
-        )
+        path = f"/data/local-files/?d={file}"
+        tasks.append({"data": {"image": path}, "predictions": [prediction]})
     return json.dumps(tasks, indent=1) + "\n"
 
 
@@ -77,13 +91,13 @@ def cvat(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
     for number, image in enumerate(images):
-        about = {
+        attributes = {
             "id": str(number),
             "name": escape(image.name),
             "width": str(image.width),
             "height": str(image.height),
         }
-        node = ElementTree.SubElement(root, "image", about)
+        node = ElementTree.SubElement(root, "image", attributes)
         for o in image.objects:
             x, y, width, height = o["bbox"]
             corners = {

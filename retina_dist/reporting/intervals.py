@@ -1,7 +1,9 @@
-"""How sure a metric is: 95 % intervals by bootstrap over the images, and the difference of two results on the same images.
+"""How sure a metric is: 95 % intervals by the jackknife over images, and the difference of two
+results on the same images.
 
-A resample draws as many images as there are, with replacement. Matches do not change, so it is a weight for each image, and all
-resamples are computed from one matching. Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
+The images are split into groups; a metric is computed with each group left out in turn. How much
+these values vary tells the standard error, without any random draw that repeats an image.
+Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11.
 """
 
 from __future__ import annotations
@@ -11,90 +13,150 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-import torch
-from torch.nn.functional import embedding_bag
 
 from retina_dist.base.errors import DataError, first_line
 from retina_dist.base.files import write_bytes
 
 FILE = "resamples.npz"
-RECALLS = np.linspace(0.0, 1.0, 101)
-BLOCK = 1 << 24  # values of an array that are computed at once
+MAX_GROUPS = 100  # of images that are left out together; as many as images where there are fewer
+COVERAGE = 0.95
+NO_VARIATION = "the images do not differ"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value, and the interval that holds the true one in 95 % of cases; NaN where it is undefined."""
+    """A value, and the interval that holds the true one in 95 % of cases.
+
+    `low` and `high` are NaN where the value is undefined, or where too little is known for an
+    interval; `reason` then says why.
+    """
 
     value: float
     low: float
     high: float
+    reason: str = ""
 
     def __str__(self) -> str:
-        return "" if math.isnan(self.low) else f"{self.low:.4f} to {self.high:.4f}"
+        if math.isnan(self.low):
+            return self.reason
+        return f"{self.low:.4f} to {self.high:.4f}"
 
     @property
     def holds_zero(self) -> bool:
         """Whether the interval holds 0; the two of a difference cannot be told apart then."""
         return not (self.low > 0 or self.high < 0)
 
-    def to_dict(self) -> dict[str, float | None]:
-        """For JSON, which has no NaN."""
-        return {name: x if math.isfinite(x) else None for name, x in vars(self).items()}
+    def to_dict(self) -> dict[str, float | str | None]:
+        """For JSON, which has no NaN; `reason` only where there is one."""
+        content: dict[str, float | str | None] = {}
+        for name in ("value", "low", "high"):
+            number = getattr(self, name)
+            content[name] = number if math.isfinite(number) else None
+        if self.reason:
+            content["reason"] = self.reason
+        return content
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """Metrics of one result by name, each with its value and its values [B] in the resamples.
+    """Metrics of one result by name, and what they become with a group of images left out.
 
-    Results with the same `images`, a digest of ids and file names, were resampled alike, so they can be compared by pairs.
+    Results with the same `images`, a digest of ids and file names, left out the same groups, so
+    they can be compared by pairs.
+
+    Args:
+        images: the digest, see `digest_of`.
+        values: each metric, NaN where it is undefined.
+        samples: each metric [1 + G] of all images, but without the bias that few images give it,
+            and with one of G groups left out.
+        reasons: why a metric has no interval, for those that have none.
     """
 
     images: str
     values: Mapping[str, float]
     samples: Mapping[str, np.ndarray] = field(repr=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def interval(self, name: str) -> Interval:
-        """The interval of a metric."""
-        return _interval(self.values[name], self.samples[name])
+        """The interval of a metric between 0 and 1, symmetric in its log odds."""
+        value = self.values[name]
+        if not math.isfinite(value):
+            return Interval(value, math.nan, math.nan)
+
+        center = float(self.samples[name][0])
+        margin = _margin(self.samples[name])
+        reason = self.reasons.get(name, "")
+        if not reason and not (margin > 0 and 0 < center < 1):
+            reason = NO_VARIATION
+        if reason:
+            return Interval(value, math.nan, math.nan, reason)
+
+        odds = center / (1 - center)
+        factor = math.exp(min(margin / (center * (1 - center)), 500))
+        low = odds / factor
+        high = odds * factor
+        return Interval(value, low / (1 + low), high / (1 + high))
 
     def difference(self, other: Resampled, name: str) -> Interval:
-        """The interval of this result's metric minus the other's. Raises DataError where the images differ."""
+        """The interval of this result's metric minus the other's.
+
+        Raises:
+            DataError: the two are results of different images.
+        """
         if self.images != other.images:
             raise DataError(
                 "the two results are of different images; compare results on one validation set."
             )
-        return _interval(
-            self.values[name] - other.values[name], self.samples[name] - other.samples[name]
-        )
+        value = self.values[name] - other.values[name]
+        if not math.isfinite(value):
+            return Interval(value, math.nan, math.nan)
+        reason = self.reasons.get(name) or other.reasons.get(name)
+        if reason:
+            return Interval(value, math.nan, math.nan, reason)
+
+        samples = self.samples[name] - other.samples[name]
+        margin = _margin(samples)
+        return Interval(value, float(samples[0] - margin), float(samples[0] + margin))
 
     def save(self, folder: Path) -> None:
         """Write `folder`/resamples.npz."""
-        names, values, file = list(self.values), list(self.values.values()), io.BytesIO()
-        samples = np.array([self.samples[name] for name in names], np.float32)
-        np.savez_compressed(file, images=self.images, names=names, values=values, samples=samples)
+        names = list(self.values)
+        file = io.BytesIO()
+        np.savez_compressed(
+            file,
+            images=self.images,
+            names=names,
+            values=list(self.values.values()),
+            samples=np.array(list(self.samples.values()), np.float32),
+            reasons=[self.reasons.get(name, "") for name in names],
+        )
         write_bytes(folder / FILE, file.getvalue())
 
     @classmethod
     def load(cls, folder: Path) -> Resampled | None:
-        """What `save` wrote into `folder`; None without the file. Raises DataError where it cannot be read."""
+        """What `save` wrote into `folder`; None without the file, or with that of a version before
+        2.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
         if not (folder / FILE).is_file():
             return None
         try:
             with np.load(folder / FILE, allow_pickle=False) as content:
+                if "samples" in content and "reasons" not in content:
+                    return None
                 names = content["names"].tolist()
                 values = dict(zip(names, content["values"].tolist(), strict=True))
-                return cls(
-                    str(content["images"]),
-                    values,
-                    dict(zip(names, content["samples"], strict=True)),
-                )
+                samples = dict(zip(names, content["samples"], strict=True))
+                reasons = dict(zip(names, content["reasons"].tolist(), strict=True))
+                return cls(str(content["images"]), values, samples, reasons)
         except (
             OSError,
             EOFError,
@@ -109,28 +171,14 @@ class Resampled:
             ) from error
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Predictions of one class on all images, by falling score: the image of each, and whether it is right.
+def left_out_weights(num_images: int) -> np.ndarray:
+    """float32 [num_images, 1 + G]: 1 for all images, then 0 for those of one of G groups.
 
-    `scores` are [n], `images` [n] places in the list of images. `right` and `ignored` [T, n] are by T criteria; an ignored one
-    counts neither as right nor as wrong. `objects` are the images of the objects to predict, one entry for each.
+    A function of the argument alone; each image is in one of at most MAX_GROUPS groups.
     """
-
-    scores: np.ndarray
-    images: np.ndarray
-    right: np.ndarray
-    ignored: np.ndarray
-    objects: np.ndarray
-
-
-def resampled_weights(num_images: int, resamples: int = 1000, seed: int = 0) -> np.ndarray:
-    """float32 [num_images, B]: how often each image is drawn; a function of the arguments alone."""
-    weights = np.empty((num_images, resamples), np.float32)
-    for i in range(resamples):
-        drawn = np.random.default_rng([seed, i]).integers(num_images, size=num_images)
-        weights[:, i] = np.bincount(drawn, minlength=num_images)
-    return weights
+    groups = min(num_images, MAX_GROUPS)
+    group = np.random.default_rng(0).permutation(num_images) % max(1, groups)
+    return (group[:, None] != np.arange(-1, groups)).astype(np.float32)
 
 
 def digest_of(images: Iterable[tuple[int, str]]) -> str:
@@ -139,90 +187,27 @@ def digest_of(images: Iterable[tuple[int, str]]) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def average_precision(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
-    """[T, B] average precision, the mean over 101 recalls, for weights [N, B] of the images; NaN without objects.
+def _margin(samples: np.ndarray) -> float:
+    """Half the width of an interval, of samples [1 + G]; NaN for fewer than three groups.
 
-    A whole number as weight repeats the image so often; float64 weights give every digit of pycocotools' precision, float32 ones
-    seven.
+    Few groups that matter, seen in the kurtosis of the samples, give few degrees of freedom.
     """
-    points = (len(ranking.objects) + 1) * weights.shape[1]
-    blocks = np.array_split(weights, 1 + points // BLOCK, axis=1)
-    result = np.zeros((len(ranking.right), weights.shape[1]))
-    for columns, block in zip(
-        np.array_split(np.arange(weights.shape[1]), len(blocks)), blocks, strict=True
-    ):
-        for t, (precision, reached) in enumerate(curves(ranking, np.ascontiguousarray(block))):
-            steps = np.diff(reached, axis=0, prepend=np.int16(0))
-            result[t, columns] = np.einsum("pb,pb->b", precision, steps) / len(RECALLS)
-    result[:, _drawn_objects(ranking, weights) == 0] = np.nan
-    return result
+    known = samples[1:][np.isfinite(samples[1:])].astype(np.float64)
+    if len(known) < 3:
+        return math.nan
+    error = math.sqrt(len(known) - 1) * known.std()
+    if error < 1e-6:  # of samples as float32
+        return 0.0
+
+    kurtosis = np.power((known - known.mean()) / known.std(), 4).mean()
+    freedom = min(len(known) - 1, max(5.0, 2 * len(known) / max(1e-9, kurtosis - 1)))
+    return float(error * _student_quantile(freedom))
 
 
-def curves(ranking: Ranking, weights: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The precision-recall curve for each of T criteria, as precision [P, B] and how many [P, B] of the 101 recalls are reached.
-
-    It has a point for each right prediction, where recall grows; precision falls, and is 0 at recalls beyond the last point.
-    """
-    total = _drawn_objects(ranking, weights)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.arange(total.max(initial=0) + 1) / total[:, None]
-    reached = np.searchsorted(RECALLS, recall, side="right").astype(
-        np.int16
-    )  # by right predictions, [B, objects + 1]
-    first = np.arange(len(total)) * reached.shape[1]
-    counted = ~ranking.ignored
-    some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
-    always = np.asarray(counted.all(axis=0))
-    varying = np.asarray(counted.any(axis=0)) & ~always
-    counts = _running_sums(weights, ranking.images, always, some)
-    for right, ignored in zip(ranking.right, ranking.ignored, strict=True):
-        places = np.flatnonzero(right)
-        hits = _running_sums(weights, ranking.images, right, places)
-        precision = counts[np.searchsorted(some, places)]
-        also = varying & ~ignored
-        if also.any():
-            precision += _running_sums(weights, ranking.images, also, places)
-        precision += np.spacing(1)
-        np.divide(hits, precision, out=precision)
-        for i in range(
-            len(places) - 2, -1, -1
-        ):  # numpy's own running maximum takes five times as long
-            np.maximum(precision[i], precision[i + 1], out=precision[i])
-        yield precision, np.take(reached.ravel(), hits.astype(np.int64) + first)
-
-
-def _drawn_objects(ranking: Ranking, weights: np.ndarray) -> np.ndarray:
-    """float64 [B]: the objects on the drawn images, each as often as its image was drawn."""
-    images, counts = np.unique(ranking.objects, return_counts=True)
-    return (counts.astype(weights.dtype) @ weights[images]).astype(np.float64)
-
-
-def _running_sums(
-    weights: np.ndarray, images: np.ndarray, chosen: np.ndarray, places: np.ndarray
-) -> np.ndarray:
-    """[P, B]: the weights of the images of the predictions that are `chosen`, up to and with each of P ascending places."""
-    picked = np.flatnonzero(chosen)
-    bounds = np.searchsorted(picked, places, side="right")
-    taken = torch.from_numpy(images[picked[: bounds[-1] if len(bounds) else 0]])
-    starts = torch.from_numpy(np.concatenate(([0], bounds[:-1]))[: len(places)])
-    sums = embedding_bag(taken, torch.from_numpy(weights), starts, mode="sum").numpy()
-    for i in range(1, len(sums)):
-        sums[i] += sums[i - 1]
-    return sums
-
-
-def _interval(value: float, samples: np.ndarray) -> Interval:
-    """The bias-corrected interval, Efron and Tibshirani, chapter 14: few images overestimate AP, their resamples more so."""
-    known = samples[np.isfinite(samples)]
-    if not len(known) or not math.isfinite(value):
-        return Interval(value, math.nan, math.nan)
-    normal, least = NormalDist(), 0.5 / len(known)
-    same = np.isclose(known, value, rtol=0, atol=1e-6)  # as far as rounding tells
-    below = float(
-        ((known < value) & ~same).mean() + same.mean() / 2
-    )  # half of the resamples, without a bias
-    shift = 2 * normal.inv_cdf(min(max(below, least), 1 - least))
-    low, high = np.quantile(
-        known, [normal.cdf(shift + normal.inv_cdf(share)) for share in (0.025, 0.975)]
-    )
-    return Interval(value, float(low), float(high))
+def _student_quantile(freedom: float) -> float:
+    """The half width of COVERAGE in standard errors, Abramowitz and Stegun 26.7.5."""
+    z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -137,11 +137,12 @@ class Timings(Struct):
 
 
 class Metric(Struct):
-    """A value and the interval around it."""
+    """A value and the interval around it, or the reason why there is none."""
 
     value: Optional = None
     low: Optional = None
     high: Optional = None
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):

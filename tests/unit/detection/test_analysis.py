@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retina_dist.detection.analysis import ERRORS, analyse
+from retina_dist.detection.analysis import ERRORS, analyse, confusion_matrix
+from retina_dist.detection.ap_intervals import limit_note
 from retina_dist.detection.coco_metrics import CocoResult, evaluate_rows, read_results
 from retina_dist.reporting.analysis import lines_of
 from tests.unit.detection import test_coco_metrics
@@ -79,6 +80,70 @@ def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
     assert analysis["metrics"]["AP"]["value"] == resampled.values["coco/AP"]
 
 
+def test_detections_that_a_crowd_covers_are_in_no_table() -> None:
+    """AP does not count them, so neither do the confusion matrix and the table of images."""
+    coco = truth_of((1, BOX, 1), (2, BOX, 1))
+    coco["annotations"].append(box(1, 1, AWAY, crowd=1) | {"id": 9})
+    inside = [(1, (AWAY[0] + i, *AWAY[1:]), 0.9, 1) for i in range(5)]
+    analysis, _ = analyse(evaluate_rows(coco, rows_of((1, BOX, 0.8, 1), *inside)))
+    assert analysis["confusion"]["counts"] == [[1, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert sum(image["false_alarms"] for image in analysis["worst"]) == 0
+
+
+def test_the_matrix_takes_the_100_best_of_each_class() -> None:
+    """150 objects of two classes on one image, all found: all count, though COCO counts
+    100 each.
+    """
+    places = [(13.0 * (i % 12), 13.0 * (i // 12), 12.0, 12.0) for i in range(150)]
+    coco = truth_of(*((1, place, 1 + i % 2) for i, place in enumerate(places)))
+    rows = rows_of(*((1, place, 0.9, 1 + i % 2) for i, place in enumerate(places)))
+    result = evaluate_rows(coco, rows)
+    assert result.stats["AP"] == pytest.approx(1)
+    assert confusion_matrix(result, 0.5).tolist() == [[75, 0, 0], [0, 75, 0], [0, 0, 0]]
+    assert limit_note(result) == ""
+
+
+def test_the_limit_is_said_where_it_bites() -> None:
+    places = [(13.0 * (i % 12), 13.0 * (i // 12), 12.0, 12.0) for i in range(150)]
+    coco = truth_of(*((1, place, 1) for place in places))
+    result = evaluate_rows(coco, rows_of(*((1, place, 0.9, 1) for place in places)))
+    assert confusion_matrix(result, 0.5)[0].tolist() == [100, 0, 50]
+    note = "50 detections beyond the 100 best of a class on an image left out, as COCO does."
+    assert limit_note(result) == note
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_table_counts_the_same_hits(seed: int) -> None:
+    """Random scenes with crowds: the matrix holds the hits, false alarms and misses
+    of images.csv.
+    """
+    rng = np.random.default_rng(seed)
+    entries = []
+    for _ in range(30):
+        place = (*rng.uniform(0, 100, 2), *rng.uniform(10, 60, 2))
+        crowd = int(rng.random() < 0.2)
+        entries.append(box(int(rng.integers(1, 4)), int(rng.integers(1, 3)), place, crowd))
+    found = []
+    for entry in entries * 3:
+        place = np.array(entry["bbox"]) + rng.uniform(-6, 6, 4)
+        found.append((entry["image_id"], place, rng.random(), int(rng.integers(1, 3))))
+    coco = truth_of() | {"annotations": [{"id": i + 1} | entry for i, entry in enumerate(entries)]}
+    analysis, _ = analyse(evaluate_rows(coco, rows_of(*found)))  # type: ignore[arg-type]
+    counts = np.array(analysis["confusion"]["counts"])
+    totals = {}
+    for key in ("hits", "false_alarms", "misses"):
+        totals[key] = sum(image[key] for image in analysis["worst"])
+    assert totals["hits"] == np.trace(counts)
+    assert totals["false_alarms"] == counts[:, :-1].sum() - np.trace(counts)
+    assert totals["misses"] == counts[:-1].sum() - np.trace(counts)
+
+
+def test_no_kinds_of_errors_where_ap50_is_undefined() -> None:
+    analysis, _ = analyse(evaluate_rows(truth_of(), rows_of((1, BOX, 0.5, 1))))
+    assert analysis["errors"] is None
+    assert analysis["metrics"]["AP50"]["value"] is None
+
+
 def keys_of(content: Any) -> Any:
     """The keys of nested dicts, of a list those of its first entry."""
     if isinstance(content, dict):
@@ -97,7 +162,7 @@ def test_the_form_is_that_of_the_sample() -> None:
     assert keys_of(analysis) == keys_of(sample)
     assert list(analysis["metrics"]) == list(sample["metrics"])
     assert set(analysis["errors"]["types"]) == set(sample["errors"]["types"])
-    assert set(analysis["classes"]["cat"]) == set(sample["classes"]["RBC"])
+    assert set(analysis["classes"]["cat"]) == {*sample["classes"]["RBC"], "reason"}, "too few"
     assert len(lines_of(analysis)) <= 10
 
 
@@ -122,11 +187,9 @@ def test_without_hotcoco_the_rest_remains(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "hotcoco", None)
     monkeypatch.setattr("retina_dist.reporting.analysis.find_spec", lambda name: None)
     analysis, _ = analyse(evaluate_rows(truth_of((1, BOX, 1)), rows_of((1, BOX, 0.9, 1))))
-    assert (analysis["confusion"], analysis["errors"], analysis["calibration"]) == (
-        None,
-        None,
-        None,
-    )
+    assert analysis["errors"] is None
+    assert analysis["calibration"] is None
+    assert analysis["confusion"]["counts"][0] == [1, 0, 0]
     assert analysis["threshold"]["f1"] == 1
 
 
@@ -154,7 +217,9 @@ def real_result(
 
 @pytest.mark.long
 def test_gains_are_those_of_tidecv(real_data: Path, tmp_path: Path) -> None:
-    """Compared with tidecv, installed into a separate environment; docs/evaluation.md lists the differences."""
+    """Compared with tidecv, installed into a separate environment; docs/evaluation.md lists the
+    differences.
+    """
     python = tmp_path / "tide" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "tide")], check=True)
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "tidecv==1.0.1"], check=True)
@@ -169,7 +234,8 @@ def test_gains_are_those_of_tidecv(real_data: Path, tmp_path: Path) -> None:
             undetected = sum(each["id"] not in detected for each in coco["categories"])
             kept = 1 - undetected / len(coco["categories"])
             for key, gain in theirs.items():
-                # A class without detections has nothing left where its objects are taken away: tidecv's mean leaves it out.
+                # A class without detections has nothing left where its objects are taken away:
+                # tidecv's mean leaves it out.
                 gain = (base + gain) * kept - base if key in ("Miss", "FN") else gain
                 found = ours["errors"]["types"][ERRORS[key]]["gain"]
                 print(f"{split} crowds={crowds} {key}: {found:.5f}, tidecv {gain:.5f}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,37 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from retina_dist.base.errors import DataError
-from retina_dist.detection.ap_intervals import rankings, resample
-from retina_dist.detection.coco_metrics import evaluate_rows, read_results
-from retina_dist.reporting.intervals import Ranking, average_precision, curves
+from retina_dist.detection.ap_intervals import (
+    Ranking,
+    _too_little,
+    leave_out,
+    rankings,
+    resample,
+)
+from retina_dist.detection.coco_metrics import CocoResult, evaluate_rows, read_results
+from retina_dist.reporting.intervals import left_out_weights
+from tests.simulated_detectors import (
+    EMPTY,
+    FREQUENCIES,
+    POPULATIONS,
+    Counts,
+    coverage,
+    draw,
+    equal_pairs,
+    precision_of,
+    resampled,
+)
+from tests.unit.detection.test_coco_metrics import rows_of
+
+Measure = Callable[..., dict[str, Counts]]
 
 NUM_CLASSES, NUM_IMAGES = 3, 12
 
 
 def drawn(seed: int) -> tuple[dict[str, Any], np.ndarray]:
-    """Crowds, boxes on the limits of areas, an image without any; detections with equal scores, over 100 on an image."""
+    """Crowds, boxes on the limits of areas, an image without any; detections with equal scores,
+    over 100 on an image.
+    """
     rng = np.random.default_rng(seed)
     boxes: list[dict[str, Any]] = []
     for _ in range(80):
@@ -64,16 +89,13 @@ def precision_by_pycocotools(coco: dict[str, Any], rows: np.ndarray) -> np.ndarr
     return np.asarray(evaluation.eval["precision"])[:, :, :, :, -1]
 
 
-def precision_of(ranked: list[list[Ranking]], weights: np.ndarray) -> np.ndarray:
-    """The same for weights [N, 1], from the curves."""
+def all_precisions(ranked: list[list[Ranking]]) -> np.ndarray:
+    """The same from the rankings."""
     result = -np.ones((10, 101, len(ranked), 4))
     for k, by_area in enumerate(ranked):
         for a, ranking in enumerate(by_area):
-            for t, (precision, reached) in enumerate(
-                curves(ranking, weights) if len(ranking.objects) else ()
-            ):
-                values = np.repeat(precision[:, 0], np.diff(reached[:, 0], prepend=0))
-                result[t, :, k, a] = np.pad(values, (0, 101 - len(values)))
+            for t in range(10 if len(ranking.objects) else 0):
+                result[t, :, k, a] = precision_of(ranking, t)
     return result
 
 
@@ -84,68 +106,168 @@ def ids_of(coco: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_unweighted_precision_is_pycocotools_to_the_last_bit(seed: int) -> None:
     coco, rows = drawn(seed)
-    ours = precision_of(rankings(coco, rows, ids_of(coco)), np.ones((NUM_IMAGES, 1)))
+    ours = all_precisions(rankings(coco, rows, ids_of(coco)))
     np.testing.assert_array_equal(ours, precision_by_pycocotools(coco, rows))
 
 
 def test_unweighted_precision_of_a_real_detector(real_data: Path) -> None:
     coco = json.loads((real_data / "coco-mini/annotations/instances_val2017.json").read_text())
     rows = read_results(real_data / "real-detections/yolox_nano_tiny_coco100_val2017.json", coco)
-    ours = precision_of(rankings(coco, rows, ids_of(coco)), np.ones((len(coco["images"]), 1)))
+    ours = all_precisions(rankings(coco, rows, ids_of(coco)))
     np.testing.assert_array_equal(ours, precision_by_pycocotools(coco, rows))
 
 
+def ranking_of(text: str, objects: int) -> Ranking:
+    """Of detections on an image each, the best first: + is right, - is wrong, o is ignored."""
+    right = np.array([[each == "+" for each in text]], bool)
+    ignored = np.array([[each == "o" for each in text]], bool)
+    images = np.arange(len(text))
+    return Ranking(np.linspace(1, 0, len(text)), images, right, ignored, np.arange(objects))
+
+
+@pytest.mark.parametrize(
+    ("text", "precisions"),
+    [
+        ("-+-+", [0, 1 / 3]),  # of what lies above each
+        ("-o+o", [0]),
+        ("+-+", [1 / 2, 1 / 2]),  # nothing lies above the first: the next one's
+        ("+", [1 / 2]),  # nor is there a next one
+        ("-" * 3 + "+" * 9, [0, 1 / 4, 2 / 5, 3 / 6, 4 / 7, 5 / 8, 6 / 9, 7 / 10, 8 / 11]),
+    ],
+)
+def test_a_detection_does_not_count_itself(text: str, precisions: list[float]) -> None:
+    weights = np.ones((len(text), 2), np.float32)
+    objects = len(precisions)
+    found = leave_out([ranking_of(text, objects)], weights)[0, 0]
+    if "---" in text:  # the last ones are higher by more than their standard error
+        assert found[1] > np.mean(precisions) + 0.1
+    else:
+        assert found[1] == pytest.approx(np.mean(precisions))
+
+
+def test_the_best_detection_of_a_class_is_judged_by_the_other_classes() -> None:
+    ranked = [ranking_of("+--", 1), ranking_of("-", 1), ranking_of("+-", 1), ranking_of("", 1)]
+    found = leave_out(ranked, np.ones((3, 2), np.float32))[:, 0, 1]
+    assert found == pytest.approx([(1 + 0.5) / 3, 0, (1 + 0.5) / 3, 0])
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_a_resample_is_what_pycocotools_says_of_its_images(seed: int) -> None:
-    """An image drawn twice is two images with neighbouring ids; scores differ, since the order of equal ones is not the same."""
+def test_a_group_left_out_is_a_ranking_without_its_images(seed: int) -> None:
+    """With equal scores, too: no image is repeated, so none changes places."""
     coco, rows = drawn(seed)
-    rows[:, 5] += 1e-6 * np.arange(len(rows))
-    drawn_times = np.random.default_rng(seed).integers(0, 4, NUM_IMAGES)
-    images: list[dict[str, Any]] = []
-    boxes: list[dict[str, Any]] = []
-    parts = []
-    for image, times in zip(ids_of(coco), drawn_times.tolist(), strict=True):
-        for i in range(times):
-            images.append({"id": 100 * image + i})
-            own = [entry for entry in coco["annotations"] if entry["image_id"] == image]
-            boxes += [
-                entry | {"image_id": 100 * image + i, "id": len(boxes) + n + 1}
-                for n, entry in enumerate(own)
-            ]
-            parts.append(rows[rows[:, 0] == image])
-            parts[-1][:, 0] = 100 * image + i
-    expected = precision_by_pycocotools(
-        coco | {"images": images, "annotations": boxes}, np.concatenate(parts)
-    )
-    expected = np.where((expected > -1).all(axis=1), expected.mean(axis=1), np.nan)  # [T, K, A]
-    ranked = rankings(coco, rows, ids_of(coco))
-    weights = np.repeat(drawn_times[:, None].astype(np.float32), 3, axis=1)
-    for k, by_area in enumerate(ranked):
-        for a, ranking in enumerate(by_area):
-            found = average_precision(ranking, weights)
-            np.testing.assert_allclose(
-                found, np.repeat(expected[:, k, a, None], 3, axis=1), atol=1e-6
-            )
+    weights = left_out_weights(NUM_IMAGES)
+    found = leave_out([each[0] for each in rankings(coco, rows, ids_of(coco))], weights)
+    for group in range(NUM_IMAGES):
+        kept = np.array(ids_of(coco))[weights[:, 1 + group] > 0].tolist()
+        ranked = [each[0] for each in rankings(coco, rows, kept)]
+        expected = leave_out(ranked, np.ones((len(kept), 2), np.float32))
+        np.testing.assert_allclose(found[:, :, 1 + group], expected[:, :, 1], atol=1e-5)
 
 
-def test_intervals_hold_the_metrics_and_are_keyed() -> None:
+def test_what_is_computed_at_once_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    coco, rows = drawn(0)
+    ranked = [each[0] for each in rankings(coco, rows, ids_of(coco))]
+    weights = left_out_weights(NUM_IMAGES)
+    whole = leave_out(ranked, weights)
+    monkeypatch.setattr("retina_dist.detection.ap_intervals.BLOCK", 50)
+    np.testing.assert_allclose(leave_out(ranked, weights), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objects", "images", "reason"),
+    [
+        ([60], 60, ""),
+        ([60], 9, "too few images with objects (9 of 10)"),
+        ([29], 29, "too few objects (29 of 30)"),
+        ([100, 8], 60, "too few objects of some classes (as 29 of 30)"),
+        ([100, 12], 60, ""),
+        ([], 0, ""),
+    ],
+)
+def test_too_few_objects_give_a_reason(objects: list[int], images: int, reason: str) -> None:
+    ranked = []
+    for count in objects:
+        ranking = ranking_of("+" * 5, 0)
+        ranked.append(replace(ranking, objects=np.arange(count) % images))
+    assert _too_little(ranked, 0.5) == reason
+    assert not objects or reason or _too_little(ranked, 0.99) == "too few errors"
+
+
+def test_intervals_are_keyed_by_metric_and_do_not_depend_on_the_order_of_rows() -> None:
     coco, rows = drawn(0)
     result = evaluate_rows(coco, rows)
-    first, again = resample(result), resample(evaluate_rows(coco, rows[::-1].copy()[::-1]))
+    first = resample(result)
+    again = resample(evaluate_rows(coco, rows[::-1].copy()[::-1]))
     assert first.values["coco/AP"] == result.stats["AP"]
     assert {name: first.values[f"coco/AP/{name}"] for name in result.per_class} == result.per_class
     for name in first.values:
         np.testing.assert_array_equal(first.samples[name], again.samples[name])
         bars = first.interval(name)
-        assert bars.low < bars.value < bars.high
-    worse = rows.copy()
-    worse[:, 1] += 12.0
-    gain = first.difference(resample(evaluate_rows(coco, worse)), "coco/AP50")
-    assert not gain.holds_zero
-    assert gain.low > 0
-    assert first.difference(first, "coco/AP").holds_zero
-    others = coco | {
-        "images": [image | {"file_name": f"other/{image['file_name']}"} for image in coco["images"]]
-    }
+        assert bars.reason or 0 < bars.low < bars.high < 1
+    assert not first.interval("coco/AP").reason
+    assert first.interval("coco/APl").reason.startswith("too few images")
+
+
+def test_a_worse_detector_is_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    strong, weak = (
+        resampled(draw(POPULATIONS[name], FREQUENCIES[5], 40, rng)[0], 40)
+        for name in ("strong", "weak")
+    )
+    assert strong.difference(weak, "coco/AP50").low > 0
+    assert strong.difference(strong, "coco/AP").holds_zero
+
+
+def test_results_of_other_images_are_not_compared() -> None:
+    coco, rows = drawn(0)
+    first = resample(evaluate_rows(coco, rows))
+    renamed = [image | {"file_name": f"other/{image['file_name']}"} for image in coco["images"]]
+    others = resample(evaluate_rows(coco | {"images": renamed}, rows))
     with pytest.raises(DataError, match="of different images"):
-        first.difference(resample(evaluate_rows(others, rows)), "coco/AP")
+        first.difference(others, "coco/AP")
+
+
+def test_half_a_per_cent_of_small_objects_give_no_interval_of_their_ap() -> None:
+    """100 images with three small objects each hundredth: their AP would not be known."""
+    rng = np.random.default_rng(0)
+    many = draw(POPULATIONS["middling"], FREQUENCIES[1], 100, rng)
+    few = draw(POPULATIONS["middling"], np.array([0.06]), 100, rng)
+    listed = [{"id": i, "file_name": str(i)} for i in range(100)]
+    stats = dict.fromkeys(("AP", "AP50", "AP75", "APs", "APm", "APl"), 0.4)
+    result = CocoResult(
+        stats, {"a": 0.4}, np.zeros(0), {"images": listed}, list(range(100)), rows_of()
+    )
+    found = resample(result, [[many[0][0], few[0][0], many[0][0], EMPTY]])
+    assert found.interval("coco/APs").reason.startswith("too few")
+    assert not found.interval("coco/APm").reason
+
+
+def share_held(measure: Measure, classes: int, draws: int) -> dict[str, float]:
+    """Of the three populations together, 100 images each."""
+    held: dict[str, int] = defaultdict(int)
+    shown: dict[str, int] = defaultdict(int)
+    for population in POPULATIONS.values():
+        for name, counts in measure(population, FREQUENCIES[classes], 100, draws).items():
+            held[name] += counts.held
+            shown[name] += counts.shown
+    return {name: held[name] / shown[name] for name in ("AP", "AP50")}
+
+
+def test_intervals_of_simulated_detectors_hold_their_true_ap() -> None:
+    """120 draws: the share has a standard error of .02. Uncorrected for bias it is about .88."""
+    shares = share_held(coverage, classes=1, draws=40)
+    assert all(share >= 0.90 for share in shares.values()), shares
+
+
+def test_equal_detectors_are_seldom_called_different() -> None:
+    shares = share_held(equal_pairs, classes=1, draws=20)
+    assert all(share >= 0.88 for share in shares.values()), shares
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("measure", [coverage, equal_pairs])
+@pytest.mark.parametrize("classes", [1, 5, 20])
+def test_intervals_hold_what_they_promise(measure: Measure, classes: int) -> None:
+    """The whole table: `python -m tests.simulated_detectors`."""
+    shares = share_held(measure, classes, draws=200)
+    assert all(0.93 <= share <= 0.985 for share in shares.values()), shares

@@ -1,4 +1,6 @@
-"""COCO's numbers on all evaluators: by hand, against the official ones and pycocotools; a validation set shared out over ranks."""
+"""COCO's numbers on all evaluators: by hand, against the official ones and pycocotools; a
+validation set shared out over ranks.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def test_by_hand(evaluator: str) -> None:
         (BIG_ID, RIGHT, 0.7, DOG),  # inside the crowd: neither right nor wrong
     )
     result = evaluate_rows(truth, rows, evaluator=evaluator)
-    # Of ten thresholds, three (.50, .55, .60) see both cats and seven only the first: 51 of 101 recall points.
+    # Of ten thresholds, three (.50, .55, .60) see both cats and seven only the first: 51 of 101
+    # recall points.
     assert result.per_class == {
         "cat": pytest.approx((3 * 1 + 7 * 51 / 101) / 10),
         "dog": 0.0,
@@ -106,7 +109,9 @@ def test_by_hand(evaluator: str) -> None:
 @each_evaluator
 @pytest.mark.parametrize("seed", range(10))
 def test_random_corners_equal_pycocotools(seed: int, evaluator: str) -> None:
-    """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and classes that are not known."""
+    """Ids of 0 and above 2^24, crowds, ties, areas on the limits, some images only, images and
+    classes that are not known.
+    """
     rng = np.random.default_rng(seed)
     images = [0, *NEIGHBOURS, 2**53, 5, 6][: rng.integers(1, 7)]
     boxes = []
@@ -189,6 +194,38 @@ def test_rows_of_detections_and_back_through_a_file(tmp_path: Path) -> None:
     assert np.array_equal(read_results(tmp_path / "results.json", TRUTH_OF_IDS), rows)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_results_judged_again_give_equal_numbers(tmp_path: Path, seed: int) -> None:
+    """Detections as a model gives them, in float32: near the thresholds, each digit decides."""
+    rng = np.random.default_rng(seed)
+    boxes = [box(1, CAT, [*rng.uniform(0, 90, 2), *rng.uniform(3, 60, 2)]) for _ in range(30)]
+    corners = torch.tensor(np.array([each["bbox"] for each in boxes]).repeat(4, 0))
+    corners[:, 2:] += corners[:, :2]
+    found = {
+        "boxes": (corners + torch.from_numpy(rng.normal(0, 2, (120, 4)))).float(),
+        "scores": torch.from_numpy(rng.uniform(0.5, 0.50001, 120)).float(),
+        "labels": torch.zeros(120, dtype=torch.int64),
+    }
+    truth = truth_of([1], *boxes)
+    categories = Categories.from_coco(truth["categories"])
+    rows = detections_to_rows([found], [1], categories)  # type: ignore[list-item]
+    write_results(rows, tmp_path / "results.json")
+    again = read_results(tmp_path / "results.json", truth)
+    np.testing.assert_array_equal(again, rows)
+    assert evaluate_rows(truth, again).stats == evaluate_rows(truth, rows).stats
+
+
+def test_boxes_without_an_area_are_left_out() -> None:
+    """They lay beside a thin image and were clipped to its border."""
+    found = {
+        "boxes": torch.tensor([[1.0, 0.0, 1.0, 9.0], [0.0, 3.0, 1.0, 3.0], [0.0, 0.0, 1.0, 9.0]]),
+        "scores": torch.tensor([0.9, 0.8, 0.7]),
+        "labels": torch.zeros(3, dtype=torch.int64),
+    }
+    rows = detections_to_rows([found], [1], Categories((1,), ("cat",)))  # type: ignore[list-item]
+    assert rows[:, 5].tolist() == pytest.approx([0.7])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -255,7 +292,9 @@ def annotations_of(truth: dict[str, Any]) -> Annotations:
 def evaluate_on_two_ranks(
     truth: dict[str, Any], shares: list[list[Batch]]
 ) -> tuple[list[dict[str, float]], CocoEvaluator]:
-    """Every rank's metrics, and rank 0's evaluator. The losses of rank 0 are 1, those of rank 1 are 4."""
+    """Every rank's metrics, and rank 0's evaluator. The losses of rank 0 are 1, those of rank 1 are
+    4.
+    """
 
     def run(strategy: ThreadRank) -> tuple[dict[str, float], CocoEvaluator]:
         evaluator = CocoEvaluator(annotations_of(truth), lambda: shares[strategy.rank], strategy)

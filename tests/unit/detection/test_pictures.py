@@ -62,7 +62,9 @@ def test_odd_boxes_and_pixels_do_no_harm() -> None:
 
 
 def test_a_report_gets_images_with_objects_and_predictions(tmp_path: Path) -> None:
-    """Those that analysis.json lists and that can be read, large ones smaller, marks in the pixels of the original."""
+    """Those that analysis.json lists and that can be read, large ones smaller, marks in the pixels
+    of the original.
+    """
     Image.new("RGB", (1200, 600), "teal").save(tmp_path / "large.png")
     sizes = {7: ("large.png", 1200, 600), 8: ("missing.png", 64, 48), 9: ("unlisted.png", 64, 48)}
     images = [{"id": i, "file_name": f, "width": w, "height": h} for i, (f, w, h) in sizes.items()]

@@ -100,7 +100,9 @@ def test_images_without_a_detection_are_visited() -> None:
 def test_both_splits_are_ranked_without_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ground truth beside the pages is not overwritten. Nothing is detected, so that each label may be too much."""
+    """The ground truth beside the pages is not overwritten. Nothing is detected, so that each label
+    may be too much.
+    """
     monkeypatch.setattr("retina_dist.detection.coco_metrics.evaluate_rows", None)
     coco = truth_of((BOX, CAT), (AWAY, DOG))
     (tmp_path / "annotations").mkdir()

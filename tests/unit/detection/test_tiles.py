@@ -1,4 +1,6 @@
-"""Detection in windows: what is whole stays whole, what is seen twice counts once, and small objects are found."""
+"""Detection in windows: what is whole stays whole, what is seen twice counts once, and small
+objects are found.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from tests.unit.serving.server import make_image, small_detector
 def draw_scenes(
     root: Path, num_train: int, num_val: int, side: int, num_objects: tuple[int, int]
 ) -> Path:
-    """COCO data of scenes as from the air: discs, squares and crosses of 8 to 20 px, all of one category, on a mottled ground.
+    """COCO data of scenes as from the air: discs, squares and crosses of 8 to 20 px, all of one
+    category, on a mottled ground.
 
     `num_objects` are those of a scene to train on and of one to validate on.
     """
@@ -84,6 +87,17 @@ def test_windows_cover_the_image_by_equal_ones() -> None:
     assert windows_of(200, 100, 128, 0.2) == [(0, 0, 100, 128), (0, 72, 100, 200)]
     assert windows_of(128, 90, 128, 0.5) == [(0, 0, 90, 128)]
     assert windows_of(256, 128, 128, 0.0) == [(0, 0, 128, 128), (0, 128, 128, 256)]
+
+
+def test_no_more_detections_than_of_the_whole_image(detector: Detector) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
+    tiled = detector.tiled(64)
+    assert tiled.detections_per_image == detector.model.detections_per_img
+    every = tiled.predict(pixels)[0]
+    tiled.detections_per_image = len(every["scores"]) // 2
+    some = tiled.predict(pixels)[0]
+    assert len(every["scores"]) > len(some["scores"]) == tiled.detections_per_image
+    assert some["scores"].tolist() == every["scores"][: len(some["scores"])].tolist()
 
 
 def found(*rows: tuple[list[float], float, int]) -> Detections:

@@ -89,9 +89,8 @@ def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFi
 
 def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    noise, own = rng.normal(
-        0, 0.02, (2, 1000)
-    )  # of images that are hard for all, and of one job alone
+    # of images that are hard for all, and of one job alone; their standard error is .02
+    noise, own = rng.normal(0, 0.002, (2, 101))
 
     def job(name: str, best: float, samples: np.ndarray, seen: float) -> SweepRow:
         (tmp_path / name).mkdir()
@@ -99,12 +98,12 @@ def test_jobs_that_cannot_be_told_from_the_best_are_named(tmp_path: Path) -> Non
         ended = Result(status="ok", monitor="coco/AP", monitor_mode="max", best=best)
         return SweepRow(tmp_path / name, ended)
 
-    rows = [job("a", 0.98, noise, 0.98), job("b", 1.0, noise, 1.0), job("c", 0.99, own, 0.99)]
+    rows = [job("a", 0.48, noise, 0.48), job("b", 0.5, noise, 0.5), job("c", 0.49, own, 0.49)]
     bars, verdicts = zip(*compare_with_best(rows), strict=True)
     assert verdicts == ("worse", "best", "not distinguishable from the best")
     low, high = map(float, bars[1].split(" to "))
-    assert (low, high) == pytest.approx((0.96, 1.04), abs=0.01)  # of 1,000 draws
-    rows.append(job("d", 2.0, noise, 1.5))  # resumed after its best validation
+    assert (low, high) == pytest.approx((0.46, 0.54), abs=0.01)
+    rows.append(job("d", 0.9, noise, 0.7))  # resumed after its best validation
     rows.append(SweepRow(tmp_path, Result(status="failed", monitor="coco/AP")))
     assert compare_with_best(rows) == [*((text, "") for text in bars), ("", ""), ("", "")]
     Resampled("images", {}, {}).save(tmp_path / "a")  # every value was NaN
