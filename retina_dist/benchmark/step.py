@@ -33,7 +33,7 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
-from retina_dist.detection.detector import CANVAS_DIVISOR
+from retina_dist.detection.detector import SHAPE_DIVISOR
 from retina_dist.detection.model.build import build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
@@ -72,10 +72,10 @@ class StepConfig(BenchmarkConfig):
         """Raise ConfigError for a canvas that is no height and width of whole strides."""
         super().check()
         for canvas in self.canvases:
-            if len(canvas) != 2 or any(side % CANVAS_DIVISOR for side in canvas):
+            if len(canvas) != 2 or any(side % SHAPE_DIVISOR for side in canvas):
                 raise ConfigError(
                     f"canvases={self.canvases} is not a list of heights and widths, each a multiple "
-                    f"of {CANVAS_DIVISOR} px; give such as [[128,128]]."
+                    f"of {SHAPE_DIVISOR} px; give such as [[128,128]]."
                 )
 
 

@@ -33,6 +33,7 @@ MAX_DETECTIONS = 100  # of a class on an image
 BLOCK = 1 << 23  # values of an array that are computed at once
 MIN_IMAGES = 10  # with objects, for an interval
 MIN_OBJECTS = 30  # for an interval, see `_too_little`
+MIN_OF_CLASS = 5  # objects
 MIN_ERRORS = 2  # of these objects that the detector would miss
 
 # The metrics with an interval, by area, and which of IOUS each is the mean over.
@@ -232,8 +233,8 @@ def _mean_of_known(estimates: np.ndarray) -> np.ndarray:
 def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:
     """Why there is no interval of the mean AP `estimate` of these classes; "" where there is one.
 
-    A class with few objects weighs as much in the mean as one with many, so K classes of n_k
-    objects tell as much as K^2 / sum(1 / n_k) objects of one class.
+    A class with few objects weighs as much in the mean as one with many, so classes tell as much
+    as if each had the harmonic mean of their objects.
     """
     counts = np.array([len(ranking.objects) for ranking in ranked if len(ranking.objects)])
     if not len(counts):
@@ -242,11 +243,12 @@ def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:
     if images < MIN_IMAGES:
         return f"too few images with objects ({images} of {MIN_IMAGES})"
 
-    objects = len(counts) ** 2 / (1 / counts).sum()
-    if objects < MIN_OBJECTS:
+    each = len(counts) / (1 / counts).sum()
+    objects = len(counts) * each
+    if each < MIN_OF_CLASS or objects < MIN_OBJECTS:
         if len(counts) == 1:
             return f"too few objects ({int(objects)} of {MIN_OBJECTS})"
-        return f"too few objects of some classes (as {int(objects)} of {MIN_OBJECTS})"
+        return f"too few objects of some classes (as {int(each)} of each)"
     if objects * (1 - estimate) < MIN_ERRORS:
         return "too few errors"
     return ""

@@ -25,7 +25,7 @@ from retina_dist.base.redaction import redacted
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.data.synthetic import draw_scene
-from retina_dist.detection.detector import CANVAS_DIVISOR, Detector
+from retina_dist.detection.detector import SHAPE_DIVISOR, Detector
 from retina_dist.detection.model.postprocess import best_candidates, offset_by_label
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.targets import decode
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 INPUT = "images"
 OUTPUTS = ("boxes", "scores", "labels")
 # px; below, the coarsest level is one cell high or wide, which torch.export takes for special
-MIN_SIDE = 4 * CANVAS_DIVISOR + 1
+MIN_SIDE = 4 * SHAPE_DIVISOR + 1
 TORCHVISION_EPS = 1e-5  # of the batch norms of torchvision's class
 
 
@@ -65,7 +65,7 @@ class ExportableRetinaNet(nn.Module):
         model = self.model
         height, width = images.shape[-2:]
         values = (images.to(torch.float32) / 255 - model.mean.float()) / model.std.float()
-        values = F.pad(values, (0, -width % CANVAS_DIVISOR, 0, -height % CANVAS_DIVISOR))
+        values = F.pad(values, (0, -width % SHAPE_DIVISOR, 0, -height % SHAPE_DIVISOR))
 
         features = list(model.backbone(values).values())
         outputs = model.head(features)
