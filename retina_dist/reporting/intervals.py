@@ -55,8 +55,7 @@ class Interval:
     def to_dict(self) -> dict[str, float | str | None]:
         """For JSON, which has no NaN; `reason` only where there is one."""
         content: dict[str, float | str | None] = {}
-        for name in ("value", "low", "high"):
-            number = getattr(self, name)
+        for name, number in (("value", self.value), ("low", self.low), ("high", self.high)):
             content[name] = number if math.isfinite(number) else None
         if self.reason:
             content["reason"] = self.reason
