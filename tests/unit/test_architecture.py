@@ -40,7 +40,6 @@ ALLOWED: dict[str, set[str]] = {
 # The dataclass of a command's settings, in the module of the command, may be named as a type by
 # what the command calls.
 COMMANDS = {"doctor", "evaluate", "export", "predict", "serve", "shards", "serving.settings"}
-COMMANDS = {"doctor", "evaluate", "export", "predict", "serve", "shards", "serving.server"}
 WITH_HYDRA = {
     "config.compose",
     "config.entry_point",
