@@ -1,4 +1,6 @@
-"""The best value of the monitored metric: the trainer stops early by it, the checkpoint store ranks its files by it."""
+"""The best value of the monitored metric: the trainer stops early by it, the checkpoint store ranks
+its files by it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ def default_mode(metric: str) -> Mode:
 
 
 class BestMetric:
-    """The best `value` of the metric `name` so far, None before the first one; part of the train state.
+    """The best `value` of the metric `name` so far, None before the first one; part of the train
+    state.
 
-    `mode` None is the `default_mode` of the name. `patience` is how many validations may pass without a better value, None any
-    number. Without a `name`, as in a run that does not validate, a resume keeps what there was.
+    `mode` None is the `default_mode` of the name. `patience` is how many validations may pass
+    without a better value, None any number. Without a `name`, as in a run that does not validate, a
+    resume keeps what there was.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class BestMetric:
         return -value if self.mode == "max" else value
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a validation; a value that is not finite does not count. Raises ConfigError if `name` is missing."""
+        """Take the metrics of a validation; a value that is not finite does not count. Raises
+        ConfigError if `name` is missing.
+        """
         if self.name is None:
             return
         check_metric(self.name, metrics)

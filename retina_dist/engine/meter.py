@@ -14,7 +14,8 @@ from torch import Tensor
 class StepMeter:
     """Sums named scalars on the device and gives their means with one transfer and one collective.
 
-    `mean_over_ranks` averages a tensor over ranks. Time within `paused` does not count in the throughput.
+    `mean_over_ranks` averages a tensor over ranks. Time within `paused` does not count in the
+    throughput.
     """
 
     def __init__(self, mean_over_ranks: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -31,7 +32,9 @@ class StepMeter:
         self._started = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """What `compute` has not returned yet; {} when there is nothing. Every rank must call it."""
+        """What `compute` has not returned yet; {} when there is nothing. Every rank must
+        call it.
+        """
         if self.sums is None:
             return {}
         self._stop_clock()
@@ -56,7 +59,9 @@ class StepMeter:
             )
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
-        """Add one step's values (scalars, equal in meaning on every rank; none of a step left out) and its images."""
+        """Add one step's values (scalars, equal in meaning on every rank; none of a step left out)
+        and its images.
+        """
         if (
             values and self.names and self.names != list(values)
         ):  # of a checkpoint of another version
@@ -84,7 +89,9 @@ class StepMeter:
         )  # once, where pauses overlap
 
     def compute(self) -> dict[str, float]:
-        """Mean of each value since the last call, and `time/images_per_s`; then start over. Every rank must call it."""
+        """Mean of each value since the last call, and `time/images_per_s`; then start over. Every
+        rank must call it.
+        """
         if self.sums is None:
             return {}
         means = self.mean_over_ranks(self.sums / self.steps).tolist()

@@ -29,19 +29,23 @@ class Divergence(CollectiveError):
 
 
 def poison_if_nonfinite(loss: Tensor, parameter: nn.Parameter) -> Tensor:
-    """`loss`, which puts a NaN into the gradient of `parameter` if it is infinite or NaN; a finite loss keeps its exact gradients.
+    """`loss`, which puts a NaN into the gradient of `parameter` if it is infinite or NaN; a finite
+    loss keeps its exact gradients.
 
-    An infinite loss may have finite gradients. With the NaN, the mean gradient shows whether the loss of every rank was finite.
+    An infinite loss may have finite gradients. With the NaN, the mean gradient shows whether the
+    loss of every rank was finite.
     """
     nothing = loss.detach() - loss.detach()  # 0, or NaN
     return loss + nothing * parameter.flatten()[0].to(loss.dtype)
 
 
 class NonFiniteGuard:
-    """Skips a step on all ranks when its gradient is not finite; raises Divergence after more than `limit` skips in a row.
+    """Skips a step on all ranks when its gradient is not finite; raises Divergence after more than
+    `limit` skips in a row.
 
-    Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv): the images, each image's losses
-    as `inspect` gives them in the precision of the step, loss, gradient norm and learning rate on each rank.
+    Each one is described in `folder`/nonfinite_STEP.json (the first step is 1, as in metrics.csv):
+    the images, each image's losses as `inspect` gives them in the precision of the step, loss,
+    gradient norm and learning rate on each rank.
     """
 
     def __init__(
@@ -69,7 +73,9 @@ class NonFiniteGuard:
         copy_each(self._before, self._statistics)
 
     def accept(self, norm: Tensor) -> bool:
-        """Whether to apply the step; if not, restore the running statistics. `norm` of the mean gradient is equal on all ranks."""
+        """Whether to apply the step; if not, restore the running statistics. `norm` of the mean
+        gradient is equal on all ranks.
+        """
         if bool(norm.isfinite()):
             self.state.consecutive_skips = 0
             return True
@@ -135,7 +141,9 @@ class NonFiniteGuard:
 
 @contextmanager
 def _inspection(model: nn.Module, autocast: Autocast) -> Iterator[None]:
-    """Within it one rank can look at one image: no gradients, the precision of the step, batch norms by running statistics."""
+    """Within it one rank can look at one image: no gradients, the precision of the step, batch
+    norms by running statistics.
+    """
     norms = live_norms(model)
     for norm in norms:
         norm.eval()

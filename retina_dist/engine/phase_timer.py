@@ -1,6 +1,8 @@
-"""Where the time of a training goes: every moment belongs to one phase, so the phases add up to the total.
+"""Where the time of a training goes: every moment belongs to one phase, so the phases add up to the
+total.
 
-On CUDA the marks are events in the stream: work counts when it runs, and the host waits for them only when the times are read.
+On CUDA the marks are events in the stream: work counts when it runs, and the host waits for them
+only when the times are read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from retina_dist.strategies.base import DistributedStrategy
 
 T = TypeVar("T")
 
-# "communication" is what the backward pass does not hide; "first_batch" is the wait for it and for the data workers' start.
+# "communication" is what the backward pass does not hide; "first_batch" is the wait for it and for
+# the data workers' start.
 IN_A_STEP = ("data", "copy", "forward", "backward", "communication", "optimizer")
 PARTS = (*IN_A_STEP, "evaluation", "checkpoint", "first_batch", "other")
 END = "end of a step"
@@ -30,7 +33,9 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 
 class PhaseTimer:
-    """Seconds of each part since `start`, and of each step's parts. `start` again after a pause that must not count."""
+    """Seconds of each part since `start`, and of each step's parts. `start` again after a pause
+    that must not count.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -56,7 +61,9 @@ class PhaseTimer:
         self.settle()
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note when each gradient of `parameters` is computed: after the last one, the backward pass only waits for other ranks."""
+        """Note when each gradient of `parameters` is computed: after the last one, the backward
+        pass only waits for other ranks.
+        """
         for parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_hook(self._gradient_made)
@@ -73,7 +80,9 @@ class PhaseTimer:
         self.mark(part)
 
     def iterate(self, steps: Iterable[T]) -> Iterator[T]:
-        """The same items; waiting for one is "data" ("first_batch" for the first), what follows the step's last mark "other"."""
+        """The same items; waiting for one is "data" ("first_batch" for the first), what follows the
+        step's last mark "other".
+        """
         waited_for = "first_batch"
         for step in steps:
             self.mark(waited_for)
@@ -83,7 +92,9 @@ class PhaseTimer:
             self.mark("other")
 
     def mark_backward(self) -> None:
-        """`mark("backward")`; the time after the last gradient of the watched parameters is "communication"."""
+        """`mark("backward")`; the time after the last gradient of the watched parameters is
+        "communication".
+        """
         if self._gradient is None:
             self.mark("backward")
         else:
@@ -137,9 +148,11 @@ def peak_gib(device: torch.device = torch.device("cpu")) -> float:  # noqa: B008
 
 
 def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
-    """Seconds of each part, milliseconds of a step's parts and the most memory in GiB, of every rank; every rank must call it.
+    """Seconds of each part, milliseconds of a step's parts and the most memory in GiB, of every
+    rank; every rank must call it.
 
-    `slowest` is the rank with the most time in its "own" work, all but waiting for other ranks, in the median step.
+    `slowest` is the rank with the most time in its "own" work, all but waiting for other ranks, in
+    the median step.
     """
     times = {name: np.array(timer.steps[name] or [0.0]) for name in IN_A_STEP}
     step = sum(times.values(), np.zeros(1))
@@ -164,7 +177,9 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
 
 
 def format_timings(timings: dict[str, Any]) -> str:
-    """The main rank's time and its largest parts, and how much slower the slowest rank is than the fastest."""
+    """The main rank's time and its largest parts, and how much slower the slowest rank is than the
+    fastest.
+    """
     main = timings["ranks"][0]
     largest = sorted(PARTS, key=lambda name: -main["seconds"][name])[:3]
     shares = ", ".join(

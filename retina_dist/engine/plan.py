@@ -1,4 +1,5 @@
-"""The plan of a run, made before anything is built: total batch, length, learning rate, and the actions at each step.
+"""The plan of a run, made before anything is built: total batch, length, learning rate, and the
+actions at each step.
 
 The plan does not depend on the backend; any number of processes can share any batch.
 """
@@ -93,15 +94,19 @@ class TrainerConfig(KnownArguments):
 
     @property
     def micro_batches(self) -> int:
-        """`accumulate` as a number: 1 while it is auto, which a run replaces before it builds its data."""
+        """`accumulate` as a number: 1 while it is auto, which a run replaces before it builds its
+        data.
+        """
         return 1 if isinstance(self.accumulate, str) else self.accumulate
 
 
 def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> int:
-    """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images / batch_size) steps.
+    """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images /
+    batch_size) steps.
 
-    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. A max_duration of "auto" is 12 epochs, or as many as 2,000 steps
-    take, up to 100. A ConfigError for another form names the setting `key`.
+    The arithmetic is exact: 1.1 epochs of 100 steps are 110 steps. A max_duration of "auto" is 12
+    epochs, or as many as 2,000 steps take, up to 100. A ConfigError for another form names the
+    setting `key`.
 
     >>> to_steps("1.5k images", key="trainer.max_duration", num_images=100, batch_size=16)
     94
@@ -134,7 +139,9 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything in optimizer steps and images; `str(plan)` is the table that a run prints first."""
+    """Everything in optimizer steps and images; `str(plan)` is the table that a run
+    prints first.
+    """
 
     num_images: int
     batch_size: int
@@ -153,12 +160,16 @@ class Plan:
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
-        """Images of one process's micro-batch in a full step: one number, or two if they cannot all be equal."""
+        """Images of one process's micro-batch in a full step: one number, or two if they cannot all
+        be equal.
+        """
         fewest, more = divmod(self.batch_size, self.world_size * self.accumulate)
         return (fewest, fewest + 1) if more else (fewest,)
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of optimizer step `step` (0 is the first), before any group's own scale."""
+        """The learning rate of optimizer step `step` (0 is the first), before any group's own
+        scale.
+        """
         return self.lr * self.schedule(step)
 
     def epoch_at(self, step: int) -> float:
@@ -166,13 +177,16 @@ class Plan:
         return step / self.steps_per_epoch
 
     def validates_at(self, step: int) -> bool:
-        """Whether the plan has a validation after `step` optimizer steps; there is one at the very end."""
+        """Whether the plan has a validation after `step` optimizer steps; there is one at the very
+        end.
+        """
         return step == self.total_steps or _every(self.validate_every, step)
 
     def due(self, step: int, *, stopping: bool = False, timed: bool = False) -> Due:
         """What to do after `step` optimizer steps; `timed`: the clock asks to save.
 
-        A `stopping` run logs as an uninterrupted one but does not validate; its resume validates first.
+        A `stopping` run logs as an uninterrupted one but does not validate; its resume validates
+        first.
         """
         last = step == self.stop_step
         validates = self.validates_at(step)
@@ -225,7 +239,9 @@ def resolve_plan(
     schedule: ScheduleSettings,
     world_size: int = 1,
 ) -> Plan:
-    """The plan of `batch_size` images a step over all processes and micro-batches. Raises ConfigError for an impossible one."""
+    """The plan of `batch_size` images a step over all processes and micro-batches. Raises
+    ConfigError for an impossible one.
+    """
 
     def steps(key: str, duration: str) -> int:
         return to_steps(duration, key=key, num_images=num_images, batch_size=batch_size)

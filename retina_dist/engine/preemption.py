@@ -16,7 +16,8 @@ from typing_extensions import Self
 
 from retina_dist.strategies.base import DistributedStrategy
 
-# SIGUSR1 is what Slurm sends ahead of a time limit (sbatch --signal); SIGTERM follows when that has come.
+# SIGUSR1 is what Slurm sends ahead of a time limit (sbatch --signal); SIGTERM follows when that has
+# come.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_S = 2.0  # launchers pass on a signal that the terminal has already sent to everyone
 
@@ -24,7 +25,8 @@ ECHO_S = 2.0  # launchers pass on a signal that the terminal has already sent to
 class PreemptionWatch:
     """While entered, `reason` says why this process should end, and is None until it should.
 
-    A second SIGTERM or SIGINT, more than two seconds after the first, ends the process at once. SIGUSR1 never does.
+    A second SIGTERM or SIGINT, more than two seconds after the first, ends the process at once.
+    SIGUSR1 never does.
     """
 
     def __init__(self) -> None:
@@ -72,14 +74,18 @@ class StopAction(IntEnum):
 
 
 class StopConsensus:
-    """Agrees on one action for all ranks with an asynchronous maximum, known one step later, so that no rank waits for it."""
+    """Agrees on one action for all ranks with an asynchronous maximum, known one step later, so
+    that no rank waits for it.
+    """
 
     def __init__(self, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
         self._pending: Callable[[], int] | None = None
 
     def poll(self, request: StopAction) -> StopAction:
-        """Submit this rank's request and return the action agreed on at the previous call; with one process, the request."""
+        """Submit this rank's request and return the action agreed on at the previous call; with one
+        process, the request.
+        """
         if self.strategy.world_size == 1:
             return request
         action = StopAction(self._pending()) if self._pending else StopAction.NONE

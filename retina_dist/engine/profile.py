@@ -26,10 +26,12 @@ ROWS = 30  # operators in the table
 def profiled(
     take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy: DistributedStrategy
 ) -> Iterator[TakeStep]:
-    """`take_step` that traces `plan.profile_steps` of the steps after `done`, but not the first two; fewer where the run ends.
+    """`take_step` that traces `plan.profile_steps` of the steps after `done`, but not the first
+    two; fewer where the run ends.
 
-    The trace, with the time between the steps, goes to `folder`/rank_N.json.gz, which https://ui.perfetto.dev opens, and a table of
-    the operators with the most time to rank_N.txt beside it.
+    The trace, with the time between the steps, goes to `folder`/rank_N.json.gz, which
+    https://ui.perfetto.dev opens, and a table of the operators with the most time to rank_N.txt
+    beside it.
     """
     left = plan.stop_step - done
     steps = max(1, min(plan.profile_steps, left - SKIPPED))

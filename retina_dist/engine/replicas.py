@@ -29,10 +29,11 @@ class ReplicaMismatch(CollectiveError):
 def average_statistics(
     model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0
 ) -> None:
-    """Replace the running statistics of batch norms by their mean over ranks; one collective, none if there are no such norms.
+    """Replace the running statistics of batch norms by their mean over ranks; one collective, none
+    if there are no such norms.
 
-    Norms that train on all ranks' images together, or not at all, are equal as they are. `weight` is this rank's share of the
-    step's images; where no rank has any, nothing changes.
+    Norms that train on all ranks' images together, or not at all, are equal as they are. `weight`
+    is this rank's share of the step's images; where no rank has any, nothing changes.
     """
     if strategy.world_size == 1:
         return
@@ -71,7 +72,8 @@ def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
 def check_shares(
     weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False
 ) -> None:
-    """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches, at least one, with the right `weights`.
+    """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches, at least
+    one, with the right `weights`.
 
     Their sums have the mean 1 over ranks, or less where a run `skips` images.
     """
@@ -130,7 +132,9 @@ def _by_rank(values: Sequence[float]) -> str:
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
-    """The public attributes of the model's modules, by name: they define it together with its state_dict."""
+    """The public attributes of the model's modules, by name: they define it together with its
+    state_dict.
+    """
     return _public(model) | {
         name: _public(module) for name, module in model.named_modules() if name
     }
@@ -141,10 +145,12 @@ def _public(thing: object) -> dict[str, Any]:
 
 
 def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
-    """Raise ReplicaMismatch, on every rank, if anything of `parts` differs between ranks in one bit.
+    """Raise ReplicaMismatch, on every rank, if anything of `parts` differs between ranks in one
+    bit.
 
-    `parts` are nested dicts, lists and plain objects of tensors, numbers and texts; other values, and modules, are not
-    compared. Each rank computes a checksum of 64 bits for each; two collectives compare them, whatever their number.
+    `parts` are nested dicts, lists and plain objects of tensors, numbers and texts; other values,
+    and modules, are not compared. Each rank computes a checksum of 64 bits for each; two
+    collectives compare them, whatever their number.
     """
     if strategy.world_size == 1:
         return
@@ -184,7 +190,9 @@ def _sides(values: list[int]) -> str:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """A 64-bit scalar of a tensor's bits in order; NaNs count by their bits. One changed element always changes it."""
+    """A 64-bit scalar of a tensor's bits in order; NaNs count by their bits. One changed element
+    always changes it.
+    """
     flat = tensor.detach().contiguous().flatten()
     bits = flat.view(
         {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]

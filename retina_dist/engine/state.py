@@ -1,4 +1,6 @@
-"""Everything about a run that must survive a restart; learning rate, place in the data and random numbers follow from `step`."""
+"""Everything about a run that must survive a restart; learning rate, place in the data and random
+numbers follow from `step`.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ from retina_dist.optim.optimizer import describe_groups, load_optimizer
 
 
 class ExponentialMovingAverage:
-    """A second model whose weights follow the first: w' = d w' + (1 - d) w after every optimizer step.
+    """A second model whose weights follow the first: w' = d w' + (1 - d) w after every optimizer
+    step.
 
-    The decay is d = min(decay, (1 + updates) / (10 + updates)), so that the random start does not dominate early averages
-    (TensorFlow's ExponentialMovingAverage with `num_updates`). Running statistics are copied; frozen values stay.
+    The decay is d = min(decay, (1 + updates) / (10 + updates)), so that the random start does not
+    dominate early averages (TensorFlow's ExponentialMovingAverage with `num_updates`). Running
+    statistics are copied; frozen values stay.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -59,8 +63,9 @@ def _statistics(model: nn.Module) -> list[Tensor]:
 class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
-    `step` counts finished optimizer steps, `skipped_steps` those skipped for a loss or gradient of inf or NaN, `consecutive_skips`
-    those since the last applied one. `last_eval_step`: step of the last validation. `meter` gathers metrics between log lines.
+    `step` counts finished optimizer steps, `skipped_steps` those skipped for a loss or gradient of
+    inf or NaN, `consecutive_skips` those since the last applied one. `last_eval_step`: step of the
+    last validation. `meter` gathers metrics between log lines.
     """
 
     def __init__(
@@ -86,7 +91,9 @@ class TrainState:
         return self.ema.model if self.ema else self.model
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain Python values only, so that it loads with `weights_only=True`. Every rank must call it."""
+        """Tensors and plain Python values only, so that it loads with `weights_only=True`. Every
+        rank must call it.
+        """
         return {
             "step": self.step,
             "best": self.best.state_dict(),
@@ -102,7 +109,9 @@ class TrainState:
         }
 
     def replicated(self) -> dict[str, Any]:
-        """The values that are equal on all ranks, by name: tensors, and the settings of modules and parameter groups."""
+        """The values that are equal on all ranks, by name: tensors, and the settings of modules and
+        parameter groups.
+        """
         names: dict[torch.Tensor, str] = {
             parameter: name for name, parameter in self.model.named_parameters()
         }
@@ -121,7 +130,9 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned; an average that the state does not hold starts from its weights."""
+        """Put back what `state_dict` returned; an average that the state does not hold starts from
+        its weights.
+        """
         self.step = state["step"]
         self.best.load_state_dict(state["best"])
         self.last_eval_step = state["last_eval_step"]

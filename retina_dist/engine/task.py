@@ -41,12 +41,14 @@ class TaskData(Protocol):
 
 
 class Task(ABC):
-    """A task as a run needs it. The assembler calls the methods in the order below, on every rank unless stated otherwise.
+    """A task as a run needs it. The assembler calls the methods in the order below, on every rank
+    unless stated otherwise.
 
-    `settings` is a dataclass: its fields are the task's sections of the configuration, such as `data` (a subclass of
-    `run_config.DataSettings`) and `model`. `metric_names` are what a validation returns; `default_monitor` is the one that
-    chooses the best checkpoint where `trainer.monitor` is null. `headline_metrics` are those on the progress line, () means
-    all. A resume must find `locked_settings`, dotted keys, as they were.
+    `settings` is a dataclass: its fields are the task's sections of the configuration, such as
+    `data` (a subclass of `run_config.DataSettings`) and `model`. `metric_names` are what a
+    validation returns; `default_monitor` is the one that chooses the best checkpoint where
+    `trainer.monitor` is null. `headline_metrics` are those on the progress line, () means all. A
+    resume must find `locked_settings`, dotted keys, as they were.
     """
 
     settings: ClassVar[type]
@@ -63,7 +65,9 @@ class Task(ABC):
 
     @staticmethod
     def planned_images(config: Any) -> int | None:
-        """Images of an epoch where the settings alone tell, so that an impossible plan is an error before `prepare`."""
+        """Images of an epoch where the settings alone tell, so that an impossible plan is an error
+        before `prepare`.
+        """
         return None
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
@@ -84,7 +88,9 @@ class Task(ABC):
         return {}
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
-        """Adapt to the checkpoint `source`. Raises CheckpointError where its data is other data. Must not communicate."""
+        """Adapt to the checkpoint `source`. Raises CheckpointError where its data is other data.
+        Must not communicate.
+        """
 
     @abstractmethod
     def build_data(self) -> TaskData:
@@ -94,20 +100,26 @@ class Task(ABC):
     def build_model(
         self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        """The model on the CPU: in training mode it maps a batch to a dict of losses, means over the batch's examples.
+        """The model on the CPU: in training mode it maps a batch to a dict of losses, means over
+        the batch's examples.
 
-        Pretrained weights are loaded on the main rank only, and not when the run is `resumed`. To estimate memory it is called on a
-        copy of the task on the main rank, before `build_data`; an error then leaves out the estimate.
+        Pretrained weights are loaded on the main rank only, and not when the run is `resumed`. To
+        estimate memory it is called on a copy of the task on the main rank, before `build_data`; an
+        error then leaves out the estimate.
         """
 
     @abstractmethod
     def build_evaluator(self, data: Any) -> Validator | None:
-        """Metrics of a model over the whole validation set, the main rank's count; None without validation data."""
+        """Metrics of a model over the whole validation set, the main rank's count; None without
+        validation data.
+        """
 
     def largest_batch(self, size: int, device: torch.device) -> TrainBatch | None:
-        """A micro-batch of `size` examples of the largest shape that a training on `device` can have; None: not known.
+        """A micro-batch of `size` examples of the largest shape that a training on `device` can
+        have; None: not known.
 
-        Called on fake tensors, to estimate a step's memory, before `build_data`: shapes and types count, values do not.
+        Called on fake tensors, to estimate a step's memory, before `build_data`: shapes and types
+        count, values do not.
         """
         return None
 
@@ -123,7 +135,9 @@ class Task(ABC):
         return {}
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and values for inference."""
+        """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and
+        values for inference.
+        """
         return {"config": redacted_tree(as_dict(self.config)), "images": self.fingerprint()}
 
     def inspect(self, model: nn.Module, batch: Any) -> list[dict[str, Any]]:
@@ -134,7 +148,9 @@ class Task(ABC):
         """Draw the first training batch into the run folder; on the main rank."""
 
     def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
-        """Write what the report shows of the best validation, see docs/extending.md; on the main rank."""
+        """Write what the report shows of the best validation, see docs/extending.md; on the main
+        rank.
+        """
 
     def describe_results(self, folder: Path) -> list[str]:
         """The last validation in detail, as lines of the log."""

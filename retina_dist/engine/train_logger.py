@@ -16,7 +16,8 @@ from retina_dist.tracking.callbacks import Callback
 
 
 class TrainLogger:
-    """Averages the values of steps over time and ranks, and gives them to `callbacks` with learning rate, epoch and throughput.
+    """Averages the values of steps over time and ranks, and gives them to `callbacks` with learning
+    rate, epoch and throughput.
 
     `data` gives the place of a step, by which the images of an epoch's last step are counted.
     """
@@ -37,7 +38,9 @@ class TrainLogger:
         self.speeds: list[float] = []  # of each log line, in images per second
 
     def update(self, values: dict[str, Tensor]) -> None:
-        """Add the values of the step that begins at `state.step`; every rank sees the images of all ranks."""
+        """Add the values of the step that begins at `state.step`; every rank sees the images of all
+        ranks.
+        """
         _, begin = self.data.position(self.state.step)
         self.state.meter.update(values, min(self.plan.batch_size, self.plan.num_images - begin))
 

@@ -1,4 +1,6 @@
-"""One optimizer step, for any model that returns a dict of losses; it knows neither backend, task nor configuration."""
+"""One optimizer step, for any model that returns a dict of losses; it knows neither backend, task
+nor configuration.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,20 @@ from retina_dist.strategies.base import DistributedStrategy
 # This rank's share of a step's images among the values of the step; its mean over ranks is 1, or
 # less where images could not be read.
 WEIGHT = "train/weight"
-MAX_SHAPES = 2000  # graphs, far above what the batches of a data set need; past it torch warns and runs eagerly
+# graphs, far above what the batches of a data set need; past it torch warns and runs eagerly
+MAX_SHAPES = 2000
 
 
 class TrainStep:
-    """Takes optimizer steps on `state`: forward and backward passes, gradient reduction, clipping, optimizer, EMA.
+    """Takes optimizer steps on `state`: forward and backward passes, gradient reduction, clipping,
+    optimizer, EMA.
 
-    Call it with this rank's micro-batches, on every rank. It returns the step's losses, gradient norm and `WEIGHT`, scalars on the
-    device, or {} when `guard` skipped the step. It does not advance `state.step`, from which `plan` gives the learning rate. What
-    the model draws at random, such as dropout, is keyed by `seed`, step and rank. `skips_images`: images that cannot be read lower
-    the weights of their step. `compiles`: torch.compile makes a graph for each shape of a batch; other uses of the model are eager.
+    Call it with this rank's micro-batches, on every rank. It returns the step's losses, gradient
+    norm and `WEIGHT`, scalars on the device, or {} when `guard` skipped the step. It does not
+    advance `state.step`, from which `plan` gives the learning rate. What the model draws at random,
+    such as dropout, is keyed by `seed`, step and rank. `skips_images`: images that cannot be read
+    lower the weights of their step. `compiles`: torch.compile makes a graph for each shape of a
+    batch; other uses of the model are eager.
     """
 
     def __init__(
@@ -119,7 +125,9 @@ class TrainStep:
             self._unchecked.remove(last_of_epoch)
 
     def _update_scale(self, finite: bool) -> None:
-        """GradScaler's update, which sees infinite gradients, but not finite ones whose norm overflows."""
+        """GradScaler's update, which sees infinite gradients, but not finite ones whose norm
+        overflows.
+        """
         scaler = self.state.scaler
         overflowed = scaler.is_enabled() and not finite
         before = scaler.get_scale() if overflowed else 0.0
@@ -128,7 +136,9 @@ class TrainStep:
             scaler.update(before * scaler.get_backoff_factor())
 
     def _accumulate(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        """Add the gradients of all micro-batches and return their weighted losses, which sum up to the step's mean loss."""
+        """Add the gradients of all micro-batches and return their weighted losses, which sum up to
+        the step's mean loss.
+        """
         timer = self.timer
         total: dict[str, Tensor] = {}
         for i, batch in enumerate(micro_batches):
@@ -153,7 +163,9 @@ class TrainStep:
 
 
 def compiled(model: nn.Module, **options: Any) -> nn.Module:
-    """`model` with its passes compiled, a graph for each shape; `model` itself stays eager. `options` are torch.compile's."""
+    """`model` with its passes compiled, a graph for each shape; `model` itself stays eager.
+    `options` are torch.compile's.
+    """
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = (
         MAX_SHAPES
     )
@@ -162,9 +174,11 @@ def compiled(model: nn.Module, **options: Any) -> nn.Module:
 
 @contextmanager
 def zero_gradients(model: nn.Module) -> Iterator[None]:
-    """Within it a backward pass gives every parameter a gradient of zeros, and zeros to norms that add up gradients over ranks.
+    """Within it a backward pass gives every parameter a gradient of zeros, and zeros to norms that
+    add up gradients over ranks.
 
-    For a micro-batch at weight 0: a mean over no examples is NaN, and 0 times its gradient is NaN too.
+    For a micro-batch at weight 0: a mean over no examples is NaN, and 0 times its gradient is NaN
+    too.
     """
     hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]
     norms = [

@@ -70,7 +70,9 @@ def build_plan(config: RunConfig, num_images: int, world_size: int) -> Plan:
 
 
 def best_metric(config: RunConfig, validates: bool) -> BestMetric:
-    """The metric that decides which checkpoint is best. Raises ConfigError when the validation does not give it."""
+    """The metric that decides which checkpoint is best. Raises ConfigError when the validation does
+    not give it.
+    """
     trainer = config.trainer
     outside_loss = monitor_of(config).startswith("val/loss_") and is_custom(config.model)
     if not outside_loss:  # which the first validation names

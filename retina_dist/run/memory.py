@@ -1,7 +1,9 @@
-"""Memory of a training step before it runs: whether it fits, and the fewest micro-batches with which it does.
+"""Memory of a training step before it runs: whether it fits, and the fewest micro-batches with
+which it does.
 
-The real `TrainStep` runs on tensors without memory (`torch._subclasses.FakeTensorMode`). Its live storages are counted in step two,
-when the optimizer has its state. docs/planning.md compares predicted with measured peaks and lists the gaps.
+The real `TrainStep` runs on tensors without memory (`torch._subclasses.FakeTensorMode`). Its live
+storages are counted in step two, when the optimizer has its state. docs/planning.md compares
+predicted with measured peaks and lists the gaps.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.9  # of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are not known
+# of the rest that a plan may fill: cuDNN's workspaces and the fragmentation of the allocator are
+# not known
+SHARE = 0.9
 BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a multiple
 PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.train_loop.prefetched`
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
@@ -66,9 +70,11 @@ PlanOf = Callable[[int], Plan]  # by the number of micro-batches
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes of each part at the moment when their sum is largest; `images` is the size of the micro-batch.
+    """Bytes of each part at the moment when their sum is largest; `images` is the size of the
+    micro-batch.
 
-    "activations" are all that the passes hold at that moment, for the backward pass or for an operator.
+    "activations" are all that the passes hold at that moment, for the backward pass or for an
+    operator.
     """
 
     images: int
@@ -93,10 +99,11 @@ class NotEstimated(UserError):
 
 
 class StepMemory:
-    """Call it with a plan and the images of its micro-batches: the peak of a step on one process, for the largest shape.
+    """Call it with a plan and the images of its micro-batches: the peak of a step on one process,
+    for the largest shape.
 
-    `device` is where the step would run. It does not communicate and does not change `task`; it seeds random generators. Raises
-    NotEstimated, and any UserError of the task.
+    `device` is where the step would run. It does not communicate and does not change `task`; it
+    seeds random generators. Raises NotEstimated, and any UserError of the task.
     """
 
     def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
@@ -159,7 +166,9 @@ class StepMemory:
 
 @contextmanager
 def _attempt(problem: str) -> Iterator[None]:
-    """Raise NotEstimated with the `problem` for any error within it, as code from outside may raise, but a UserError."""
+    """Raise NotEstimated with the `problem` for any error within it, as code from outside may
+    raise, but a UserError.
+    """
     try:
         yield
     except UserError:
@@ -188,7 +197,9 @@ class _CudaAutocast(TorchFunctionMode):
 
 
 def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: bool) -> Counter[str]:
-    """The parts of the peak of one step of one micro-batch, on fake tensors; kept gradients are there before it."""
+    """The parts of the peak of one step of one micro-batch, on fake tensors; kept gradients are
+    there before it.
+    """
     model = state.model
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
@@ -216,7 +227,8 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
 
 
 class StorageTracker(TorchDispatchMode):
-    """Follows every storage from the operator that returns it to its end; `at_peak` are the bytes of each part at the peak.
+    """Follows every storage from the operator that returns it to its end; `at_peak` are the bytes
+    of each part at the peak.
 
     torch.distributed._tools.mem_tracker does the same by module, which costs more and knows no EMA.
     """
@@ -236,7 +248,9 @@ class StorageTracker(TorchDispatchMode):
         return out
 
     def add(self, values: Iterable[Any], part: str) -> None:
-        """Count the storages of the tensors among `values` as `part`; "" is "activations", or what they were."""
+        """Count the storages of the tensors among `values` as `part`; "" is "activations", or what
+        they were.
+        """
         for storage in (value.untyped_storage() for value in values if isinstance(value, Tensor)):
             if (known := self._live.get(storage._cdata)) is None:
                 known = self._live[storage._cdata] = [
@@ -263,7 +277,9 @@ class StorageTracker(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The micro-batches of a step, its memory in lines of the log, and why it cannot run, "" if it can."""
+    """The micro-batches of a step, its memory in lines of the log, and why it cannot run, "" if it
+    can.
+    """
 
     accumulate: int
     lines: list[str]
@@ -273,10 +289,11 @@ class MemoryPlan:
 def plan_memory(
     config: RunConfig, task: Task, strategy: DistributedStrategy, plan_of: PlanOf
 ) -> MemoryPlan:
-    """Settle `trainer.accumulate` and compare the step with the memory of `config.gpu` or the smallest GPU, alike on all ranks.
+    """Settle `trainer.accumulate` and compare the step with the memory of `config.gpu` or the
+    smallest GPU, alike on all ranks.
 
-    A step too large for the GPU in use is a warning, as an estimate may be wrong; it is a problem in a dry run, for a GPU that
-    `gpu` names, and where auto finds no number.
+    A step too large for the GPU in use is a warning, as an estimate may be wrong; it is a problem
+    in a dry run, for a GPU that `gpu` names, and where auto finds no number.
     """
     memory = find_gpu(config.gpu) if config.gpu else _smallest_gpu(strategy)
     auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches

@@ -310,7 +310,9 @@ def _named_checkpoint(
 
 
 def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) -> None:
-    """Raise ConfigError when a folder holds checkpoints, with which a second run would mix its own."""
+    """Raise ConfigError when a folder holds checkpoints, with which a second run would mix
+    its own.
+    """
     if run_folder and _has_checkpoints(run_folder / CHECKPOINTS):
         again = as_override("resume", run_folder)
         raise ConfigError(

@@ -253,7 +253,8 @@ class Training:
                 logger.info(page_if_possible(lambda: write_report(folder), folder))
             if self.config.logging.tensorboard and metrics is not None:
                 self._write_tensorboard(metrics)
-        # Anything may fail in drawing, custom code included; the weights and result.json are written.
+        # Anything may fail in drawing, custom code included; the weights and result.json are
+        # written.
         except Exception as error:
             again = f"python -m retina_dist.report {as_override('run', folder)} tries again"
             logger.warning(f"no report: {describe_error(error)}; {again}")

@@ -1,4 +1,6 @@
-"""The logging handler of the logger "retina_dist": what a rank prints, and signs of life during long work."""
+"""The logging handler of the logger "retina_dist": what a rank prints, and signs of life during
+long work.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ def note_output() -> None:
 
 
 class Console(logging.Handler):
-    """Prints INFO of rank 0, and WARNING of every rank or, with `extra={"rank_zero_only": True}`, of rank 0.
+    """Prints INFO of rank 0, and WARNING of every rank or, with `extra={"rank_zero_only": True}`,
+    of rank 0.
 
-    A training replaces `write`, which prints a line, and `beat`, which `heartbeat` calls, by those of `Progress`.
+    A training replaces `write`, which prints a line, and `beat`, which `heartbeat` calls, by those
+    of `Progress`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -86,7 +90,8 @@ def configure_logging(rank: int) -> Iterator[Console]:
 
 @contextmanager
 def heartbeat() -> Iterator[None]:
-    """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on another thread.
+    """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on
+    another thread.
 
     `text` and `seconds` are of `activity`; `silent` says that nothing was printed for ten seconds.
     """

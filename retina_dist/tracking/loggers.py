@@ -1,4 +1,6 @@
-"""Metric loggers: the trainer calls `log(metrics, step)` with metrics by `group/name` and the optimizer step."""
+"""Metric loggers: the trainer calls `log(metrics, step)` with metrics by `group/name` and the
+optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ STEP = "step"
 class MetricLogger(Protocol):
     """Logs metrics, on the main rank.
 
-    An entry of the group `logging` may name a class of this kind, which is called as CLASS(settings, folder, resume_step): its
-    `settings` are below `LoggingConfig`, `folder` is the run's, `resume_step` is None in a fresh run.
+    An entry of the group `logging` may name a class of this kind, which is called as
+    CLASS(settings, folder, resume_step): its `settings` are below `LoggingConfig`, `folder` is the
+    run's, `resume_step` is None in a fresh run.
     """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
@@ -71,10 +74,12 @@ class LoggerCollection(Callback):
 
 
 class CsvLogger(MetricLogger):
-    """A CSV file with one row per `log`: the step in the first column, an empty cell where a metric was not logged.
+    """A CSV file with one row per `log`: the step in the first column, an empty cell where a metric
+    was not logged.
 
-    Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the file is continued without rows
-    of later steps, which the resumed run logs again, and without a half-written last row; else an existing file is replaced.
+    Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the
+    file is continued without rows of later steps, which the resumed run logs again, and without a
+    half-written last row; else an existing file is replaced.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
@@ -102,7 +107,9 @@ class CsvLogger(MetricLogger):
 
 
 class TensorBoardLogger:
-    """Scalars for TensorBoard; with `resume_step`, the later steps of the earlier run are purged."""
+    """Scalars for TensorBoard; with `resume_step`, the later steps of the earlier run
+    are purged.
+    """
 
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -140,7 +147,9 @@ class TensorBoardLogger:
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Metric name -> (steps, values) in the order logged. Raises DataError unless a CsvLogger wrote the file."""
+    """Metric name -> (steps, values) in the order logged. Raises DataError unless a CsvLogger wrote
+    the file.
+    """
     series: dict[str, tuple[list[int], list[float]]] = {}
     for row in _read_rows(path)[1]:
         step = int(row.pop(STEP))

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 ID_FILE = "mlflow.json"
 DOCUMENTS = (".yaml", ".json", ".csv", ".html", ".jpg")  # files of a run folder that are uploaded
-# Characters of a param or tag on older servers: https://mlflow.org/docs/latest/rest-api.html#log-param
+# Characters of a param or tag on older servers:
+# https://mlflow.org/docs/latest/rest-api.html#log-param
 MAX_LENGTH = 500
 NOTE = "mlflow.note.content"  # the description of a run
 MAX_NOTE_LENGTH = 5000

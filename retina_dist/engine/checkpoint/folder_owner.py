@@ -1,8 +1,10 @@
-"""One writer for each folder: a lock for processes of one file system, and `owner.json` beside the checkpoints.
+"""One writer for each folder: a lock for processes of one file system, and `owner.json` beside the
+checkpoints.
 
-Two runs that start into one local folder see the same lock, and the second one is refused. Object stores have no lock, and a
-suspended process keeps its own: there the last one to start writes `owner.json` (see `CheckpointStore.claim`), and the checkpoint
-store of every other process stops before it writes or removes anything.
+Two runs that start into one local folder see the same lock, and the second one is refused. Object
+stores have no lock, and a suspended process keeps its own: there the last one to start writes
+`owner.json` (see `CheckpointStore.claim`), and the checkpoint store of every other process stops
+before it writes or removes anything.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def describe_owner(owner: dict[str, Any]) -> str:
 
 
 class Owner(contextlib.AbstractContextManager["Owner"]):
-    """This process as the only writer of some folders, from `lock` until it leaves the context or ends."""
+    """This process as the only writer of some folders, from `lock` until it leaves the context or
+    ends.
+    """
 
     def __init__(self) -> None:
         since = datetime.now().isoformat(" ", "seconds")
@@ -55,9 +59,11 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
         self._locks: dict[Path, int] = {}
 
     def lock(self, folder: PathOrUrl, key: str, *, is_restart: bool = False) -> None:
-        """Make and lock a local `folder`, the value of the setting `key`; the lock ends with the process and is not inherited.
+        """Make and lock a local `folder`, the value of the setting `key`; the lock ends with the
+        process and is not inherited.
 
-        Raises ConfigError when it cannot be written or another process holds it, unless `is_restart` says that both are one job's.
+        Raises ConfigError when it cannot be written or another process holds it, unless
+        `is_restart` says that both are one job's.
         """
         if not isinstance(folder, Path) or folder in self._locks:
             return
@@ -77,7 +83,9 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
             ) from error
 
     def _locked(self, path: Path) -> int:
-        """The descriptor of the locked file. Raises BlockingIOError where another process has it."""
+        """The descriptor of the locked file. Raises BlockingIOError where another process
+        has it.
+        """
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:

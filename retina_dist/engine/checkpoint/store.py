@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, off the training thread, and verified when read.
 
-The trainer calls the store on the main process only. A folder, local or behind a URL, holds `step_N.pt` files, `manifest.json`
-(step, metric and second names of each) and `owner.json` (who may write). A local one also holds `last.pt` and `best.pt`, hard links
-to two of them; elsewhere these names are looked up in the manifest. Each file ends with the SHA-256 of the bytes before it (a
+The trainer calls the store on the main process only. A folder, local or behind a URL, holds
+`step_N.pt` files, `manifest.json` (step, metric and second names of each) and `owner.json` (who may
+write). A local one also holds `last.pt` and `best.pt`, hard links to two of them; elsewhere these
+names are looked up in the manifest. Each file ends with the SHA-256 of the bytes before it (a
 comment to zip and torch), so that it can be verified without the manifest.
 """
 
@@ -52,10 +53,12 @@ class NewerFormat(CheckpointError):
 
 
 class CheckpointStore:
-    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the best `save_top_k` by `best`.
+    """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the
+    best `save_top_k` by `best`.
 
-    `resumed_at` is the step that a run resumed from: `claim` forgets later checkpoints in the folder, the first save removes
-    them. `owner` is `Owner.name` of this process; nothing is written or removed once another process has claimed the folder.
+    `resumed_at` is the step that a run resumed from: `claim` forgets later checkpoints in the
+    folder, the first save removes them. `owner` is `Owner.name` of this process; nothing is written
+    or removed once another process has claimed the folder.
     """
 
     def __init__(
@@ -78,10 +81,12 @@ class CheckpointStore:
         self._writing: futures.Future[None] | None = None
 
     def claim(self) -> None:
-        """Make this process the owner of the folder, and its manifest end at `resumed_at`; before anything else is written.
+        """Make this process the owner of the folder, and its manifest end at `resumed_at`; before
+        anything else is written.
 
-        From then on the store of any other process refuses to write here. `best` restarts from the best checkpoint of the folder
-        unless `best.value` has one there. Raises CheckpointError when the folder takes no file.
+        From then on the store of any other process refuses to write here. `best` restarts from the
+        best checkpoint of the folder unless `best.value` has one there. Raises CheckpointError when
+        the folder takes no file.
         """
         try:
             write_bytes(self.folder / OWNER, json.dumps(self.owner).encode())
@@ -115,9 +120,11 @@ class CheckpointStore:
             best.value, best.evals_since_best = ranked[0]["metric"] if ranked else None, 0
 
     def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> None:
-        """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on the disk.
+        """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on
+        the disk.
 
-        `metric` makes it a candidate for the best. Waits for the save before, and raises its error, as `wait` does.
+        `metric` makes it a candidate for the best. Waits for the save before, and raises its error,
+        as `wait` does.
         """
         self.wait()
         metric = metric if metric is not None and math.isfinite(metric) else None
@@ -125,7 +132,9 @@ class CheckpointStore:
         self._writing = self._writer.submit(self._write, copied, step, metric)
 
     def wait(self) -> None:
-        """Return when the last save is on the disk. Raises CheckpointError, once, when it could not be written."""
+        """Return when the last save is on the disk. Raises CheckpointError, once, when it could not
+        be written.
+        """
         if self._writing:
             futures.wait([self._writing])
             writing, self._writing = self._writing, None
@@ -175,7 +184,9 @@ class CheckpointStore:
         return named
 
     def _tidy(self) -> None:
-        """Remove the checkpoints that the manifest no longer names, and what a killed process left half written."""
+        """Remove the checkpoints that the manifest no longer names, and what a killed process left
+        half written.
+        """
         files = {e["file"] for e in self._entries or ()}
         for name in names_in(self.folder):
             if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
@@ -211,7 +222,9 @@ class CheckpointStore:
 
 
 def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
-    """The checkpoints that the manifest names, oldest first. Raises CheckpointError unless it is sound, or none is there."""
+    """The checkpoints that the manifest names, oldest first. Raises CheckpointError unless it is
+    sound, or none is there.
+    """
     try:
         entries = json.loads(read_bytes(folder / MANIFEST))
         for e in entries:
@@ -233,8 +246,9 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
 def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | None:
     """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
-    Tries the manifest's checkpoints, newest first, then the other files `step_N.pt`; a damaged checkpoint, and a damaged or missing
-    manifest, is a warning. Raises CheckpointError where all are damaged.
+    Tries the manifest's checkpoints, newest first, then the other files `step_N.pt`; a damaged
+    checkpoint, and a damaged or missing manifest, is a warning. Raises CheckpointError where all
+    are damaged.
     """
     folder = parse_path(folder)
     entries: list[dict[str, Any]] = []
@@ -258,9 +272,11 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
 
 
 def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
-    """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever unpickled.
+    """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever
+    unpickled.
 
-    `source` may be a run folder, as in `located`. Raises CheckpointError unless the file is sealed and of our format.
+    `source` may be a run folder, as in `located`. Raises CheckpointError unless the file is sealed
+    and of our format.
     """
     source = located(source)
     content: Any = load_torch(source)[0]
@@ -279,7 +295,8 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
 
 
 def located(source: str | PathOrUrl) -> PathOrUrl:
-    """The checkpoint file that `source` means: of a run folder its best one, else its last; any other place as it is.
+    """The checkpoint file that `source` means: of a run folder its best one, else its last; any
+    other place as it is.
 
     `last.pt` and `best.pt` of a folder behind a URL are looked up in its manifest.
     """
@@ -300,7 +317,9 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """The file of a checkpoint by torch.save, with its own SHA-256 as the zip's comment at the end."""
+    """The file of a checkpoint by torch.save, with its own SHA-256 as the zip's comment at
+    the end.
+    """
     file = io.BytesIO()
     torch.save({**content, "format": FORMAT}, file)
     file.seek(-2, os.SEEK_END)
@@ -311,7 +330,9 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def _snapshot(value: Any) -> Any:
-    """A copy that later training does not change: tensors on the CPU, containers of the same types."""
+    """A copy that later training does not change: tensors on the CPU, containers of the
+    same types.
+    """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -325,7 +346,9 @@ def _snapshot(value: Any) -> Any:
 
 
 def _link(path: Path, alias: Path) -> None:
-    """Make `alias` a second name of `path`: a hard link, or a copy where the file system has none."""
+    """Make `alias` a second name of `path`: a hard link, or a copy where the file system
+    has none.
+    """
 
     def link(temporary: Path) -> None:
         temporary.unlink(
