@@ -186,7 +186,7 @@ ALLOWED_WAITS = (
         "step before the weights change",
     ),
     AllowedWait(
-        "retina_dist.engine.train_logger",
+        "retina_dist.engine.meter",
         "compute",
         "every trainer.log_every steps, one transfer of all means",
     ),

@@ -17,8 +17,8 @@ Mode = Literal["max", "min"]
 def default_mode(metric: str) -> Mode:
     """A loss or an error is best when it is lowest, every other metric when it is highest.
 
-    >>> default_mode("val/loss_classification"), default_mode("val/mae"), default_mode("val/accuracy")
-    ('min', 'min', 'max')
+    >>> [default_mode(metric) for metric in ("val/loss_classification", "val/mae", "val/accuracy")]
+    ['min', 'min', 'max']
     """
     return "min" if re.search(r"loss|error|\b(?:mae|r?mse|nll|perplexity)\b", metric) else "max"
 
@@ -59,7 +59,8 @@ class BestMetric:
         if not math.isfinite(value):
             return
         if self.value is None or self.rank(value) < self.rank(self.value):
-            self.value, self.evals_since_best = value, 0
+            self.value = value
+            self.evals_since_best = 0
         else:
             self.evals_since_best += 1
 
@@ -86,11 +87,13 @@ class BestMetric:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back what `state_dict` returned; the value of another metric or mode is forgotten."""
         if self.name is None and state.get("name"):
-            self.name, self.mode = state["name"], state["mode"]
-        same = self.same_metric(state)
-        self.value, self.evals_since_best = (
-            (state["value"], int(state["evals_since_best"])) if same else (None, 0)
-        )
+            self.name = state["name"]
+            self.mode = state["mode"]
+        self.value = None
+        self.evals_since_best = 0
+        if self.same_metric(state):
+            self.value = state["value"]
+            self.evals_since_best = int(state["evals_since_best"])
 
     def same_metric(self, state: Mapping[str, Any]) -> bool:
         """Whether a state's value can be compared with this metric's."""

@@ -38,10 +38,12 @@ class StepMeter:
         if self.sums is None:
             return {}
         self._stop_clock()
-        sums = (self.mean_over_ranks(self.sums) if self._differs else self.sums).cpu()
+        sums = self.sums
+        if self._differs:
+            sums = self.mean_over_ranks(sums)
         return {
             "names": self.names,
-            "sums": sums,
+            "sums": sums.cpu(),
             "steps": self.steps,
             "images": self.images,
             "seconds": self.seconds,
@@ -51,12 +53,11 @@ class StepMeter:
         """Load what `state_dict` returned, on any number of ranks."""
         self._clear()
         if state:
-            self.names, self.sums = list(state["names"]), state["sums"].clone()
-            self.steps, self.images, self.seconds = (
-                state["steps"],
-                state["images"],
-                state["seconds"],
-            )
+            self.names = list(state["names"])
+            self.sums = state["sums"].clone()
+            self.steps = state["steps"]
+            self.images = state["images"]
+            self.seconds = state["seconds"]
 
     def update(self, values: dict[str, Tensor], images: int) -> None:
         """Add one step's values (scalars, equal in meaning on every rank; none of a step left out)
@@ -70,8 +71,11 @@ class StepMeter:
         if not values:
             return
         stacked = torch.stack([v.detach().double() for v in values.values()])
-        self.names, self._differs = list(values), True
-        self.sums = stacked if self.sums is None else self.sums.to(stacked.device) + stacked
+        self.names = list(values)
+        self._differs = True
+        if self.sums is not None:
+            stacked = stacked + self.sums.to(stacked.device)
+        self.sums = stacked
         self.steps += 1
 
     @contextmanager

@@ -58,8 +58,12 @@ class NonFiniteGuard:
         folder: Path | None = None,
         inspect: Callable[[nn.Module, Any], list[dict[str, Any]]] | None = None,
     ) -> None:
-        self.state, self.plan, self.strategy, self.limit = state, plan, strategy, limit
-        self.folder, self.inspect = folder, inspect
+        self.state = state
+        self.plan = plan
+        self.strategy = strategy
+        self.limit = limit
+        self.folder = folder
+        self.inspect = inspect
         self._statistics: list[Tensor] = []
         self._before: list[Tensor] = []  # their values at the beginning of the step
 
@@ -69,7 +73,8 @@ class NonFiniteGuard:
             x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)
         ]
         if list(map(id, statistics)) != list(map(id, self._statistics)):
-            self._statistics, self._before = statistics, [torch.empty_like(x) for x in statistics]
+            self._statistics = statistics
+            self._before = [torch.empty_like(x) for x in statistics]
         copy_each(self._before, self._statistics)
 
     def accept(self, norm: Tensor) -> bool:
@@ -90,19 +95,16 @@ class NonFiniteGuard:
         autocast: Autocast,
     ) -> None:
         """Count and report a skipped step. Every rank must call it."""
-        state, scaler, step, lr = (
-            self.state,
-            self.state.scaler,
-            self.state.step + 1,
-            self.plan.lr_at(self.state.step),
-        )
+        state = self.state
+        scaler = state.scaler
+        step = state.step + 1
+        lr = self.plan.lr_at(state.step)
         state.skipped_steps += 1
         if scaler.is_enabled() and scaler.get_scale() > 1:
             bad = any(not value.isfinite() for value in losses.values())
             if not self.strategy.all_reduce_max_async(int(bad), "loss scale")():
-                logger.info(
-                    f"step {step}: fp16 overflow; step skipped, loss scale now {scaler.get_scale():g}"
-                )
+                scale = scaler.get_scale()
+                logger.info(f"step {step}: fp16 overflow; step skipped, loss scale now {scale:g}")
                 return
         state.consecutive_skips += 1
         own = {
@@ -119,24 +121,24 @@ class NonFiniteGuard:
         if self.strategy.is_main and self.folder:
             path = self.folder / f"nonfinite_{step:08d}.json"
             # "NaN" and "Infinity" as json.loads reads them: this is what the file is about
-            facts: dict[str, Any] = {"step": step, "epoch": self.plan.epoch_at(step), "lr": lr}
-            facts |= {
+            facts = {
+                "step": step,
+                "epoch": self.plan.epoch_at(step),
+                "lr": lr,
                 "grad_norm": float(norm),
                 "loss_scale": scaler.get_scale(),
                 "in_a_row": state.consecutive_skips,
+                "world_size": self.strategy.world_size,
+                "ranks": ranks,
             }
-            facts |= {"world_size": self.strategy.world_size, "ranks": ranks}
             write_json(path, redacted_tree(facts))
             words += f"; see {path}"
         if state.consecutive_skips > self.limit:
             words += f", at lr={lr:g}, {pluralize(state.consecutive_skips, 'step')} in a row"
-            raise Divergence(
-                f"{words}; lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
-            )
-        words += (
-            f"; the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)"
-        )
-        logger.warning(words, extra={"rank_zero_only": True})
+            remedy = "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip"
+            raise Divergence(f"{words}; {remedy}.")
+        count = f"{state.consecutive_skips} in a row, {self.limit} allowed"
+        logger.warning(f"{words}; the step is left out ({count})", extra={"rank_zero_only": True})
 
 
 @contextmanager

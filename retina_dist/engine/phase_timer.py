@@ -51,7 +51,8 @@ class PhaseTimer:
 
     def start(self) -> None:
         """Start to measure."""
-        self._last, self._begun = self._now(), time.perf_counter()
+        self._last = self._now()
+        self._begun = time.perf_counter()
 
     def stop(self) -> None:
         """Stop; the time since the last mark is "other"."""
@@ -120,7 +121,10 @@ class PhaseTimer:
                 self._step.clear()
                 self.num_steps += 1
                 continue
-            seconds = self._last.elapsed_time(moment) / 1000 if on_cuda else moment - self._last
+            if on_cuda:
+                seconds = self._last.elapsed_time(moment) / 1000
+            else:
+                seconds = moment - self._last
             self._last = moment
             self.seconds[part] += seconds
             self._step[part] += seconds
@@ -158,18 +162,16 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     step = sum(times.values(), np.zeros(1))
     times |= {"own": step - times["communication"], "step": step}
     on_gpu = peak_gib(timer.device) if timer.device.type == "cuda" else None
+    step_ms = {}
+    for name, values in times.items():
+        percentiles = np.percentile(values, list(PERCENTILES.values())) * 1000
+        step_ms[name] = dict(zip(PERCENTILES, percentiles.round(4).tolist(), strict=True))
     mine: dict[str, Any] = {
         "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
         "wall_s": round(timer.wall, 6),
         "steps": timer.num_steps,
         "peak_gib": {"process": round(peak_gib(), 4), "device": on_gpu},
-        "step_ms": {
-            name: {
-                key: round(float(np.percentile(values, p)) * 1000, 4)
-                for key, p in PERCENTILES.items()
-            }
-            for name, values in times.items()
-        },
+        "step_ms": step_ms,
     }
     ranks = [strategy.broadcast_object(mine, rank) for rank in range(strategy.world_size)]
     own = [rank["step_ms"]["own"]["p50"] for rank in ranks]
@@ -181,13 +183,15 @@ def format_timings(timings: dict[str, Any]) -> str:
     fastest.
     """
     main = timings["ranks"][0]
-    largest = sorted(PARTS, key=lambda name: -main["seconds"][name])[:3]
-    shares = ", ".join(
-        f"{name} {main['seconds'][name] / max(main['wall_s'], 1e-9):.0%}" for name in largest
-    )
-    text = f"{format_duration(main['wall_s'])} for {pluralize(main['steps'], 'step')}: {shares}"
+    seconds = main["seconds"]
+    wall = main["wall_s"]
+    largest = sorted(PARTS, key=seconds.__getitem__, reverse=True)[:3]
+    shares = ", ".join(f"{name} {seconds[name] / max(wall, 1e-9):.0%}" for name in largest)
+    text = f"{format_duration(wall)} for {pluralize(main['steps'], 'step')}: {shares}"
     own = [rank["step_ms"]["own"]["p50"] for rank in timings["ranks"]]
     if len(own) > 1:
-        times = max(own) / max(min(own), 1e-9)
-        text += f"; rank {timings['slowest']} takes {times:.2f} times the fastest's {min(own):.0f} ms a step"
+        fastest = min(own)
+        times = max(own) / max(fastest, 1e-9)
+        slowest = f"rank {timings['slowest']} takes {times:.2f} times"
+        text += f"; {slowest} the fastest's {fastest:.0f} ms a step"
     return text

@@ -119,7 +119,8 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         raise ConfigError(
             f"{key}={duration} is not a duration; write it as 12epochs, 90ksteps or 500images."
         )
-    amount, unit = Fraction(form[1]) * _MULTIPLE[form[2]], form[3]
+    amount = Fraction(form[1]) * _MULTIPLE[form[2]]
+    unit = form[3]
     if unit in ("epoch", "ep"):
         amount *= epoch
     elif unit != "step":
@@ -164,7 +165,9 @@ class Plan:
         be equal.
         """
         fewest, more = divmod(self.batch_size, self.world_size * self.accumulate)
-        return (fewest, fewest + 1) if more else (fewest,)
+        if more:
+            return (fewest, fewest + 1)
+        return (fewest,)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0 is the first), before any group's own
@@ -205,21 +208,26 @@ class Plan:
         schedule = self.schedule
         shape = schedule.decay.describe(self.lr)
         if schedule.warmup:
-            shape += f", warm-up over {pluralize(schedule.warmup, 'step')} from {self.lr * schedule.warmup_factor:g}"
+            start = self.lr * schedule.warmup_factor
+            shape += f", warm-up over {pluralize(schedule.warmup, 'step')} from {start:g}"
+        images = pluralize(self.batch_size, "image")
+        processes = pluralize(self.world_size, "process")
+        share = " or ".join(map(str, self.micro_batches))
+        epoch = (
+            f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
+        )
+        if self.num_images < self.batch_size:
+            epoch += "; data.batch_size is larger than the data: lower it"
+        epochs = pluralize(f"{self.epoch_at(self.total_steps):.4g}", "epoch")
+        validate = "at the end"
+        if self.validate_every:
+            validate = f"every {pluralize(self.validate_every, 'step')}"
         rows = {
-            "batch": f"{pluralize(self.batch_size, 'image')} a step = {pluralize(self.world_size, 'process')} x "
-            f"{self.accumulate} accumulated x {' or '.join(map(str, self.micro_batches))}",
-            "epoch": f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
-            + (
-                "; data.batch_size is larger than the data: lower it"
-                if self.num_images < self.batch_size
-                else ""
-            ),
-            "length": f"{pluralize(self.total_steps, 'step')} = {pluralize(f'{self.epoch_at(self.total_steps):.4g}', 'epoch')}",
+            "batch": f"{images} a step = {processes} x {self.accumulate} accumulated x {share}",
+            "epoch": epoch,
+            "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": f"every {pluralize(self.validate_every, 'step')}"
-            if self.validate_every
-            else "at the end",
+            "validate": validate,
         }
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
@@ -248,18 +256,18 @@ def resolve_plan(
 
     if num_images < 1:
         raise ConfigError(
-            "the training set has no image; check data.root, or data.keep_empty_images if all are empty."
+            "the training set has no image; "
+            "check data.root, or data.keep_empty_images if all are empty."
         )
     if trainer.micro_batches > batch_size:
         raise ConfigError(
-            f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; use at most {batch_size}."
+            f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; "
+            f"use at most {batch_size}."
         )
     total = steps("trainer.max_duration", trainer.max_duration)
-    stop = (
-        total
-        if trainer.stop_after is None
-        else min(total, steps("trainer.stop_after", trainer.stop_after))
-    )
+    stop = total
+    if trainer.stop_after is not None:
+        stop = min(total, steps("trainer.stop_after", trainer.stop_after))
     for key, number in (("max_duration", total), ("stop_after", stop)):
         if number < 1:
             raise ConfigError(

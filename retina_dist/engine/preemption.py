@@ -46,13 +46,15 @@ class PreemptionWatch:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now, name = time.monotonic(), signal.Signals(number).name
+        now = time.monotonic()
+        name = signal.Signals(number).name
         if number == signal.SIGUSR1:
             if self.reason is None:
                 self.reason = name
                 _tell(f"{name}: stopping with a checkpoint after this step")
         elif self._noticed is None:
-            self.reason, self._noticed = self.reason or name, now
+            self.reason = self.reason or name
+            self._noticed = now
             _tell(f"{name}: stopping with a checkpoint after this step; once more ends at once")
         elif now - self._noticed > ECHO_S:
             signal.signal(number, signal.SIG_DFL)

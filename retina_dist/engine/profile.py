@@ -36,8 +36,11 @@ def profiled(
     left = plan.stop_step - done
     steps = max(1, min(plan.profile_steps, left - SKIPPED))
     skipped = max(0, min(SKIPPED, left - steps))
-    rank, device = strategy.rank, strategy.device.type
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
+    rank = strategy.rank
+    device = strategy.device.type
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
 
     def write(profiler: profile) -> None:
         path = folder / f"rank_{rank}.json.gz"

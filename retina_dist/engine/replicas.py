@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from retina_dist.base.errors import CollectiveError, ConfigError
+from retina_dist.base.text import format_ranks
 from retina_dist.strategies.base import DistributedStrategy
 
 CHUNK = 1 << 22  # elements checked at a time
@@ -90,8 +91,9 @@ def check_shares(
         )
     if abs(mean - 1) > TOLERANCE and not (skips and 0 <= mean < 1):
         raise ReplicaMismatch(
-            f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over ranks, not 1: a "
-            "rank dropped examples, or a weight is not world_size x its examples / the examples of the step."
+            f"the weights of step {step} add up to {_by_rank(sums)}, with the mean {mean:.6g} over "
+            "ranks, not 1: a rank dropped examples, or a weight is not world_size x its examples / "
+            "the examples of the step."
         )
 
 
@@ -117,18 +119,18 @@ def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> N
         values = [rank.get(name, math.nan) for rank in ranks]
         if not np.allclose(values, values[0], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
-                f"the metric {name} is {_by_rank(values)}: the evaluator must give every rank the metrics of all images, by "
-                "strategy.all_reduce or strategy.all_gather."
+                f"the metric {name} is {_by_rank(values)}: the evaluator must give every rank the "
+                "metrics of all images, by strategy.all_reduce or strategy.all_gather."
             )
 
 
 def _by_rank(values: Sequence[float]) -> str:
     """ "1 on rank 0 and 0.5 on rank 2": the first value, and the first that differs from it."""
-    first, *others = values
-    other = next(((rank, x) for rank, x in enumerate(others, start=1) if x != first), None)
-    return f"{first:.6g} on " + (
-        f"rank 0 and {other[1]:.6g} on rank {other[0]}" if other else "each rank"
-    )
+    first = values[0]
+    for rank, value in enumerate(values):
+        if rank and value != first:
+            return f"{first:.6g} on rank 0 and {value:.6g} on rank {rank}"
+    return f"{first:.6g} on each rank"
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
@@ -174,19 +176,23 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
     different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if not different:
         return
-    lines = [f"{names[i]} ({_sides(everyone[:, i].tolist())})" for i in different[:SHOWN]]
-    more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+    shown = [f"{names[i]} ({_sides(everyone[:, i].tolist())})" for i in different[:SHOWN]]
+    what = ", ".join(shown)
+    if len(different) > SHOWN:
+        what += f" and {len(different) - SHOWN} more"
     raise ReplicaMismatch(
-        f"after step {step} the replicas differ in {', '.join(lines)}{more}; check the devices, then continue with resume=auto."
+        f"after step {step} the replicas differ in {what}; "
+        "check the devices, then continue with resume=auto."
     )
 
 
 def _sides(values: list[int]) -> str:
     """The ranks whose value differs from most, against the others."""
-    most = max(set(values), key=lambda v: (values.count(v), v == values[0]))
-    odd = [str(rank) for rank, value in enumerate(values) if value != most]
+    counts = Counter(values)
+    most, _ = counts.most_common(1)[0]  # of equal counts the first, rank 0's
+    odd = [rank for rank, value in enumerate(values) if value != most]
     like = [str(rank) for rank, value in enumerate(values) if value == most]
-    return f"rank{'s' if len(odd) > 1 else ''} {', '.join(odd)} against {', '.join(like)}"
+    return f"{format_ranks(odd)} against {', '.join(like)}"
 
 
 def checksum(tensor: Tensor) -> Tensor:

@@ -76,7 +76,10 @@ class TrainState:
         ema: ExponentialMovingAverage | None = None,
         best: BestMetric | None = None,
     ) -> None:
-        self.model, self.optimizer, self.scaler, self.ema = model, optimizer, scaler, ema
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.ema = ema
         self._groups = describe_groups(model, optimizer)
         self.step = 0
         self.best = best or BestMetric()
@@ -116,18 +119,18 @@ class TrainState:
             parameter: name for name, parameter in self.model.named_parameters()
         }
         optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
-        ema = {"ema": self.ema.model.state_dict()} if self.ema else {}
-        groups = [
-            {k: v for k, v in group.items() if k != "params"}
-            for group in self.optimizer.param_groups
-        ]
-        settings = {"settings": settings_of(self.model), "groups": groups}
-        return {
+        parts: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": dict(sorted(optimizer.items())),
-            **ema,
-            **settings,
         }
+        if self.ema:
+            parts["ema"] = self.ema.model.state_dict()
+        groups = [dict(group) for group in self.optimizer.param_groups]
+        for group in groups:
+            del group["params"]
+        parts["settings"] = settings_of(self.model)
+        parts["groups"] = groups
+        return parts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from
@@ -136,10 +139,8 @@ class TrainState:
         self.step = state["step"]
         self.best.load_state_dict(state["best"])
         self.last_eval_step = state["last_eval_step"]
-        self.skipped_steps, self.consecutive_skips = (
-            state["skipped_steps"],
-            state["consecutive_skips"],
-        )
+        self.skipped_steps = state["skipped_steps"]
+        self.consecutive_skips = state["consecutive_skips"]
         self.meter.load_state_dict(state["pending_metrics"])
         self.model.load_state_dict(state["model"])
         if self.ema:

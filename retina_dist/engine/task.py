@@ -72,7 +72,8 @@ class Task(ABC):
 
     def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
         """Read the data. Must not communicate."""
-        self.config, self.strategy = config, strategy
+        self.config = config
+        self.strategy = strategy
 
     @property
     @abstractmethod

@@ -30,7 +30,9 @@ class TrainLogger:
         callbacks: Callback,
         data: TaskData,
     ) -> None:
-        self.state, self.plan, self.strategy = state, plan, strategy
+        self.state = state
+        self.plan = plan
+        self.strategy = strategy
         self.callbacks = callbacks
         self.data = data
         state.meter.mean_over_ranks = partial(strategy.all_reduce, op="mean")
@@ -46,23 +48,22 @@ class TrainLogger:
 
     def flush(self) -> None:
         """Log the means since the last call; every rank must call it."""
-        state, plan, step = self.state, self.plan, self.state.step
+        state = self.state
+        step = state.step
         metrics = state.meter.compute()
         if not metrics:
             return
         weight = metrics.pop(WEIGHT, 1.0)
         if weight < 1 - 1e-9:  # bad images were left out
-            losses = {
-                name: value for name, value in metrics.items() if name.startswith("train/loss")
-            }
-            metrics |= {
-                name: value / weight if weight else math.nan for name, value in losses.items()
-            }
+            for name, value in metrics.items():
+                if name.startswith("train/loss"):
+                    metrics[name] = value / weight if weight else math.nan
         self.last_loss = metrics["train/loss"]
         self.speeds.append(metrics["time/images_per_s"])
         if state.skipped_steps:
             metrics["train/skipped_steps"] = state.skipped_steps
         if self.strategy.fp16_overflows:
             metrics["comm/fp16_overflows"] = self.strategy.fp16_overflows
-        metrics |= {"train/lr": plan.lr_at(step - 1), "train/epoch": plan.epoch_at(step)}
+        metrics["train/lr"] = self.plan.lr_at(step - 1)
+        metrics["train/epoch"] = self.plan.epoch_at(step)
         self.callbacks.on_log(metrics, step)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from retina_dist.base.errors import Preempted, set_status
 from retina_dist.engine.checkpoint.store import CheckpointStore
+from retina_dist.engine.plan import Due
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.task import TaskData, TrainBatch
@@ -146,7 +147,7 @@ class TrainLoop:
                     self._save(metrics if due.validate else {})
                 if action is StopAction.STOP:
                     self._preempt()
-                if due.last or (due.validate and self._stops_early()):
+                if self._ends_after(due):
                     break
         assert self.saved_step == state.step, "a run ends with a checkpoint"
         return metrics
@@ -216,6 +217,9 @@ class TrainLoop:
         if self.state.best.exhausted:
             logger.info(self.state.best.describe_stop())
         return self.state.best.exhausted
+
+    def _ends_after(self, due: Due) -> bool:
+        return due.last or (due.validate and self._stops_early())
 
     def _preempt(self) -> None:
         self._finish()

@@ -55,28 +55,29 @@ class TrainStep:
         skips_images: bool = False,
         compiles: bool = False,
     ) -> None:
-        self.state, self.plan, self.strategy, self.seed = state, plan, strategy, seed
+        self.state = state
+        self.plan = plan
+        self.strategy = strategy
+        self.seed = seed
         self.skips_images = skips_images
         self.autocast = autocast(strategy.device, precision)
-        self.gradient_clip, self.gradient_clip_algorithm = gradient_clip, gradient_clip_algorithm
+        self.gradient_clip = gradient_clip
+        self.gradient_clip_algorithm = gradient_clip_algorithm
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
-        self.net = strategy.prepare(
-            compiled(state.model) if compiles else state.model, plan.accumulate
-        )
+        model = compiled(state.model) if compiles else state.model
+        self.net = strategy.prepare(model, plan.accumulate)
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1:
             self.timer.watch(state.model.parameters())
-        self._poison_parameter = min(
-            (p for p in state.model.parameters() if p.requires_grad), key=lambda p: p.numel()
-        )
+        trained = [p for p in state.model.parameters() if p.requires_grad]
+        self._poison_parameter = min(trained, key=torch.numel)
         self._layouts_checked = False
-        self._unchecked = {
-            False,
-            True,
-        }  # kinds of steps whose shares were not checked yet: True is an epoch's last
+        # kinds of steps whose shares were not checked yet: True is an epoch's last
+        self._unchecked = {False, True}
 
     def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
-        state, timer = self.state, self.timer
+        state = self.state
+        timer = self.timer
         lr = self.plan.lr_at(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -91,7 +92,8 @@ class TrainStep:
         norm = clip_gradients(
             state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm
         )
-        finite, weight = self.guard.accept(norm), sum(batch.weight for batch in micro_batches)
+        finite = self.guard.accept(norm)
+        weight = sum(batch.weight for batch in micro_batches)
         if not self._layouts_checked:
             check_layouts(state.optimizer)
             self._layouts_checked = True
@@ -99,16 +101,16 @@ class TrainStep:
             state.scaler.step(state.optimizer)  # 4. on every rank or on none
         self._update_scale(finite)
         state.optimizer.zero_grad()
-        if finite:
-            average_statistics(state.model, self.strategy, weight)
-            if state.ema:
-                state.ema.update(state.model)
-        else:
-            self.guard.record(micro_batches, losses, norm, self.autocast)
-        timer.mark("optimizer" if finite else "other")
-        timer.end_step()
         if not finite:
+            self.guard.record(micro_batches, losses, norm, self.autocast)
+            timer.mark("other")
+            timer.end_step()
             return {}
+        average_statistics(state.model, self.strategy, weight)
+        if state.ema:
+            state.ema.update(state.model)
+        timer.mark("optimizer")
+        timer.end_step()
         parts = {f"train/loss_{name}": value for name, value in losses.items()}
         total = torch.stack(list(losses.values())).sum()
         return {
@@ -148,7 +150,9 @@ class TrainStep:
                 losses = self._forward_backward(batch)
             timer.mark_backward()
             for name, value in losses.items():
-                share = value.detach() * batch.weight if batch.weight else torch.zeros_like(value)
+                share = torch.zeros_like(value)
+                if batch.weight:
+                    share = value.detach() * batch.weight
                 total[name] = total.get(name, 0.0) + share
         return total
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from retina_dist.base.errors import set_status
@@ -86,20 +87,19 @@ def assemble(
 
         write_flight_records(run.folder)
     if run.resume_step is not None:
-        task_state = strategy.on_main(lambda: task.checkpoint_state(run.checkpoint or {}))
-        strategy.run_collectively(lambda: task.load_checkpoint_state(task_state, run.resumed_from))
+        task_state = strategy.on_main(partial(task.checkpoint_state, run.checkpoint or {}))
+        load = partial(task.load_checkpoint_state, task_state, run.resumed_from)
+        strategy.run_collectively(load)
 
     seed_everything(config.seed)
     data = strategy.run_collectively(task.build_data)
     model = task.build_model(run.resume_step is not None, run.checkpoint)
     state = build_state(config, model, strategy, planned.best)
     position = data.position(run.resume_step or 0)
-    is_done = strategy.on_main(
-        lambda: restore(state, run, config, planned.plan, images=planned.images, position=position)
-    )
-    if is_done:
+    resume = partial(restore, state, run, config, planned.plan, planned.images, position)
+    if strategy.on_main(resume):
         return None
-    strategy.on_main(lambda: warn_of_changed_data(run, task))
+    strategy.on_main(partial(warn_of_changed_data, run, task))
 
     checkpoints = CheckpointStore(
         checkpoint_folder(config, run.folder),
@@ -110,13 +110,10 @@ def assemble(
         owner=run.owner,
     )
     strategy.on_main(checkpoints.claim)
-    strategy.on_main(
-        lambda: write_start(
-            planned.requested, strategy, run.folder, planned.description, run.resume_step
-        )
-    )
+    start = (planned.requested, strategy, run.folder, planned.description, run.resume_step)
+    strategy.on_main(partial(write_start, *start))
     if config.logging.plots and not run.resume_step:
-        strategy.on_main(lambda: task.draw_inputs(data, run.folder))
+        strategy.on_main(partial(task.draw_inputs, data, run.folder))
     logger.info(f"writing to {run.folder}")
     return Training(config, strategy, task, planned.plan, data, run, state, checkpoints)
 

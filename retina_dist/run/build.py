@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -55,7 +56,8 @@ def monitor_of(config: RunConfig) -> str:
 
 def build_plan(config: RunConfig, num_images: int, world_size: int) -> Plan:
     """The plan that the settings give; `fast_dev_run` shortens it to two steps."""
-    trainer, schedule = config.trainer, config.schedule
+    trainer = config.trainer
+    schedule = config.schedule
     if trainer.fast_dev_run:
         trainer = replace(trainer, max_duration="2steps", validate_every="2steps", stop_after=None)
         schedule = ScheduleConfig(name="constant")
@@ -79,7 +81,8 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
         check_metric(monitor_of(config), task_class(config).metric_names)
     if trainer.patience and not validates:
         raise ConfigError(
-            f"trainer.patience={trainer.patience} counts validations, but the run has none before its end; leave it out."
+            f"trainer.patience={trainer.patience} counts validations, but the run has none before "
+            "its end; leave it out."
         )
     return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)
 
@@ -97,11 +100,13 @@ def build_state(
         model = model.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
     scaler = make_scaler(strategy.device, trainer.precision)
-    ema = ExponentialMovingAverage(model, trainer.ema_decay) if trainer.ema_decay else None
+    ema = None
+    if trainer.ema_decay:
+        ema = ExponentialMovingAverage(model, trainer.ema_decay)
     # with one process too, so that the numbers are the same
     connect(
         model,
-        lambda x: strategy.all_reduce(x, "sum"),
+        partial(strategy.all_reduce, op="sum"),
         single_image=isinstance(trainer.accumulate, int)
         and config.data.batch_size <= trainer.accumulate,
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 import weakref
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -108,60 +108,63 @@ class StepMemory:
 
     def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
         self.on_gpu = device.type != "cpu"
-        self.task, self.device, self.strategy = copy.copy(task), device, SingleDeviceStrategy("cpu")
-        self.backend, self.world_size = task.strategy.backend, task.strategy.world_size
+        self.device = device
+        self.strategy = SingleDeviceStrategy("cpu")
+        self.backend = task.strategy.backend
+        self.world_size = task.strategy.world_size
+        self.task = copy.copy(task)
         self.task.strategy = self.strategy
         precision = config.trainer.precision
-        if precision == "auto":
-            precision = "bf16" if self.on_gpu else resolve_precision(device, precision)
+        if precision == "auto" and self.on_gpu:
+            precision = "bf16"  # of a GPU that is not here; fp16 takes as much
+        precision = resolve_precision(device, precision)
         trainer = replace(config.trainer, compile=False, precision=precision)
         self.config = replace(config, trainer=trainer)
-        # a task from outside may need what `build_data` leaves
+        # a custom task may need what `build_data` leaves
         with (
             _attempt("the model cannot be built before its data"),
             torch.random.fork_rng(devices=[]),
         ):
-            self.state = build_state(
-                self.config, self.task.build_model(resumed=True), self.strategy
-            )
-        self.state.scaler = torch.amp.GradScaler(
-            "cpu", enabled=False
-        )  # which would wait for values
+            model = self.task.build_model(resumed=True)
+            self.state = build_state(self.config, model, self.strategy)
+        # a scaler in use would wait for values
+        self.state.scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     def __call__(self, plan: Plan, images: int) -> MemoryEstimate:
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        buckets = self.world_size > 1 and self.backend.startswith(
-            "DDP"
-        )  # gradients are views of them, and stay
         with _attempt("the step does not run without data"), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Accessing the data pointer of FakeTensor"
-            )  # the key of a folded norm
-            with FakeCopyMode(fake):
-                state = copy.deepcopy(self.state)
-            with fake, _CudaAutocast() if self.on_gpu else nullcontext():
-                if (batch := self.task.largest_batch(images, self.device)) is None:
-                    raise NotEstimated(
-                        f"{type(self.task).__name__}.largest_batch does not say what batches are like"
-                    )
-                batch = (
-                    batch.to(torch.device("cpu")) if self.on_gpu else batch
-                )  # as the copy to the device makes it
-                step = build_train_step(
-                    self.config, state, plan, self.strategy, _Applied(state, plan, self.strategy)
-                )
-                parts = _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
-        parts["batches"] *= plan.accumulate * (PREFETCHED if self.on_gpu else 1)
+            # the key of a folded norm
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            parts = self._traced_step(plan, images)
+        parts["batches"] *= plan.accumulate
+        if self.on_gpu:
+            parts["batches"] *= PREFETCHED
         settings = self.config.strategy
         if self.world_size > 1 and not is_custom(settings):  # of which nothing is known
             gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
-            fused = 0
             if isinstance(settings, HorovodSettings) and self.backend.startswith("Horovod"):
                 fused = int(settings.fusion_mb * 2**20)
-            parts["communication"] = min(gradients, fused) + (
-                0 if settings.compression == "none" else gradients // 2
-            )
+                parts["communication"] += min(gradients, fused)
+            if settings.compression != "none":
+                parts["communication"] += gradients // 2
         return MemoryEstimate(images, {part: parts[part] for part in PARTS})
+
+    def _traced_step(self, plan: Plan, images: int) -> Counter[str]:
+        """Bytes of each part at the peak of a step of one micro-batch."""
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with FakeCopyMode(fake):
+            state = copy.deepcopy(self.state)
+        with fake, _CudaAutocast() if self.on_gpu else nullcontext():
+            batch = self.task.largest_batch(images, self.device)
+            if batch is None:
+                kind = type(self.task).__name__
+                raise NotEstimated(f"{kind}.largest_batch does not say what batches are like")
+            if self.on_gpu:  # as the copy to the device makes it
+                batch = batch.to(torch.device("cpu"))
+            guard = _Applied(state, plan, self.strategy)
+            step = build_train_step(self.config, state, plan, self.strategy, guard)
+            # DDP's gradients are views of its buckets, and stay
+            buckets = self.world_size > 1 and self.backend.startswith("DDP")
+            return _traced(state, step, batch, keeps_gradients=buckets or plan.accumulate > 1)
 
 
 @contextmanager
@@ -190,10 +193,12 @@ class _CudaAutocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in FLOAT32_ON_CUDA and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(
-                Tensor, lambda x: x.float() if x.is_floating_point() else x, (args, kwargs)
-            )
+            args, kwargs = tree_map_only(Tensor, _as_float32, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _as_float32(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() else x
 
 
 def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: bool) -> Counter[str]:
@@ -212,13 +217,11 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
     tracker.add(model.buffers(), "buffers")
     if state.ema:
         tracker.add(state.ema.model.state_dict().values(), "ema")
-    tracker.add(
-        (v for values in state.optimizer.state.values() for v in values.values()), "optimizer"
-    )
+    for values in state.optimizer.state.values():
+        tracker.add(values.values(), "optimizer")
     tracker.add((p.grad for p in trained), "gradients")
-    tracker.add(
-        tree_leaves(list(vars(batch).values() if hasattr(batch, "__dict__") else batch)), "batches"
-    )
+    fields = vars(batch).values() if hasattr(batch, "__dict__") else batch
+    tracker.add(tree_leaves(list(fields)), "batches")
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.add([p.grad], "gradients"))
     with tracker:
@@ -235,12 +238,10 @@ class StorageTracker(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: dict[
-            int, list[Any]
-        ] = {}  # [part, bytes] of the live storages, by their address
-        self._events: list[
-            tuple[list[Any], int]
-        ] = []  # (storage, 1 when it comes, -1 when it goes)
+        # [part, bytes] of the live storages, by their address
+        self._live: dict[int, list[Any]] = {}
+        # (storage, 1 when it comes, -1 when it goes)
+        self._events: list[tuple[list[Any], int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -251,12 +252,15 @@ class StorageTracker(TorchDispatchMode):
         """Count the storages of the tensors among `values` as `part`; "" is "activations", or what
         they were.
         """
-        for storage in (value.untyped_storage() for value in values if isinstance(value, Tensor)):
-            if (known := self._live.get(storage._cdata)) is None:
-                known = self._live[storage._cdata] = [
-                    "activations",
-                    -(-storage.nbytes() // BLOCK) * BLOCK,
-                ]
+        for value in values:
+            if not isinstance(value, Tensor):
+                continue
+            storage = value.untyped_storage()
+            known = self._live.get(storage._cdata)
+            if known is None:
+                blocks = math.ceil(storage.nbytes() / BLOCK)
+                known = ["activations", blocks * BLOCK]
+                self._live[storage._cdata] = known
                 self._events.append((known, 1))
                 weakref.finalize(storage, self._drop, storage._cdata).atexit = False
             known[0] = part or known[0]
@@ -296,7 +300,7 @@ def plan_memory(
     in a dry run, for a GPU that `gpu` names, and where auto finds no number.
     """
     memory = find_gpu(config.gpu) if config.gpu else _smallest_gpu(strategy)
-    auto, chosen = config.trainer.accumulate == "auto", config.trainer.micro_batches
+    auto = config.trainer.accumulate == "auto"
 
     def settle() -> MemoryPlan:
         try:
@@ -304,7 +308,8 @@ def plan_memory(
             plan = _fitted(config, strategy.world_size, step, plan_of, memory)
         except NotEstimated as error:
             problem = f"trainer.accumulate=auto cannot be settled: {error}; give a number."
-            return MemoryPlan(chosen, [f"not estimated: {error}"], problem if auto else "")
+            lines = [f"not estimated: {error}"]
+            return MemoryPlan(config.trainer.micro_batches, lines, problem if auto else "")
         if config.trainer.compile:
             plan.lines.append("estimated for the eager step: trainer.compile may take more or less")
         if plan.problem and not (config.gpu or config.dry_run or auto):
@@ -319,41 +324,55 @@ def _smallest_gpu(strategy: DistributedStrategy) -> Memory:
     own = torch.cuda.get_device_properties(strategy.device)
     gib = torch.tensor([own.total_memory / 2**30], dtype=torch.float64, device=strategy.device)
     smallest = float(strategy.all_reduce(gib, "min"))
-    return memory_of(
-        own.name if float(gib) == smallest else "the smallest GPU of the job", smallest
-    )
+    name = own.name if float(gib) == smallest else "the smallest GPU of the job"
+    return memory_of(name, smallest)
+
+
+def _fewest_within(estimate: Callable[[int], MemoryEstimate], limit: float, most: int) -> int:
+    """The fewest micro-batches whose step fits `limit`, or `most` if none does."""
+    fewest = 1
+    while fewest < most:
+        middle = (fewest + most) // 2
+        if estimate(middle).peak <= limit:
+            most = middle
+        else:
+            fewest = middle + 1
+    return fewest
 
 
 def _fitted(
     config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, memory: Memory
 ) -> MemoryPlan:
     """The plan that fills at most `SHARE` of the memory, if there is one."""
-    total, chosen, limit = config.data.batch_size, config.trainer.micro_batches, SHARE * memory.room
-    estimate = cache(
-        lambda accumulate: step((plan := plan_of(accumulate)), max(plan.micro_batches))
-    )
-    peak, remedy = estimate(chosen).peak, ""
-    if peak > limit:
-        enough = 1 + bisect_left(
-            range(1, -(-total // ranks)), True, key=lambda n: estimate(n).peak <= limit
-        )
+    total = config.data.batch_size
+    chosen = config.trainer.micro_batches
+    limit = SHARE * memory.room
+
+    @cache
+    def estimate(accumulate: int) -> MemoryEstimate:
+        plan = plan_of(accumulate)
+        return step(plan, max(plan.micro_batches))
+
+    remedy = ""
+    if estimate(chosen).peak > limit:
+        enough = _fewest_within(estimate, limit, most=math.ceil(total / ranks))
         least = estimate(enough).peak
         if config.trainer.accumulate == "auto":
-            chosen, peak = enough, least
+            chosen = enough
         elif enough > chosen and least <= memory.room:
             risk = ", which may still run out" if least > limit else ""
             remedy = f"use trainer.accumulate={enough}, with {format_bytes(least)}{risk}"
+
+    peak = estimate(chosen).peak
     lines = [str(estimate(chosen)), f"{100 * peak / memory.room:.0f} % of the {memory.words}"]
     if peak <= memory.room:
-        return MemoryPlan(
-            chosen,
-            lines + [f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}"] * (peak > limit),
-        )
-    half = (
-        "" if config.trainer.precision in ("auto", "bf16", "fp16") else "trainer.precision=bf16, "
-    )
-    remedy = remedy or f"a single image is too much: use {half}smaller images or more memory"
+        if peak > limit:
+            lines.append(f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}")
+        return MemoryPlan(chosen, lines)
+    if not remedy:
+        has_16_bits = config.trainer.precision in ("auto", "bf16", "fp16")
+        half = "" if has_16_bits else "trainer.precision=bf16, "
+        remedy = f"a single image is too much: use {half}smaller images or more memory"
     needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
-    return MemoryPlan(
-        chosen, lines, f"data.batch_size={total} at trainer.accumulate={chosen} {needs}"
-    )
+    problem = f"data.batch_size={total} at trainer.accumulate={chosen} {needs}"
+    return MemoryPlan(chosen, lines, problem)

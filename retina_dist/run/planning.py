@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,14 +73,15 @@ def plan_run(
     """
     _introduce(requested, strategy)
     precision = agreed_precision(requested, strategy)
-    if warning := warn_of_emulation(strategy.device, precision):
+    warning = warn_of_emulation(strategy.device, precision)
+    if warning:
         logger.warning(f"trainer.{warning}", extra={"rank_zero_only": True})
 
     set_status("reading the data")
     if not is_restart:
-        strategy.on_main(lambda: _check_folder(requested))
-    strategy.on_main(lambda: _prepare_data(requested, strategy.world_size))
-    task = strategy.run_collectively(lambda: task_class(requested)(requested, strategy))
+        strategy.on_main(partial(_check_folder, requested))
+    strategy.on_main(partial(_prepare_data, requested, strategy.world_size))
+    task = strategy.run_collectively(partial(task_class(requested), requested, strategy))
 
     set_status("estimating the memory")
     config, memory = _settle(requested, task, strategy, precision)
@@ -89,7 +91,7 @@ def plan_run(
     images = strategy.run_collectively(task.fingerprint)
     _check_ranks_agree(plan, config.seed, images, strategy)
     validates = task.validates and plan.validate_every > 0
-    metric = strategy.run_collectively(lambda: best_metric(config, validates))
+    metric = strategy.run_collectively(partial(best_metric, config, validates))
     best = metric if task.validates else None
 
     precision_line = describe_precision(strategy.device, precision, requested.trainer.precision)
@@ -99,15 +101,16 @@ def plan_run(
         raise ConfigError(memory.problem, collective=True)
     server = None
     if not config.dry_run:
-        server = strategy.on_main(lambda: tracking_server(config.logging))
+        server = strategy.on_main(partial(tracking_server, config.logging))
     return PlannedRun(config, requested, task, plan, best, images, description, server)
 
 
 def _introduce(config: RunConfig, strategy: DistributedStrategy) -> None:
     """Log the versions, the processes and the device."""
-    ours, theirs = retina_dist.__version__, torch.__version__
-    logger.info(f"retina_dist {ours}, torch {theirs}, {describe_job(strategy)}")
-    if note := why_alone(config.strategy.name, detect_launch()):
+    versions = f"retina_dist {retina_dist.__version__}, torch {torch.__version__}"
+    logger.info(f"{versions}, {describe_job(strategy)}")
+    note = why_alone(config.strategy.name, detect_launch())
+    if note:
         logger.info(note)
 
 
@@ -157,7 +160,7 @@ def _settle(
 
     accumulate = requested.trainer.micro_batches
     memory = None
-    strategy.run_collectively(lambda: plan_of(accumulate))
+    strategy.run_collectively(partial(plan_of, accumulate))
     if requested.gpu or strategy.device.type == "cuda":
         from retina_dist.run.memory import plan_memory
 

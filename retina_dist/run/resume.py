@@ -164,7 +164,8 @@ def _open_fresh(config: RunConfig, owner: Owner | None) -> Run:
     given = _output_dir(config)
     run = Run(_made_folder(config, owner, given))
     # after the lock, so that no other run can leave some now
-    _refuse_checkpoints(given, _checkpoint_dir(config))
+    _refuse_checkpoints_in(given)
+    _refuse_checkpoints_elsewhere(_checkpoint_dir(config))
     return run
 
 
@@ -174,7 +175,9 @@ def _open_newest(config: RunConfig, owner: Owner | None, locked: frozenset[str])
     folder = given or _newest_folder(config)
     _lock(owner, config, folder)
 
-    found = load_latest(elsewhere) if elsewhere else None
+    found = None
+    if elsewhere:
+        found = load_latest(elsewhere)
     if found is None and folder:
         found = load_latest(folder / CHECKPOINTS)
     if found is None:
@@ -201,9 +204,10 @@ def _open_named(config: RunConfig, owner: Owner | None, locked: frozenset[str]) 
         raise ConfigError(
             f"resume={source} is not inside a run folder; say where to write with output_dir=…."
         )
-    is_fork = own is None or folder.resolve() != own.resolve()
-    continues_elsewhere = elsewhere == source.parent
-    _refuse_checkpoints(folder if is_fork else None, None if continues_elsewhere else elsewhere)
+    if own is None or folder.resolve() != own.resolve():
+        _refuse_checkpoints_in(folder)
+    if elsewhere != source.parent:
+        _refuse_checkpoints_elsewhere(elsewhere)
     _check_locked(config, locked, source, content)
     return Run(folder, content["step"], source, content)
 
@@ -213,12 +217,15 @@ def _name(config: RunConfig) -> str:
 
 
 def _output_dir(config: RunConfig) -> Path | None:
-    return Path(config.output_dir) if config.output_dir else None
+    if config.output_dir:
+        return Path(config.output_dir)
+    return None
 
 
 def _checkpoint_dir(config: RunConfig) -> PathOrUrl | None:
-    given = config.trainer.checkpoint_dir
-    return parse_path(given) if given else None
+    if config.trainer.checkpoint_dir:
+        return parse_path(config.trainer.checkpoint_dir)
+    return None
 
 
 def checkpoint_folder(config: RunConfig, folder: Path) -> PathOrUrl:
@@ -309,19 +316,19 @@ def _named_checkpoint(
     return newest
 
 
-def _refuse_checkpoints(run_folder: Path | None, elsewhere: PathOrUrl | None) -> None:
-    """Raise ConfigError when a folder holds checkpoints, with which a second run would mix
-    its own.
-    """
+def _refuse_checkpoints_in(run_folder: Path | None) -> None:
+    """Raise ConfigError when the folder holds a run, with which a second one would mix its own."""
     if run_folder and _has_checkpoints(run_folder / CHECKPOINTS):
-        again = as_override("resume", run_folder)
         raise ConfigError(
-            f"output_dir={run_folder} already holds a run; continue with {again}, or give another "
-            "folder."
+            f"output_dir={run_folder} already holds a run; continue with "
+            f"{as_override('resume', run_folder)}, or give another folder."
         )
-    if elsewhere and _has_checkpoints(elsewhere):
+
+
+def _refuse_checkpoints_elsewhere(folder: PathOrUrl | None) -> None:
+    if folder and _has_checkpoints(folder):
         raise ConfigError(
-            f"trainer.checkpoint_dir={elsewhere} already holds checkpoints; continue with "
+            f"trainer.checkpoint_dir={folder} already holds checkpoints; continue with "
             "resume=auto, or give another folder."
         )
 
@@ -367,7 +374,6 @@ def restore(
     run: Run,
     config: RunConfig,
     plan: Plan,
-    *,
     images: str,
     position: tuple[int, int],
 ) -> bool:
@@ -387,10 +393,15 @@ def restore(
     if content is None:
         return False
     try:
-        _check_data(content, run, config, images, position)
-        _warn_of_another_best(content, state)
+        place = content["sampler"]
+        if content.get("images") != images or position != (place["epoch"], place["cursor"]):
+            raise CheckpointError(
+                f"{run.resumed_from} was trained on other images than data={config.data.name}; "
+                "resume with the same ones, or start a new run with "
+                f"model.weights={run.resumed_from}."
+            )
+        _warn_of_changes(content, state.best, config.trainer.precision)
         state.load_state_dict(content)
-        _warn_of_another_precision(content, config, state.step)
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -417,39 +428,21 @@ def warn_of_changed_data(run: Run, task: Task) -> None:
         )
 
 
-def _check_data(
-    content: dict[str, Any],
-    run: Run,
-    config: RunConfig,
-    images: str,
-    position: tuple[int, int],
-) -> None:
-    place = content["sampler"]
-    if content.get("images") != images or position != (place["epoch"], place["cursor"]):
-        raise CheckpointError(
-            f"{run.resumed_from} was trained on other images than data={config.data.name}; resume "
-            f"with the same ones, or start a new run with model.weights={run.resumed_from}."
-        )
-
-
-def _warn_of_another_best(content: dict[str, Any], state: TrainState) -> None:
+def _warn_of_changes(content: dict[str, Any], best: BestMetric, precision: str) -> None:
+    """Warn where numbers after the resume cannot be compared with those before it."""
     saved = content["best"]
-    if saved["value"] is None or state.best.same_metric(saved):
-        return
-    best = BestMetric(saved["name"], saved["mode"])
-    keep = f"trainer.monitor={best.name} trainer.monitor_mode={best.mode}"
-    logger.warning(
-        f"best.pt was the {best} and will be the {state.best}; to keep it, resume with {keep}."
-    )
-
-
-def _warn_of_another_precision(content: dict[str, Any], config: RunConfig, step: int) -> None:
-    before = flattened(content["config"]).get("trainer.precision")
-    now = config.trainer.precision
-    if before not in (None, now):
+    if saved["value"] is not None and not best.same_metric(saved):
+        former = BestMetric(saved["name"], saved["mode"])
+        keep = f"trainer.monitor={former.name} trainer.monitor_mode={former.mode}"
         logger.warning(
-            f"the steps up to {step} were computed in {before} and the next ones in {now}, so the "
-            f"numbers are not those of a run in one precision; trainer.precision={before} keeps it."
+            f"best.pt was the {former} and will be the {best}; to keep it, resume with {keep}."
+        )
+    before = flattened(content["config"]).get("trainer.precision")
+    if before not in (None, precision):
+        logger.warning(
+            f"the steps up to {content['step']} were computed in {before} and the next ones in "
+            f"{precision}, so the numbers are not those of a run in one precision; "
+            f"trainer.precision={before} keeps it."
         )
 
 
@@ -462,8 +455,10 @@ def _is_done(state: TrainState, plan: Plan) -> bool:
         logger.info(f"nothing to do: {reason} Raise trainer.patience to train on.")
         return True
     if state.step >= plan.stop_step:
-        remedy = "raise trainer.max_duration or trainer.stop_after"
-        logger.info(f"nothing to do up to step {plan.stop_step}; {remedy}.")
+        logger.info(
+            f"nothing to do up to step {plan.stop_step}; "
+            "raise trainer.max_duration or trainer.stop_after."
+        )
         return True
     return False
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -84,8 +85,10 @@ class Training:
         watch = PreemptionWatch()
         heard = CallbackList([*self._loggers(console, mlflow), *callbacks])
         loop = self._loop(heard, watch)
+        ranks = (self.strategy.rank, self.strategy.world_size)
+        position = (self.state.step, self.plan.stop_step)
         try:
-            heard.on_start(self._start())
+            heard.on_start(TrainingStart(self.state.model, self.run.folder, *position, *ranks))
             with watch, self._profiling(loop.train_step) as loop.train_step:
                 metrics = loop.fit()
             self._check_finite(metrics)
@@ -117,11 +120,11 @@ class Training:
             steps_per_epoch=self.plan.steps_per_epoch,
             images_per_step=self.plan.batch_size,
             headline=self.task.headline_metrics,
-            peak_gib=lambda: peak_gib(self.strategy.device),
+            peak_gib=partial(peak_gib, self.strategy.device),
         )
         console.write = progress.write
         console.beat = progress.beat
-        loggers: list[MetricLogger] = [progress, CsvLogger(folder / "metrics.csv", step)]
+        loggers: list[MetricLogger] = [CsvLogger(folder / "metrics.csv", step)]
         if mlflow.is_started:
             loggers.append(mlflow)
         if settings.tensorboard:
@@ -129,17 +132,7 @@ class Training:
         if is_custom(settings):
             loggers.append(class_of(settings)(settings, folder, step))
         heard = [each for each in loggers if isinstance(each, Callback)]
-        return [LoggerCollection(*loggers), *heard]
-
-    def _start(self) -> TrainingStart:
-        return TrainingStart(
-            model=self.state.model,
-            folder=self.run.folder,
-            step=self.state.step,
-            stop_step=self.plan.stop_step,
-            rank=self.strategy.rank,
-            world_size=self.strategy.world_size,
-        )
+        return [progress, LoggerCollection(*loggers), *heard]
 
     def _loop(self, callbacks: Callback, watch: PreemptionWatch) -> TrainLoop:
         task = self.task
@@ -222,9 +215,12 @@ class Training:
         """Write result.json, with null for NaN and infinity."""
         log = loop.train_logger
         best = self.state.best
+        status = "failed" if error else "ok"
+        if isinstance(error, Preempted):
+            status = "preempted"
         speeds = log.speeds[1:] or log.speeds  # the first has the start in it
         content = {
-            "status": _status_of(error),
+            "status": status,
             "error": _message_of(error),
             "step": self.state.step,
             "planned_steps": self.plan.total_steps,
@@ -250,7 +246,7 @@ class Training:
 
                 if metrics is not None:
                     self.task.draw_results(self.state.evaluated_model, self.data, folder)
-                logger.info(page_if_possible(lambda: write_report(folder), folder))
+                logger.info(page_if_possible(partial(write_report, folder), folder))
             if self.config.logging.tensorboard and metrics is not None:
                 self._write_tensorboard(metrics)
         # Anything may fail in drawing, custom code included; the weights and result.json are
@@ -286,12 +282,6 @@ class Training:
                 f"trainer.stop_after ended the run at step {state.step} of "
                 f"{self.plan.total_steps}; continue with {again}"
             )
-
-
-def _status_of(error: Exception | None) -> str:
-    if error is None:
-        return "ok"
-    return "preempted" if isinstance(error, Preempted) else "failed"
 
 
 def _message_of(error: Exception | None) -> str | None:

@@ -41,33 +41,29 @@ class MetricLogger(Protocol):
 class LoggerCollection(Callback):
     """The callback that passes metrics to all `loggers`, in order.
 
-    Those that are undefined (NaN) go to the first one, the console, alone. All are closed even if
-    closing one fails.
+    Undefined ones (NaN) are left out. All are closed even if closing one fails.
     """
 
     def __init__(self, *loggers: MetricLogger) -> None:
         self.loggers = loggers
 
     def on_log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.log(metrics, step)
-
-    def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        self.log(metrics, step)
-
-    def on_end(self) -> None:
-        self.close()
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log a row of training metrics."""
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
         try:
-            for i, logger in enumerate(self.loggers):
-                logger.log(defined if i else metrics, step)
+            for logger in self.loggers:
+                logger.log(defined, step)
         except OSError as error:
             raise DataError(
                 f"metrics cannot be written ({error}); correct the cause and give resume=auto."
             ) from error
 
-    def close(self) -> None:
+    def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the metrics of a validation."""
+        self.on_log(metrics, step)
+
+    def on_end(self) -> None:
+        """Close the loggers."""
         with contextlib.ExitStack() as stack:
             for logger in reversed(self.loggers):  # the stack closes the last one first
                 stack.callback(logger.close)
@@ -83,7 +79,8 @@ class CsvLogger(MetricLogger):
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
-        self.path, columns = path, [STEP]
+        self.path = path
+        columns = [STEP]
         rows: list[dict[str, str]] = []
         if resume_step is not None and path.exists():
             columns, rows = _read_rows(path)
@@ -91,7 +88,8 @@ class CsvLogger(MetricLogger):
         self._rewrite(columns, rows)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        if new := [name for name in metrics if name not in self._columns]:
+        new = [name for name in metrics if name not in self._columns]
+        if new:
             columns, rows = _read_rows(self.path)
             self._rewrite(columns + new, rows)
         # repr gives every digit: the values read back are exact
@@ -102,7 +100,8 @@ class CsvLogger(MetricLogger):
             )
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        write_csv(self.path, [columns, *([row.get(name, "") for name in columns] for row in rows)])
+        filled = [[row.get(name, "") for name in columns] for row in rows]
+        write_csv(self.path, [columns, *filled])
         self._columns = columns
 
 
@@ -114,9 +113,8 @@ class TensorBoardLogger:
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(
-            folder, purge_step=None if resume_step is None else resume_step + 1, flush_secs=30
-        )
+        purge_step = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(folder, purge_step=purge_step, flush_secs=30)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -173,7 +171,8 @@ def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     header, *lines = list(csv.reader(complete.splitlines())) or [[STEP]]
     if header[:1] != [STEP]:
         raise DataError(
-            f"{path}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away."
+            f"{path}: the first column is not '{STEP}'; "
+            "give a run's metrics.csv or move this file away."
         )
     rows = [
         dict(zip(header, line, strict=True))

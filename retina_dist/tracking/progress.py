@@ -49,10 +49,10 @@ class LatestLoss:
 
 
 class Progress(Callback):
-    """A metric logger for the console: a live line on a terminal, plain lines elsewhere.
+    """Shows a training on the console: a live line on a terminal, plain lines elsewhere.
 
-    A line of training metrics comes with each `log`; `beat` adds lines between them, with the loss
-    of the last step. Validation results get a line that shows those in `headline`.
+    A line comes with each row of metrics; `beat` adds lines between them, with the loss of the
+    last step. Validation results get a line that shows those in `headline`.
 
     Args:
         total_steps: The step after which the run ends.
@@ -83,11 +83,10 @@ class Progress(Callback):
         self.images_per_step = images_per_step
         self.headline = headline
         self.peak_gib = peak_gib
-        if file is None:
-            # one stream where output is piped, so that a file has every line
-            has_terminal = bool(_columns(sys.stdout) and _columns(sys.stderr))
-            file = sys.stderr if has_terminal else sys.stdout
-        self.file = file
+        self.file = file or sys.stdout
+        # one stream where output is piped, so that a file has every line
+        if file is None and _columns(sys.stdout) and _columns(sys.stderr):
+            self.file = sys.stderr
         self._clock = clock
         self._start = clock()
         self._step = initial  # the last one that has ended
@@ -107,18 +106,12 @@ class Progress(Callback):
         if LOSS in values:
             self._loss.update(values[LOSS])
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Show a row of training metrics, or the results of a validation."""
-        training: dict[str, float] = {}
-        results: dict[str, float] = {}
-        for name, value in metrics.items():
-            is_training = name.split("/")[0] in TRAINING_GROUPS
-            (training if is_training else results)[name] = value
-        if training:
-            self._step = max(self._step, step)
-            self._show(step, self._describe(step, training))
-        if results:
-            self.write(f"{self._where(step)}  {format_results(results, self.headline)}")
+    def on_log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._show(step, self._describe(step, metrics))
+        self._window = (step, self._clock())
+
+    def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
+        self.write(f"{self._where(step)}  {format_results(metrics, self.headline)}")
         self._window = (step, self._clock())
 
     def beat(self, text: str, seconds: float, silent: bool) -> None:
@@ -139,7 +132,7 @@ class Progress(Callback):
             print_redacted(ERASE + text if self._has_bar else text, self.file)
         self._draw()
 
-    def close(self) -> None:
+    def on_end(self) -> None:
         """Leave the bar as it is."""
         if self._has_bar:
             print_redacted("", self.file)
@@ -212,8 +205,7 @@ def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -
     'validation: top1 0.412  top5 -  loss 0.5000'
     """
     shown = [name for name in headline if name in metrics]
-    if not shown:
-        shown = [name for name in metrics if not name.startswith(VAL_LOSS)]
+    shown = shown or [name for name in metrics if not name.startswith(VAL_LOSS)]
     if VAL_LOSS in metrics and VAL_LOSS not in shown:
         shown.append(VAL_LOSS)
     parts = []

@@ -27,7 +27,7 @@ class LoggingConfig(KnownArguments):
     mlflow_uri: str | None = setting(None, "the tracking server; null: MLFLOW_TRACKING_URI")
     mlflow_wait_s: float | None = setting(
         None,
-        "seconds without an answer to wait for at the end; null: as long as the training, at most 60",
+        "seconds to wait for an answer at the end; null: as long as the training, at most 60",
         at_least=0,
         at_most=10**5,
     )

@@ -24,7 +24,9 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.base.text import escape
 
-LOCK, OWNER = "run.lock", "owner.json"
+LOCK = "run.lock"
+OWNER = "owner.json"
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what such a file system answers
 
 
 def read_owner(folder: PathOrUrl, name: str = OWNER) -> dict[str, Any]:
@@ -91,17 +93,12 @@ class Owner(contextlib.AbstractContextManager["Owner"]):
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno not in (
-                    errno.ENOLCK,
-                    errno.ENOSYS,
-                    errno.ENOTSUP,
-                ):  # of file systems without locks
+                if error.errno not in WITHOUT_LOCKS:
                     os.close(descriptor)
                     raise
             with contextlib.suppress(FileNotFoundError):
-                if (
-                    os.fstat(descriptor).st_ino == os.stat(path).st_ino
-                ):  # not removed by its last holder meanwhile
+                # not removed by its last holder meanwhile
+                if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                     os.pwrite(descriptor, json.dumps(self.name).encode().ljust(512), 0)
                     return descriptor
             os.close(descriptor)

@@ -71,12 +71,14 @@ class CheckpointStore:
         resumed_at: int | None = None,
         owner: dict[str, Any] | None = None,
     ) -> None:
-        self.folder, self.owner = parse_path(folder), owner
-        self.keep_last, self.save_top_k, self.resumed_at = keep_last, save_top_k, resumed_at
+        self.folder = parse_path(folder)
+        self.owner = owner
+        self.keep_last = keep_last
+        self.save_top_k = save_top_k
+        self.resumed_at = resumed_at
         self.best = best or BestMetric()
-        self._entries: list[dict[str, Any]] | None = (
-            None  # what the folder holds, once this store has looked
-        )
+        # what the folder holds, once this store has looked
+        self._entries: list[dict[str, Any]] | None = None
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
 
@@ -112,12 +114,14 @@ class CheckpointStore:
             for e in held:
                 e["metric"] = None
         elif self.save_top_k and best.value not in [e["metric"] for e in held]:
-            ranked = self._best(held)
-            logger.warning(
-                f"{self.folder} does not hold the checkpoint with the {best} so far, {best.value:.6g}; the best restarts"
-                + (f" from {ranked[0]['metric']:.6g}." if ranked else ".")
-            )
-            best.value, best.evals_since_best = ranked[0]["metric"] if ranked else None, 0
+            lost = f"does not hold the checkpoint with the {best} so far, {best.value:.6g}"
+            best.value = None
+            best.evals_since_best = 0
+            start = ""
+            if ranked := self._best(held):
+                best.value = ranked[0]["metric"]
+                start = f" from {best.value:.6g}"
+            logger.warning(f"{self.folder} {lost}; the best restarts{start}.")
 
     def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> None:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on
@@ -127,7 +131,8 @@ class CheckpointStore:
         as `wait` does.
         """
         self.wait()
-        metric = metric if metric is not None and math.isfinite(metric) else None
+        if metric is not None and not math.isfinite(metric):
+            metric = None
         copied = _snapshot({**content, "step": step, "metric": metric})
         self._writing = self._writer.submit(self._write, copied, step, metric)
 
@@ -137,7 +142,8 @@ class CheckpointStore:
         """
         if self._writing:
             futures.wait([self._writing])
-            writing, self._writing = self._writing, None
+            writing = self._writing
+            self._writing = None
             writing.result()
 
     def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
@@ -157,10 +163,8 @@ class CheckpointStore:
         there = set(names_in(self.folder))
         entries = [e for e in self._entries if e["step"] < step and e["file"] in there]
         entries.append({"file": _file_of(step), "step": step, "metric": metric})
-        chosen = {
-            e["step"] for e in entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]
-        }
-        kept = [e for e in entries if e["step"] in chosen]
+        chosen = entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]
+        kept = [e for e in entries if e in chosen]
         self._check_owner()
         write_bytes(self.folder / _file_of(step), data)
         self._check_owner()
@@ -175,8 +179,11 @@ class CheckpointStore:
 
     def _write_manifest(self, entries: list[dict[str, Any]]) -> dict[str, str]:
         """Write the manifest, and return the file of each second name."""
-        named = {LAST: entries[-1]["file"]} if entries else {}
-        if self.save_top_k and (best := self._best(entries)):
+        named = {}
+        best = self._best(entries)
+        if entries:
+            named[LAST] = entries[-1]["file"]
+        if best and self.save_top_k:
             named[BEST] = best[0]["file"]
         for e in entries:
             e["names"] = [alias for alias, target in named.items() if target == e["file"]]
@@ -190,14 +197,14 @@ class CheckpointStore:
         files = {e["file"] for e in self._entries or ()}
         for name in names_in(self.folder):
             if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
-                with contextlib.suppress(
-                    OSError, UserError
-                ):  # a file that cannot be removed does no harm
+                # a file that cannot be removed does no harm
+                with contextlib.suppress(OSError, UserError):
                     (self.folder / name).unlink()
 
     def _held(self) -> list[dict[str, Any]]:
         """The checkpoints up to where this run began: of the manifest, or else the sound files."""
-        files, entries = _step_files(self.folder), {}
+        files = _step_files(self.folder)
+        entries = {}
         with contextlib.suppress(CheckpointError):
             entries = {e["file"]: e for e in read_manifest(self.folder)}
             # after a crash between file and manifest the file is newer than its entry
@@ -205,15 +212,12 @@ class CheckpointStore:
         for file in files:
             with contextlib.suppress(CheckpointError):
                 content = load_checkpoint(self.folder / file)
-                metric = (
-                    content.get("metric")
-                    if self.best.same_metric(content.get("best", {}))
-                    else None
-                )
+                metric = None
+                if self.best.same_metric(content.get("best", {})):
+                    metric = content.get("metric")
                 entries[file] = {"file": file, "step": content["step"], "metric": metric}
-        return [
-            e for e in entries.values() if self.resumed_at is None or e["step"] <= self.resumed_at
-        ]
+        last = math.inf if self.resumed_at is None else self.resumed_at
+        return [e for e in entries.values() if e["step"] <= last]
 
     def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Entries with a metric, best first; the earlier one wins a tie."""
@@ -228,9 +232,8 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
     try:
         entries = json.loads(read_bytes(folder / MANIFEST))
         for e in entries:
-            if e["file"] != _file_of(e["step"]) or not isinstance(
-                e["metric"], (float, int, type(None))
-            ):
+            is_number = isinstance(e["metric"], float | int | None)
+            if e["file"] != _file_of(e["step"]) or not is_number:
                 raise ValueError(f"an entry is {e}")
         return sorted(entries, key=lambda e: int(e["step"]))
     except UserError:
@@ -288,7 +291,8 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
         raise NewerFormat(
             f"{source} has format {content['format']}, newer than {FORMAT}; upgrade retina_dist."
         )
-    step, name = content.get("step"), STEP_FILE.fullmatch(source.name)
+    step = content.get("step")
+    name = STEP_FILE.fullmatch(source.name)
     if type(step) is not int or (name and int(name[1]) != step):
         raise CheckpointError(f"{source} is damaged: its step is {step!r}; use another checkpoint.")
     return content

@@ -94,7 +94,8 @@ def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
     assert {name for name, value in found.to_dict().items() if value is None} == {
         n[4:] for n in undefined
     }
-    LoggerCollection(LoggerCollection(), CsvLogger(tmp_path / "metrics.csv")).log(found.metrics, 1)
+    logger = LoggerCollection(CsvLogger(tmp_path / "metrics.csv"))
+    logger.on_validation(found.metrics, 1)
     assert set(read_metrics(tmp_path / "metrics.csv")) == set(METRICS + BINARY) - undefined
 
 

@@ -145,7 +145,7 @@ def test_a_step_waits_once_and_copies_its_batch_only(
     )
     with gpu.watch():
         assert meter.compute()["train/loss"] == 1.0  # the wait that a log line costs
-    assert gpu.waits == {FINITE: 1, "retina_dist.engine.train_logger.compute": 1}
+    assert gpu.waits == {FINITE: 1, "retina_dist.engine.meter.compute": 1}
 
 
 FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {

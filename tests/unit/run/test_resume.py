@@ -14,6 +14,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import CheckpointStore
+from retina_dist.optim.settings import ScheduleConfig
 from retina_dist.run.records import write_start
 from retina_dist.run.resume import check_resume, next_folder, open_run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -181,7 +182,7 @@ def test_the_run_s_settings_are_the_base_of_a_resume(task: str) -> None:
     for resume in ("run", "run/checkpoints", "run/checkpoints/last.pt"):
         config = settings(f"resume={resume}", "schedule=constant", "seed=4")
         trainer = replace(before.trainer, stop_after=None)
-        schedule = replace(before.schedule, name="constant", warmup="0steps")
+        schedule = ScheduleConfig(name="constant", warmup="0steps")
         assert config == replace(before, trainer=trainer, schedule=schedule, seed=4, resume=resume)
     assert (
         settings("resume=run", "optimizer=adamw").optimizer == settings("optimizer=adamw").optimizer

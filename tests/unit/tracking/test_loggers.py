@@ -32,17 +32,12 @@ def lines(path):
     return path.read_text().splitlines()
 
 
-def test_undefined_metrics_reach_the_console_only(path):
+def test_undefined_metrics_reach_no_logger(path):
     events = []
-    logger = LoggerCollection(
-        Recorder(events, "console"), CsvLogger(path), Recorder(events, "other")
-    )
-    logger.log({"coco/AP": 0.5, "coco/APl": math.nan, "val/loss": math.inf}, 3)
+    logger = LoggerCollection(CsvLogger(path), Recorder(events, "other"))
+    logger.on_validation({"coco/AP": 0.5, "coco/APl": math.nan, "val/loss": math.inf}, 3)
     assert lines(path) == ["step,coco/AP,val/loss", "3,0.5,inf"]
-    assert [(name, sorted(metrics)) for name, metrics, _ in events] == [
-        ("console", ["coco/AP", "coco/APl", "val/loss"]),
-        ("other", ["coco/AP", "val/loss"]),
-    ]
+    assert [sorted(metrics) for _, metrics, _ in events] == [["coco/AP", "val/loss"]]
 
 
 def test_csv_has_a_row_per_log_at_once_and_empty_cells_where_nothing_was_logged(path):
@@ -105,14 +100,14 @@ def test_metrics_that_cannot_be_written(path):
     with pytest.raises(
         DataError, match="metrics cannot be written .*; correct the cause and give resume=auto"
     ):
-        logger.log({}, 3)
+        logger.on_log({}, 3)
 
 
 def test_read_metrics_gives_back_every_digit(path):
-    logger = LoggerCollection(LoggerCollection(), CsvLogger(path))
+    logger = LoggerCollection(CsvLogger(path))
     for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
-        logger.log({"a": value}, step)
-    logger.log({"b": 5}, 4)
+        logger.on_log({"a": value}, step)
+    logger.on_log({"b": 5}, 4)
     assert read_metrics(path) == {"a": ([0, 1, 2], [1 / 3, 1e-30, math.inf]), "b": ([4], [5.0])}
 
 

@@ -43,7 +43,7 @@ def test_plain_line_per_log_with_time_left(file, clock):
     clock.now += 100  # the first step starts data workers: it does not count in the time left
     progress.on_step(1, {})
     clock.now += 24.5
-    progress.log(
+    progress.on_log(
         {
             "train/loss": 0.51234,
             "train/lr": 0.0025,
@@ -75,7 +75,7 @@ def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
         progress.beat("step 4" if step else "reading", 12.0, silent)
         assert file.getvalue().splitlines() == lines
         file.truncate(0), file.seek(0)
-    progress.log({"train/loss": 1.0}, 4)
+    progress.on_log({"train/loss": 1.0}, 4)
     assert "step   4/100  epoch 0.04  loss 1.0000" in file.getvalue()
 
 
@@ -83,7 +83,7 @@ def test_lines_between_two_rows_show_the_last_step(file, clock):
     """Loss and rate of the row before them would look frozen."""
     progress = Progress(100, steps_per_epoch=100, images_per_step=8, file=file, clock=clock)
     clock.now += 1
-    progress.log({"train/loss": 9.0, "train/lr": 0.1, "time/images_per_s": 8.0}, 20)
+    progress.on_log({"train/loss": 9.0, "train/lr": 0.1, "time/images_per_s": 8.0}, 20)
     clock.now += 10
     progress.on_step(25, loss_of(2.5))
     progress.beat("step 26", 1.0, silent=True)
@@ -99,7 +99,7 @@ def test_the_time_left_comes_from_the_tenth_step_on(file, clock):
     for step in range(1, 12):
         clock.now += 50 if step == 1 else 1
         progress.on_step(step, loss_of(1.0))
-        progress.log({"train/loss": 1.0}, step)
+        progress.on_log({"train/loss": 1.0}, step)
     lines = file.getvalue().splitlines()
     assert ["ETA" in line for line in lines] == [False] * 9 + [True] * 2
     assert lines[9].endswith("ETA 1:30")
@@ -153,10 +153,10 @@ def test_bar_on_a_terminal_with_lines_above_it():
         progress = Progress(20, steps_per_epoch=10, file=file)
         progress.on_step(5, loss_of(1.0))
         progress.beat("", 0.0, silent=False)
-        progress.log({"train/loss": 0.25, "train/lr": 0.01}, 10)
-        progress.log({"coco/AP": 0.5}, 10)
+        progress.on_log({"train/loss": 0.25, "train/lr": 0.01}, 10)
+        progress.on_validation({"coco/AP": 0.5}, 10)
         progress.write("image 7 is truncated")
-        progress.close()
+        progress.on_end()
         file.flush()
         sent = ""
         while select.select([reader], [], [], 0.2)[0]:  # a busy machine hands it over in pieces
