@@ -41,8 +41,11 @@ class ConvertConfig:
 def convert(config: ConvertConfig) -> dict[str, Any]:
     """Write `output` and return its content.
 
-    Images are needed only for sizes that the annotations do not have.
+    Images are needed only for sizes that the annotations do not have. Raises ConfigError where
+    `output` exists, which may be the annotations of another tool.
     """
+    if Path(config.output).exists():
+        raise ConfigError(f"output={config.output} exists; remove it, or give another file.")
     files: dict[str, Any] = {
         f"{config.split}_annotations": config.annotations,
         f"{config.split}_images": config.images,

@@ -1,4 +1,6 @@
-"""Batches are a pure function of the step: whatever the number of ranks and workers, an image looks the same."""
+"""Batches are a pure function of the step: whatever the number of ranks and workers, an image looks
+the same.
+"""
 
 from __future__ import annotations
 

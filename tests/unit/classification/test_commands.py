@@ -83,10 +83,7 @@ def test_predict(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "000000.jpg").stat().st_size
     photo = tmp_path / "out" / "000000.jpg"
     before = photo.read_bytes()
-    with pytest.raises(
-        ConfigError,
-        match="000000.jpg exists and would be overwritten; give another output_dir, or leave it out",
-    ):
+    with pytest.raises(ConfigError, match="000000.jpg exists and would be overwritten; give"):
         commands.predict(load_config("predict", [*command, f"input={photo}"]))
     assert photo.read_bytes() == before
 

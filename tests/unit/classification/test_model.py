@@ -69,7 +69,9 @@ def test_fillers_are_in_no_loss_gradient_or_statistic() -> None:
 
 
 def test_the_loss_is_torchs() -> None:
-    """Smoothed and mixed targets against torch's cross entropy with probabilities; the mean is over images."""
+    """Smoothed and mixed targets against torch's cross entropy with probabilities; the mean is over
+    images.
+    """
     model = Classifier(nn.Identity(), label_smoothing=0.1)
     given = batch()
     logits = torch.randn(4, 3)
@@ -96,7 +98,9 @@ def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:
     ],
 )
 def test_other_families(name: str, head: str) -> None:
-    """Shapes, and the layer whose weights would name other classes; SqueezeNet's is a convolution."""
+    """Shapes, and the layer whose weights would name other classes; SqueezeNet's is
+    a convolution.
+    """
     with torch.device("meta"):
         model = build_classifier(name, 5, image_size=32).eval()
     assert model.model(torch.zeros(2, 3, 32, 32, device="meta")).shape == (2, 5)

@@ -1,4 +1,6 @@
-"""The task: its contract, a training on the command line, what its settings and checkpoints must agree in."""
+"""The task: its contract, a training on the command line, what its settings and checkpoints must
+agree in.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,9 @@ def test_a_training_outlives_its_report(
 def test_a_run_that_fails_writes_its_report(
     drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: bool
 ) -> None:
-    """It says at its top why; a preempted one has no time for it, and no failure of the report hides the error."""
+    """It says at its top why; a preempted one has no time for it, and no failure of the report
+    hides the error.
+    """
 
     def evaluate(*_: object) -> None:
         raise error

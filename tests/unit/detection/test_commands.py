@@ -14,6 +14,7 @@ from PIL import Image
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.base.files import check_folder
 from retina_dist.config.compose import load_config
+from retina_dist.convert import ConvertConfig, convert
 from retina_dist.data.images import find_images
 from retina_dist.detection import commands
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
@@ -118,6 +119,13 @@ def test_images_in_an_archive_are_to_be_unpacked(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_run_is_in_its_folder_of_checkpoints(run: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"write {run}/checkpoints/last.pt\.$"):
         load_checkpoint(run / "last.pt")
+
+
+def test_convert_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"output=.*mine.json exists; remove it, or give another"):
+        convert(ConvertConfig(root=str(tmp_path), output=str(tmp_path / "mine.json")))
+    assert (tmp_path / "mine.json").read_text() == "{}"
 
 
 def test_an_export_is_compared_on_so_many_images() -> None:

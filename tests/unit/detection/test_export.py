@@ -34,11 +34,14 @@ def checkpoint(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(path: Path, **changes: object) -> ExportConfig:
-    return replace(ExportConfig(checkpoint="best.pt", output=str(path)), **changes)  # type: ignore[arg-type]
+    config = ExportConfig(checkpoint="best.pt", output=str(path))
+    return replace(config, **changes)  # type: ignore[arg-type]
 
 
 def test_onnx_is_run_and_says_what_it_is(tmp_path: Path) -> None:
-    """Of one size, which takes a third of the time; one for any size is compared on several whenever a user makes it."""
+    """Of one size, which takes a third of the time; one for any size is compared on several
+    whenever a user makes it.
+    """
     pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
     found = export(settings(tmp_path / "model.onnx", size=[48, 40]))
@@ -144,7 +147,9 @@ def test_other_bodies(
         pytest.importorskip("onnxruntime", reason="the extra [export] is not installed")
     made = small_detector(backbone=body)
     head = made.model.head.classification_head
-    with torch.no_grad():  # scores that differ: nearly all of an untrained body's are 0.01, and large weights make them all 1
+    # scores that differ: nearly all of an untrained body's are 0.01, and large weights make them
+    # all 1
+    with torch.no_grad():
         logits = head(list(made.model.backbone(torch.randn(1, 3, 64, 96)).values()))
         head.cls_logits.weight *= 2 / logits.std()
     monkeypatch.setattr(Detector, "from_checkpoint", lambda path, **how: made)
@@ -206,6 +211,7 @@ def test_a_detector_without_detections_is_not_exported(
         detector, "record", {"best": {"name": "coco/AP", "mode": "max", "value": 0.0}}
     )
     monkeypatch.delattr(module, "Exporter")
-    message = r"best.pt detects nothing in . images to compare \(its run's best coco/AP is 0.000\); train it for longer"
+    message = r"best.pt detects nothing in . images to compare "
+    message += r"\(its run's best coco/AP is 0.000\); train it for longer"
     with pytest.raises(UserError, match=message):
         export(settings(tmp_path / "state_dict.pt"))

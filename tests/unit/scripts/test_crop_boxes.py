@@ -13,7 +13,9 @@ from tests.coco_files import write_coco
 
 
 def data(folder: Path) -> tuple[Path, Path]:
-    """One image whose pixels tell their column, with boxes [x, y, width, height] of two classes and one without an area."""
+    """One image whose pixels tell their column, with boxes [x, y, width, height] of two classes and
+    one without an area.
+    """
     folder.mkdir()
     pixels = np.broadcast_to(np.arange(40, dtype=np.uint8)[None, :, None], (30, 40, 3))
     Image.fromarray(pixels.copy()).save(folder / "a.png")

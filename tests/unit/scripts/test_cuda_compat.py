@@ -1,4 +1,6 @@
-"""When the training image loads CUDA's compatibility libraries: on hosts whose driver is too old for CUDA 13, and on no others."""
+"""When the training image loads CUDA's compatibility libraries: on hosts whose driver is too old
+for CUDA 13, and on no others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The plan of a Horovod build and its patches; the build itself is tried by `make test`, which needs its result."""
+"""The plan of a Horovod build and its patches; the build itself is tried by `make test`, which
+needs its result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The job files of scripts/: Azure's SDK and Kubernetes' schemas take them, their commands compose, their counts agree."""
+"""The job files of scripts/: Azure's SDK and Kubernetes' schemas take them, their commands compose,
+their counts agree.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MODULE = re.compile(r"-m retina_dist\.(train|benchmark \w+)|scripts/ray/train\.p
 
 
 def commands_of(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """(configuration, settings) of each command in a shell script, a page, or a YAML file of Azure or Kubernetes."""
+    """(configuration, settings) of each command in a shell script, a page, or a YAML file of Azure
+    or Kubernetes.
+    """
     text = path.read_text().replace("\\\n", " ")
     if path.suffix in (".yaml", ".yml"):
         loaded = list(yaml.safe_load_all(text))
@@ -199,7 +203,9 @@ print(task.num_nodes, resources.accelerators, resources.use_spot, sorted(task.st
 
 
 def test_skypilot_reads_the_task(tmp_path: Path) -> None:
-    """In SkyPilot's own Python, since skypilot[azure] brings an antlr4 that Hydra cannot use; importing it writes to HOME."""
+    """In SkyPilot's own Python, since skypilot[azure] brings an antlr4 that Hydra cannot use;
+    importing it writes to HOME.
+    """
     sky = shutil.which("sky")
     if sky is None:
         pytest.skip("there is no sky on PATH (make engines installs SkyPilot)")

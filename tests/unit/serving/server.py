@@ -22,7 +22,9 @@ ARGUMENTS = {"num_classes": 3, "backbone": "resnet18", "fpn_channels": 32, "scor
 
 
 def content(**changes: object) -> dict[str, Any]:
-    """Of a checkpoint; its detector finds a few dozen objects in noise, some of a label without a category."""
+    """Of a checkpoint; its detector finds a few dozen objects in noise, some of a label without a
+    category.
+    """
     torch.manual_seed(0)
     arguments = {**ARGUMENTS, **changes}
     model = build_retinanet(**arguments)  # type: ignore[arg-type]
@@ -60,9 +62,8 @@ def as_json(*images: bytes) -> bytes:
 def as_multipart(*images: bytes) -> tuple[str, bytes]:
     """Content type and body."""
     parts = b"".join(
-        b'--XX\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
-        + image
-        + b"\r\n"
+        b'--XX\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n'
+        b"Content-Type: image/png\r\n\r\n" + image + b"\r\n"
         for image in images
     )
     note = b'--XX\r\nContent-Disposition: form-data; name="note"\r\n\r\nnot an image\r\n'
@@ -89,7 +90,9 @@ def expected(detector: Detector, data: bytes) -> list[tuple[int, list[float], fl
 
 
 def found_in(entry: dict[str, Any]) -> list[tuple[int, list[float], float]]:
-    """The same of an answer's image; corners are exact, since differences of float32 are exact in Python's floats."""
+    """The same of an answer's image; corners are exact, since differences of float32 are exact in
+    Python's floats.
+    """
     rows = []
     for found in entry["detections"]:
         x, y, w, h = found["bbox"]
