@@ -4,7 +4,8 @@
     python -m retina_dist.report run=runs/shapes other=runs/shapes-2 output=compared.html
     retina-dist compare runs/shapes runs/shapes-2
 
-A training writes report.html into its run folder, and evaluate into its output_dir. Needs `pip install "retina-dist[analysis]"`.
+A training writes report.html into its run folder, and evaluate into its output_dir. Needs
+`pip install "retina-dist[analysis]"`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Errors that a user can correct, printed without a traceback unless `debug=true`; and what the process does now."""
+"""Errors that a user can correct, printed without a traceback unless `debug=true`; and what the
+process does now.
+"""
 
 import os
 import time
@@ -6,7 +8,8 @@ import time
 from retina_dist.base.redaction import redacted
 from retina_dist.base.text import escape
 
-# torch's messages, without an exception class of their own, when the other end of a connection is gone or silent.
+# torch's messages, without an exception class of their own, when the other end of a connection is
+# gone or silent.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
         "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
 
@@ -14,10 +17,11 @@ _text, _since = "starting", time.monotonic()
 
 
 class UserError(ValueError):
-    """Something outside the program is wrong: input, configuration or a file. The text is one line, without secrets.
+    """Something outside the program is wrong: input, configuration or a file. The text is one line,
+    without secrets.
 
-    `collective` says that every rank of the job raises an error at the same point, so that all leave in order and only the
-    rank `reporter` prints it (None: another error is printed instead).
+    `collective` says that every rank of the job raises an error at the same point, so that all
+    leave in order and only the rank `reporter` prints it (None: another error is printed instead).
     """
 
     collective = False
@@ -42,7 +46,9 @@ class CollectiveError(UserError):
 
 
 def is_collective(error: BaseException) -> bool:
-    """Whether every rank raises `error`, so that a strategy may still communicate while it leaves."""
+    """Whether every rank raises `error`, so that a strategy may still communicate while
+    it leaves.
+    """
     return isinstance(error, UserError) and error.collective
 
 
@@ -57,7 +63,9 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """A UserError's text; of another exception its type and the first line of its text, at most 160 characters."""
+    """A UserError's text; of another exception its type and the first line of its text, at most 160
+    characters.
+    """
     if isinstance(error, UserError):
         return str(error)
     if lost_connection(error):
@@ -92,14 +100,18 @@ class PeerLost(UserError):
 
 
 class Preempted(CollectiveError):
-    """The run was asked to end, and has ended with a checkpoint, on all ranks; a scheduler may start it again."""
+    """The run was asked to end, and has ended with a checkpoint, on all ranks; a scheduler may
+    start it again.
+    """
 
     exit_code = os.EX_TEMPFAIL
     label = ""
 
 
 def set_status(text: str) -> None:
-    """Say what this process does from now on, such as "reading the data" or "validation, 40 images"."""
+    """Say what this process does from now on, such as "reading the data" or "validation, 40
+    images".
+    """
     global _text, _since
     if text.split(",")[0] != _text.split(",")[0]:  # what follows a comma is the progress
         _since = time.monotonic()

@@ -38,17 +38,20 @@ REFUSALS = (
     TypeError,
     ImportError,
 )
-# Seconds of attempts: a file system that took longer has repeated the request itself, as Azure's does for 84 s.
+# Seconds of attempts: a file system that took longer has repeated the request itself, as Azure's
+# does for 84 s.
 MAX_ATTEMPTS_S = 60.0
-# With these a spreadsheet takes a text for a formula, https://owasp.org/www-community/attacks/CSV_Injection
+# With these a spreadsheet takes a text for a formula,
+# https://owasp.org/www-community/attacks/CSV_Injection
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a temporary file beside `path`, in a folder made if need be, sync it and rename it.
+    """Let `write` make a temporary file beside `path`, in a folder made if need be, sync it and
+    rename it.
 
-    When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the old file
-    is then as it was.
+    When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the
+    old file is then as it was.
     """
     temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
@@ -76,7 +79,8 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
-    """Raise ConfigError unless `text`, the value of `key`, is a file or folder that can be written here.
+    """Raise ConfigError unless `text`, the value of `key`, is a file or folder that can be written
+    here.
 
     Leaves nothing behind.
     """
@@ -109,7 +113,8 @@ def nearest_existing(path: Path) -> Path:
 def open_regular(path: str | Path) -> BinaryIO:
     """A file to read.
 
-    Raises OSError for a missing file, and for a pipe or a device, which could keep a reader for ever.
+    Raises OSError for a missing file, and for a pipe or a device, which could keep a reader for
+    ever.
     """
     file = open(path, "rb", opener=_open_without_wait)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -145,12 +150,13 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Url:
-    """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods that the package needs.
+    """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods
+    that the package needs.
 
-    A write replaces an object whole or not at all, as a PUT does. Each call asks fsspec for the file system,
-    which belongs to a thread and a process, and is made again after `WAITS` when the network or the service
-    fails. Raises FileNotFoundError for what is not there and UserError for a place that cannot be reached or
-    written.
+    A write replaces an object whole or not at all, as a PUT does. Each call asks fsspec for the
+    file system, which belongs to a thread and a process, and is made again after `WAITS` when the
+    network or the service fails. Raises FileNotFoundError for what is not there and UserError for a
+    place that cannot be reached or written.
     """
 
     text: str
@@ -184,7 +190,9 @@ class Url:
     def read_parts(
         self, parts: Sequence[tuple[str, int | None, int | None]]
     ) -> list[bytes | FileNotFoundError]:
-        """Parts (name, first byte, byte after the last; None, None: all) of files in this folder, fetched together if possible."""
+        """Parts (name, first byte, byte after the last; None, None: all) of files in this folder,
+        fetched together if possible.
+        """
         names = [name for name, _, _ in parts]
         starts = [start for _, start, _ in parts]
         ends = [end for _, _, end in parts]
@@ -226,7 +234,9 @@ class Url:
         return [self / name for name in self.all_files(pattern)]
 
     def all_files(self, pattern: str | None = None) -> dict[str, dict[str, Any]]:
-        """The file system's facts on each file in this folder and below, by its name from here; `pattern` as for `glob`."""
+        """The file system's facts on each file in this folder and below, by its name from here;
+        `pattern` as for `glob`.
+        """
 
         def listing(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()
@@ -251,7 +261,9 @@ class Url:
         return self._call("looked at", look)
 
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
-        """`method` of the file system and the path in it, with further attempts; `what` it does is for the error."""
+        """`method` of the file system and the path in it, with further attempts; `what` it does is
+        for the error.
+        """
         system, path = self._open()
         start = time.monotonic()
         attempt = 1
@@ -308,7 +320,9 @@ PathOrUrl = Path | Url
 
 
 def parse_path(text: str | PathOrUrl) -> PathOrUrl:
-    """A local path, `file://` included, as Path; any other URL as Url. Raises ConfigError for what cannot be either."""
+    """A local path, `file://` included, as Path; any other URL as Url. Raises ConfigError for what
+    cannot be either.
+    """
     if not isinstance(text, str):
         return text
     protocol, separator, rest = text.partition("://")
@@ -328,7 +342,9 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
 
 
 def names_in(folder: PathOrUrl) -> list[str]:
-    """The sorted names in a folder; [] if it does not exist. Raises UserError when it cannot be listed."""
+    """The sorted names in a folder; [] if it does not exist. Raises UserError when it cannot be
+    listed.
+    """
     try:
         if isinstance(folder, Url):
             return sorted(name for name in folder.all_files() if "/" not in name)
@@ -351,7 +367,9 @@ def check_folder(root: str) -> None:
 
 
 def is_packed(path: str | Path) -> bool:
-    """Whether the name is that of an archive or a compressed file, which is to be unpacked first."""
+    """Whether the name is that of an archive or a compressed file, which is to be
+    unpacked first.
+    """
     return Path(path).suffix.lower() in PACKED
 
 
@@ -376,8 +394,8 @@ def write_json(target: PathOrUrl, content: Any, indent: int | None = 1) -> None:
 def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, escape_formulas: bool = False) -> None:
     """As `write_bytes`, a row per line; file names that cannot be decoded keep their bytes.
 
-    With `escape_formulas`, for tables that people open in a spreadsheet, a text that would be computed
-    there begins with an apostrophe.
+    With `escape_formulas`, for tables that people open in a spreadsheet, a text that would be
+    computed there begins with an apostrophe.
     """
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")

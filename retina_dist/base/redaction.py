@@ -1,6 +1,7 @@
 """Passwords, tokens and keys out of whatever is written or shown.
 
-Settings are used as they are; `redacted` is for their copies in files, in words, in errors and in MLflow.
+Settings are used as they are; `redacted` is for their copies in files, in words, in errors and in
+MLflow.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 
 MASK = "***"
 
-# What an authority has before its host: "user:password@", or a token alone. A password may hold "@",
-# or "/" and quotes where they were not encoded; "HOST:PORT/a@b" has none.
+# What an authority has before its host: "user:password@", or a token alone. A password may hold
+# "@", or "/" and quotes where they were not encoded; "HOST:PORT/a@b" has none.
 _USER = re.compile(
     r"""(?x) (?<=://)
     (?: [^\s/@:"<>]{0,99} : (?!\d{1,5}(?:[/?#"',;)\]}]|$)) (?:[^\s@"<>] | ["<>](?![,:}\]]) ){0,999} @
@@ -48,7 +49,8 @@ _EQUALS = r"(?: \s* [:=]? = >? \s* | :\s+ | (?<= [\"'] ) \s* :\s* | (?<! : ) : (
 # Not masked: whether there is a secret, and from which variable it is read.
 _PLAIN = r"(?! [\"']? (?: (?: true | false | none | null ) \b | \$ \{ [\w.:]+ (?: ,null )? \} ) )"
 
-# NAME=VALUE and NAME: VALUE of connection strings, environment variables, options, headers and JSON.
+# NAME=VALUE and NAME: VALUE of connection strings, environment variables, options, headers and
+# JSON.
 _NAMED = re.compile(
     rf"""(?ix) (?P<name> {_WORD} (?: \\* ["'] )? \]? ) (?P<equals> {_EQUALS} ) {_PLAIN} (?P<value> {_VALUE} )"""
 )
@@ -57,7 +59,8 @@ _OPTION = re.compile(
     rf"(?ix) (?P<name> (?<! [\w-] ) -- [\w.-]*? {_WORD} ) (?P<equals> \s+ ) (?! - ) (?P<value> {_VALUE} )"
 )
 _ELEMENT = re.compile(rf"(?ix) (?P<name> < [\w.:-]*? {_WORD} ) (?P<equals> > ) (?P<value> [^<]+ )")
-# Hydra's env_set gives a job its environment: KEY: VALUE of YAML's lines, {KEY: VALUE}, env_set.KEY=VALUE.
+# Hydra's env_set gives a job its environment: KEY: VALUE of YAML's lines, {KEY: VALUE},
+# env_set.KEY=VALUE.
 _ENVIRONMENT_LINES = re.compile(
     r"(?m)^([ \t]*)env_set:[ \t]*\n((?:\1[ \t]+\S.*(?:\n|\Z)|[ \t]*\n)+)"
 )
@@ -98,8 +101,8 @@ _WEBHOOK = re.compile(
 def redacted(text: str) -> str:
     """`text` without what gives access.
 
-    These are users and passwords of URLs, all values of their queries, values whose name ends in a secret's
-    word, the values of Hydra's `env_set`, and secrets that are known by how they begin.
+    These are users and passwords of URLs, all values of their queries, values whose name ends in a
+    secret's word, the values of Hydra's `env_set`, and secrets that are known by how they begin.
 
     >>> redacted("https://me:pass@example.org/mlflow, az://box/run?sv=2024&sig=abc%3D")
     'https://example.org/mlflow, az://box/run?sv=***&sig=***'
@@ -126,7 +129,9 @@ def redacted(text: str) -> str:
 
 
 def redacted_word(word: str) -> str:
-    """The same of one word of a command line: all behind the = of a secret belongs to it, spaces too."""
+    """The same of one word of a command line: all behind the = of a secret belongs to it, spaces
+    too.
+    """
     name, equals, _ = word.partition("=")
     masked = redacted(word)
     if masked != word and equals and not re.search(r"[\s:]", name) and _is_secret(name):

@@ -22,7 +22,9 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(*key: int | str) -> None:
-    """Seed the same generators by `key`, GPUs' once a GPU is in use; in microseconds, since every step does it."""
+    """Seed the same generators by `key`, GPUs' once a GPU is in use; in microseconds, since every
+    step does it.
+    """
     seed = derived_seed(*key)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -42,12 +44,16 @@ def derived_seed(*key: int | str) -> int:
 
 
 def held_out(name: str, fraction: float) -> bool:
-    """Whether the image of this name is in the `fraction` of a training set that validates; adding others never moves it."""
+    """Whether the image of this name is in the `fraction` of a training set that validates; adding
+    others never moves it.
+    """
     return derived_seed("held out", name) < fraction * 2**63
 
 
 def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]:
-    """The rows of the images of "train" and, for `fraction` of them, of "val". Raises DataError where that leaves either empty."""
+    """The rows of the images of "train" and, for `fraction` of them, of "val". Raises DataError
+    where that leaves either empty.
+    """
     rows: dict[str, list[int]] = {"train": [], "val": []}
     for row, name in enumerate(names):
         rows["val" if held_out(name, fraction) else "train"].append(row)
@@ -62,7 +68,9 @@ def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]
 
 @contextmanager
 def torch_seed(*key: int | str) -> Iterator[None]:
-    """Within the block torch's CPU generator is seeded by `key`; afterwards it is as it was before."""
+    """Within the block torch's CPU generator is seeded by `key`; afterwards it is as it
+    was before.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derived_seed(*key))
         yield

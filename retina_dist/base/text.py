@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-# Controls (C0, C1), line separators, marks that turn the direction of writing, and halves of a character (JSON's "\ud800").
+# Controls (C0, C1), line separators, marks that turn the direction of writing, and halves of a
+# character (JSON's "\ud800").
 UNSHOWABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -18,12 +19,15 @@ def is_text(value: object) -> bool:
 
 
 def escape(text: object, most: int | None = None) -> str:
-    """Text that others wrote, control characters written out as Python does; with `most`, its first characters on one line.
+    """Text that others wrote, control characters written out as Python does; with `most`, its first
+    characters on one line.
 
     >>> escape("a\\x1b[2J"), escape("one\\ntwo three", 7)
     ('a\\\\x1b[2J', 'one two')
     """
-    text = str(text) if most is None else " ".join(str(text)[:most].split())
+    text = str(text)
+    if most is not None:
+        text = " ".join(text[:most].split())
     return UNSHOWABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
@@ -39,17 +43,26 @@ def truncate(names: Sequence[object], most: int = 5) -> str:
 
 
 def parse_number(text: str) -> float:
-    """The decimal number that a text file holds; NaN for anything else, such as the "1_0" and "nan" that `float` takes."""
-    return float(text) if NUMBER.fullmatch(text) else math.nan
+    """The decimal number that a text file holds; NaN for anything else, such as the "1_0" and "nan"
+    that `float` takes.
+    """
+    if NUMBER.fullmatch(text):
+        return float(text)
+    return math.nan
 
 
 def pluralize(number: int | str, noun: str, none: str = "0") -> str:
-    """A number, or one already written out, with its noun in the singular or plural; `none` replaces a zero.
+    """A number, or one already written out, with its noun in the singular or plural; `none`
+    replaces a zero.
 
     >>> pluralize(1, "image"), pluralize(2, "box"), pluralize("1.5", "epoch"), pluralize(0, "error", none="no")
     ('1 image', '2 boxes', '1.5 epochs', 'no errors')
     """
-    ending = "" if str(number) == "1" else "es" if noun.endswith(("s", "x")) else "s"
+    ending = "s"
+    if noun.endswith(("s", "x")):
+        ending = "es"
+    if str(number) == "1":
+        ending = ""
     return f"{number or none} {noun}{ending}"
 
 
@@ -73,8 +86,12 @@ def format_ranks(ranks: Iterable[int]) -> str:
     ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
     """
     ranks = list(ranks)
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    listed = f"ranks {', '.join(map(str, ranks[:8]))}"
+    if len(ranks) > 8:
+        listed += f" and {len(ranks) - 8} more"
+    return listed
 
 
 def format_bytes(size: float) -> str:
@@ -83,7 +100,9 @@ def format_bytes(size: float) -> str:
     >>> format_bytes(3 * 2**20), format_bytes(2**31)
     ('3.0 MiB', '2.0 GiB')
     """
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.1f} MiB"
 
 
 def format_duration(seconds: float) -> str:
@@ -94,4 +113,6 @@ def format_duration(seconds: float) -> str:
     """
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+    if hour:
+        return f"{hour}:{minute:02}:{second:02}"
+    return f"{minute}:{second:02}"

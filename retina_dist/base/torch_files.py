@@ -21,36 +21,29 @@ SEAL_LENGTH = len(SEAL) + 64
 
 
 def load_torch(source: PathOrUrl) -> tuple[Any, str]:
-    """The tensors and plain values of a .safetensors file or one of `torch.save`, on the CPU, and its SHA-256; no code is run.
+    """The tensors and plain values of a .safetensors file or one of `torch.save`, on the CPU, and
+    its SHA-256; no code is run.
 
-    A checkpoint of retina_dist must end with the SHA-256 of the bytes before. Raises CheckpointError.
+    A checkpoint of retina_dist must end with the SHA-256 of the bytes before. Raises
+    CheckpointError.
     """
     read = _reader_of(source)
-    try:
-        data = read_bytes(source)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        place = f"in {source}" if isinstance(error, IsADirectoryError) else str(source)
-        remedy = "give a run folder, or its .pt file"
-        in_run = source.parent / "checkpoints" / source.name
-        if isinstance(in_run, Path) and in_run.is_file():
-            remedy = f"write {in_run}"
-        raise CheckpointError(f"there is no checkpoint {place}; {remedy}.") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"{source} cannot be read ({error}); use another checkpoint."
-        ) from error
+    data = _read_checkpoint(source)
     digest = hashlib.sha256(memoryview(data)[:-SEAL_LENGTH])
-    seal, expected = data[-SEAL_LENGTH:], SEAL + digest.hexdigest().encode()
+    seal = data[-SEAL_LENGTH:]
+    is_whole = seal == SEAL + digest.hexdigest().encode()
     digest.update(seal)
     damaged = CheckpointError(
         f"{source} is damaged: it does not end with its SHA-256; use another checkpoint."
     )
-    if seal.startswith(SEAL) and seal != expected:
+    if seal.startswith(SEAL) and not is_whole:
         raise damaged
-    if data.startswith(b"PK") and (size := _unpacked_size(data)) > len(data):
+    size = _unpacked_size(data)
+    if size > len(data):
         raise CheckpointError(
             f"{source} is compressed, {size} bytes in {len(data)}, which torch avoids; use another."
         )
+
     try:
         content = read(data)
     except Exception as error:  # a damaged file can raise nearly anything
@@ -61,9 +54,27 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
             f"{source} cannot be read as a file of tensors ({reason}); use another."
         ) from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
-    if isinstance(content, dict) and content.keys() >= {"format", "step"} and seal != expected:
+    if isinstance(content, dict) and content.keys() >= {"format", "step"} and not is_whole:
         raise damaged
     return content, digest.hexdigest()
+
+
+def _read_checkpoint(source: PathOrUrl) -> bytes:
+    try:
+        return read_bytes(source)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        place = str(source)
+        if isinstance(error, IsADirectoryError):
+            place = f"in {source}"
+        remedy = "give a run folder, or its .pt file"
+        in_run = source.parent / "checkpoints" / source.name
+        if isinstance(in_run, Path) and in_run.is_file():
+            remedy = f"write {in_run}"
+        raise CheckpointError(f"there is no checkpoint {place}; {remedy}.") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{source} cannot be read ({error}); use another checkpoint."
+        ) from error
 
 
 def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
@@ -80,7 +91,11 @@ def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
 
 
 def _unpacked_size(data: bytes) -> int:
-    """Bytes of a zip file's members once unpacked; 0 of one with a damaged directory, which torch refuses."""
+    """Bytes of a zip file's members once unpacked; 0 of another file, and of one with a damaged
+    directory, which torch refuses.
+    """
+    if not data.startswith(b"PK"):
+        return 0
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return sum(member.file_size for member in archive.infolist())
@@ -89,9 +104,12 @@ def _unpacked_size(data: bytes) -> int:
 
 
 def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str:
-    """The remedy for a checkpoint that this version cannot use, as the end of an error; names the version that wrote it."""
-    versions = content.get("versions") if isinstance(content, dict) else None
-    wrote = str(versions.get("retina_dist", "")) if isinstance(versions, dict) else ""
+    """The remedy for a checkpoint that this version cannot use, as the end of an error; names the
+    version that wrote it.
+    """
+    wrote = ""
+    if isinstance(content, dict) and isinstance(content.get("versions"), dict):
+        wrote = str(content["versions"].get("retina_dist", ""))
     if wrote in ("", __version__):
         return same_version
     return f"retina_dist {escape(wrote[:40])} wrote it, this is {__version__}: install that, or give model.weights=FILE"

@@ -1,4 +1,5 @@
-"""The one way in which the package reads a YAML file: bounded in depth and size, and without aliases.
+"""The one way in which the package reads a YAML file: bounded in depth and size, and without
+aliases.
 
 An alias lets 400 bytes stand for 10^9 values, which a reader of the result would visit one by one.
 """
@@ -49,10 +50,11 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 
 
 def load_yaml(source: PathOrUrl | bytes | str) -> Any:
-    """The content of a YAML file, or of its text: None, booleans, numbers, strings, lists, dictionaries.
+    """The content of a YAML file, or of its text: None, booleans, numbers, strings, lists,
+    dictionaries.
 
-    Raises OSError where the file cannot be read, and ValueError, whose text is one line, for anything
-    that is not YAML, for an alias, and for what is more than `MAX_DEPTH` deep.
+    Raises OSError where the file cannot be read, and ValueError, whose text is one line, for
+    anything that is not YAML, for an alias, and for what is more than `MAX_DEPTH` deep.
     """
     text = source if isinstance(source, bytes | str) else read_bytes(source)
     try:
@@ -63,7 +65,9 @@ def load_yaml(source: PathOrUrl | bytes | str) -> Any:
 
 
 def _check_events(text: bytes | str) -> None:
-    """Raise ValueError for what would make a small file a large result, before anything is built."""
+    """Raise ValueError for what would make a small file a large result, before anything
+    is built.
+    """
     depth = 0
     for event in yaml.parse(text, _Loader):
         line = event.start_mark.line + 1

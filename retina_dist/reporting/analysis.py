@@ -1,9 +1,12 @@
-"""What a result got wrong, in one form for every task: analysis.json (docs/evaluation.md), images.csv and resamples.npz."""
+"""What a result got wrong, in one form for every task: analysis.json (docs/evaluation.md),
+images.csv and resamples.npz.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ MAX_IN_MATRIX = 2000  # labels; the file grows with their square
 
 
 def can_analyse() -> bool:
-    """Whether hotcoco, of the extra `analysis`, is installed: without it there are no kinds of errors and no calibration."""
+    """Whether hotcoco, of the extra `analysis`, is installed: without it there are no kinds of
+    errors and no calibration.
+    """
     return find_spec("hotcoco") is not None
 
 
@@ -32,26 +37,31 @@ def analysis_of(
     folder: Path | None,
     **parts: Any,
 ) -> dict[str, Any]:
-    """The content of analysis.json. `images` are all of them, worst first; `classes` more about each class.
+    """The content of analysis.json. `images` are all of them, worst first; `classes` more about
+    each class.
 
-    The first metric is also the classes' own: METRIC/CLASS of `resampled` is a class's interval. Written to `folder`, if
-    given, with images.csv, a row for each image, and resamples.npz.
+    The first metric is also the classes' own: METRIC/CLASS of `resampled` is a class's interval.
+    Written to `folder`, if given, with images.csv, a row for each image, and resamples.npz.
     """
     main = next(iter(resampled.values))
-    names = [name for name in resampled.values if not name.startswith(f"{main}/")]
+    metrics = {}
+    for name in resampled.values:
+        if not name.startswith(f"{main}/"):
+            metrics[name.partition("/")[2]] = resampled.interval(name).to_dict()
+    of_classes = {}
+    for name, more in classes.items():
+        of_classes[name] = {**resampled.interval(f"{main}/{name}").to_dict(), **more}
     wrong = [image for image in images if image["false_alarms"]]
+    wrong.sort(key=itemgetter("score"), reverse=True)
     analysis = {
         "task": task,
         "images": len(images),
-        "metrics": {name.partition("/")[2]: resampled.interval(name).to_dict() for name in names},
-        "classes": {
-            name: {**resampled.interval(f"{main}/{name}").to_dict(), **more}
-            for name, more in classes.items()
-        },
+        "metrics": metrics,
+        "classes": of_classes,
         **parts,
         "worst": list(images[:MAX_LISTED]),
         "best": list(images[: -MAX_LISTED - 1 : -1]),
-        "confident": sorted(wrong, key=lambda image: -image["score"])[:MAX_LISTED],
+        "confident": wrong[:MAX_LISTED],
     }
     if folder:
         write_json(folder / "analysis.json", analysis)
@@ -65,18 +75,20 @@ def analysis_of(
 
 
 def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
-    """`confusion` of analysis.json, of the matrix that `counts` gives; None above MAX_IN_MATRIX labels."""
-    return (
-        {"labels": list(labels), "counts": counts().tolist()}
-        if len(labels) <= MAX_IN_MATRIX
-        else None
-    )
+    """`confusion` of analysis.json, of the matrix that `counts` gives; None above MAX_IN_MATRIX
+    labels.
+    """
+    if len(labels) > MAX_IN_MATRIX:
+        return None
+    return {"labels": list(labels), "counts": counts().tolist()}
 
 
 def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | None:
-    """Mean score and share of right predictions in bins of the score; `ece`, the mean difference, `mce`, the largest.
+    """Mean score and share of right predictions in bins of the score; `ece`, the mean difference,
+    `mce`, the largest.
 
-    Guo et al., On Calibration of Modern Neural Networks, 2017, https://arxiv.org/abs/1706.04599. None without hotcoco.
+    Guo et al., On Calibration of Modern Neural Networks, 2017, https://arxiv.org/abs/1706.04599.
+    None without hotcoco.
     """
     if not can_analyse():
         return None
@@ -108,7 +120,9 @@ def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[s
 
 
 def lines_of(analysis: Mapping[str, Any]) -> list[str]:
-    """At most ten lines for a terminal: threshold, types of errors, confusions, calibration, worst images."""
+    """At most ten lines for a terminal: threshold, types of errors, confusions, calibration, worst
+    images.
+    """
     known = msgspec.convert(analysis, Analysis)
     lines = [""]
     best = known.threshold
@@ -118,9 +132,8 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
 
     if known.errors:
         gains = {name: each.gain or 0.0 for name, each in known.errors.types.items()}
-        words = []
-        for name in sorted(gains, key=lambda name: -gains[name]):
-            words.append(f"{name.replace('_', ' ')} +{gains[name]:.3f}")
+        ranked = sorted(gains.items(), key=itemgetter(1), reverse=True)
+        words = [f"{name.replace('_', ' ')} +{gain:.3f}" for name, gain in ranked]
         lines.append(f"AP50 by correcting   {', '.join(words[:4])}")
         lines.append(f"{'':<21}{', '.join(words[4:])}")
 

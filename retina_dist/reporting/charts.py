@@ -1,6 +1,8 @@
-"""The charts of a report, by section; a section's function draws one run, or two in the same charts.
+"""The charts of a report, by section; a section's function draws one run, or two in the same
+charts.
 
-`PANELS` is the table of the curves: a metric that a run logs is drawn by the first row that takes its name.
+`PANELS` is the table of the curves: a metric that a run logs is drawn by the first row that takes
+its name.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from retina_dist.reporting.page import COLORS, Chart
-from retina_dist.reporting.run_files import MAX_POINTS, Metric, RunFiles, Series
+from retina_dist.reporting.run_files import Metric, RunFiles, Series
 from retina_dist.tracking.progress import TRAINING_GROUPS
 
 MAX_LINES = 10  # of one chart
 MAX_CLASSES = 60  # as bars, and in a drawn confusion matrix
+MAX_WRITTEN = 20  # classes of a confusion matrix with numbers in its cells
 SHOWN_VALIDATIONS = 3  # curves of validation that are not hidden at first
 
 Trace = dict[str, Any]
@@ -85,45 +88,32 @@ def _panel_chart(panel: Panel, names: Sequence[str], runs: Runs) -> Chart:
                 line["dash"] = "dash"
 
             label = _label(run, runs, name)
+            common = {"name": label, "legendgroup": label, "x": series.steps, "line": line}
             if name.split("/")[0] in TRAINING_GROUPS:
-                traces += _noisy_lines(series, label, line)
+                traces += _lines(series, {**common, "mode": "lines"})
             else:
-                traces.append(_marked_line(series, label, line))
-                traces[-1]["visible"] = True if name_place < SHOWN_VALIDATIONS else "legendonly"
+                visible = name_place < SHOWN_VALIDATIONS or "legendonly"
+                look = {"mode": "lines+markers", "visible": visible}
+                traces.append({**common, **look, "y": _rounded(series.values)})
             values += series.values
             num_lines += 1
 
-    axes = _axes("optimizer step", panel.unit, y=_usual(values))
-    look = {"showlegend": num_lines > 1, "hovermode": "x unified"}
-    return Chart(panel.title, traces, axes | look)
+    layout = _axes("optimizer step", panel.unit, y=_usual(values))
+    layout |= {"showlegend": num_lines > 1, "hovermode": "x unified"}
+    return Chart(panel.title, traces, layout)
 
 
-def _noisy_lines(series: Series, label: str, line: Trace) -> list[Trace]:
+def _lines(series: Series, common: Trace) -> Iterator[Trace]:
     """The values, thin and pale, and their running median."""
-    thinned = _thinned(series)
-    span = 2 * (len(thinned.values) // 40) + 1
-    common: Trace = {"name": label, "legendgroup": label, "x": thinned.steps, "mode": "lines"}
-    pale = {
-        "y": _rounded(thinned.values),
-        "line": {**line, "width": 1},
+    span = 2 * (len(series.values) // 40) + 1
+    yield common | {
+        "y": _rounded(series.values),
+        "line": {**common["line"], "width": 1},
         "opacity": 0.35,
         "hoverinfo": "skip",
         "showlegend": False,
     }
-    smooth = {"y": _rounded(running_median(thinned.values, span)), "line": line}
-    return [common | pale, common | smooth]
-
-
-def _marked_line(series: Series, label: str, line: Trace) -> Trace:
-    thinned = _thinned(series)
-    return {
-        "name": label,
-        "legendgroup": label,
-        "x": thinned.steps,
-        "y": _rounded(thinned.values),
-        "mode": "lines+markers",
-        "line": line,
-    }
+    yield common | {"y": _rounded(running_median(series.values, span))}
 
 
 def results(runs: Runs) -> Iterator[Chart]:
@@ -146,8 +136,8 @@ def results(runs: Runs) -> Iterator[Chart]:
 
     bars = []
     for run in known:
-        classes = run.analysis.classes if run.analysis else {}
-        bars.append(_bars(run, runs, ranked, classes, "x"))
+        if run.analysis:
+            bars.append(_bars(run, runs, ranked, run.analysis.classes, "x"))
     yield Chart(title, bars, layout, max(320, 90 + 24 * len(known) * len(ranked)))
 
 
@@ -220,8 +210,9 @@ def confusion(runs: Runs) -> Iterator[Chart]:
             "hovertemplate": told,
             "zmin": 0,
             "zmax": 1,
-            "texttemplate": "%{text}" if len(matrix.labels) <= 20 else "",
         }
+        if len(matrix.labels) <= MAX_WRITTEN:
+            trace["texttemplate"] = "%{text}"
         yield Chart(
             _title("Share of each true class", run, runs),
             [trace],
@@ -336,7 +327,8 @@ def _of_run(run: RunFiles, runs: Runs) -> Trace:
 
 
 def running_median(values: Sequence[float], span: int) -> np.ndarray:
-    """Median of the finite values among the `span` (odd) around each; it neither lags nor follows outliers.
+    """Median of the finite values among the `span` (odd) around each; it neither lags nor follows
+    outliers.
 
     Time and memory are the number of values times `span`: thin them first.
 
@@ -352,24 +344,19 @@ def running_median(values: Sequence[float], span: int) -> np.ndarray:
 
 
 def _usual(values: Sequence[float]) -> Trace:
-    """An axis that is cut above almost all values, so that a few outliers do not flatten the rest."""
+    """An axis that is cut above almost all values, so that a few outliers do not flatten
+    the rest.
+    """
     finite = np.array(values)[np.isfinite(values)]
     if not len(finite) or finite.min() < 0 or finite.max() <= 0:
         return {}
-    highest = float(finite.max())
+    end = float(finite.max())
     usual = float(np.percentile(finite, 99))
-    return {"range": [0, 1.08 * (highest if highest < 2 * usual else usual)]}
+    if end >= 2 * usual:
+        end = usual
+    return {"range": [0, 1.08 * end]}
 
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:
     """Five digits, more than a chart can show; null for NaN and infinity, which JSON lacks."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
-
-
-def _thinned(series: Series) -> Series:
-    """At most MAX_POINTS or so, evenly spread, the last one included."""
-    stride = len(series.steps) // MAX_POINTS + 1
-    return Series(
-        series.steps[:-1:stride] + series.steps[-1:],
-        series.values[:-1:stride] + series.values[-1:],
-    )

@@ -12,12 +12,14 @@ from retina_dist.base.text import escape, pluralize
 Level = Literal["error", "warning", "info"]
 TITLES: dict[Level, str] = {"error": "ERRORS", "warning": "WARNINGS", "info": "INFO"}
 NUM_EXAMPLES = 3
-MOST_ALIKE = 8  # findings with one remedy that are printed
+MAX_ALIKE = 8  # findings with one remedy that are printed
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of trouble: in which split or check, what, what to do, how often, and examples (all that have names)."""
+    """One kind of trouble: in which split or check, what, what to do, how often, and examples (all
+    that have names).
+    """
 
     level: Level
     where: str
@@ -28,15 +30,22 @@ class Finding:
 
     def lines(self) -> Iterator[str]:
         """What it is, and its first examples."""
-        yield self.what if self.count is None else f"{self.what}: {self.count}"
-        yield from (f"  {escape(example)}" for example in self.examples[:NUM_EXAMPLES])
-        if (more := len(self.examples) - NUM_EXAMPLES) > 0:
+        if self.count is None:
+            yield self.what
+        else:
+            yield f"{self.what}: {self.count}"
+        for example in self.examples[:NUM_EXAMPLES]:
+            yield f"  {escape(example)}"
+        more = len(self.examples) - NUM_EXAMPLES
+        if more > 0:
             yield f"  ... and {more} more"
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The report of a doctor: lines of facts, findings, and `details`, which only the JSON file has."""
+    """The report of a doctor: lines of facts, findings, and `details`, which only the JSON file
+    has.
+    """
 
     facts: Sequence[str]
     findings: Sequence[Finding]
@@ -49,29 +58,22 @@ class DoctorReport:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with every example."""
         counts = {title.lower(): self.count(level) for level, title in TITLES.items()}
-        findings = sorted(
-            map(asdict, self.findings), key=lambda finding: list(TITLES).index(finding["level"])
-        )
+        findings = []
+        for level in TITLES:
+            findings += [asdict(each) for each in self.findings if each.level == level]
         return {**counts, "findings": findings, **self.details}
 
     def text(self) -> str:
         """For a terminal: the facts, the findings by level, and whether to train."""
-        errors, warnings = (
-            pluralize(self.count(level), level, none="no") for level in ("error", "warning")
-        )
-        verdict = (
-            "fit to train on; look at the warnings first."
-            if self.count("warning")
-            else "fit to train on."
-        )
-        verdict = "fix the errors before you train." if self.count("error") else verdict
-        lines = [
-            *self.facts,
-            *_by_level(self.findings),
-            "",
-            f"{errors}, {warnings}: {verdict}".capitalize(),
-        ]
-        return "\n".join(lines)
+        verdict = "fit to train on."
+        if self.count("warning"):
+            verdict = "fit to train on; look at the warnings first."
+        if self.count("error"):
+            verdict = "fix the errors before you train."
+        errors = pluralize(self.count("error"), "error", none="no")
+        warnings = pluralize(self.count("warning"), "warning", none="no")
+        summary = f"{errors}, {warnings}: {verdict}".capitalize()
+        return "\n".join([*self.facts, *_by_level(self.findings), "", summary])
 
 
 def _by_level(findings: Sequence[Finding]) -> Iterator[str]:
@@ -85,11 +87,19 @@ def _by_level(findings: Sequence[Finding]) -> Iterator[str]:
         if alike:
             yield from ("", title)
         for (where, remedy), group in alike.items():
-            lines = [line for finding in group[:MOST_ALIKE] for line in finding.lines()]
-            if (more := len(group) - MOST_ALIKE) > 0:
-                lines.append(f"and {more} more; output=FILE.json has all")
-            if remedy:
-                lines.append(f"-> {remedy}")
-            yield from (
-                f"  {where if i == 0 else '':<{width}}{line}" for i, line in enumerate(lines)
-            )
+            yield from _group(where, remedy, group, width)
+
+
+def _group(where: str, remedy: str, findings: Sequence[Finding], width: int) -> Iterator[str]:
+    """Lines of findings with one remedy, the first with the place that they are in."""
+    lines: list[str] = []
+    for finding in findings[:MAX_ALIKE]:
+        lines += finding.lines()
+    more = len(findings) - MAX_ALIKE
+    if more > 0:
+        lines.append(f"and {more} more; output=FILE.json has all")
+    if remedy:
+        lines.append(f"-> {remedy}")
+    yield f"  {where:<{width}}{lines[0]}"
+    for line in lines[1:]:
+        yield f"  {'':<{width}}{line}"

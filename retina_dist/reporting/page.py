@@ -1,4 +1,5 @@
-"""One self-contained HTML page: charts by plotly, laid out by page.html; needs `retina-dist[analysis]`.
+"""One self-contained HTML page: charts by plotly, laid out by page.html; needs
+`retina-dist[analysis]`.
 
 plotly's JavaScript is in the page, compressed; the page loads nothing, and forbids the browser to.
 """
@@ -39,7 +40,9 @@ INSTALL = 'pip install "retina-dist[analysis]"'
 
 @dataclass(frozen=True)
 class Chart:
-    """A plotly figure: its traces, what differs from the page's layout, its title and its height in px."""
+    """A plotly figure: its traces, what differs from the page's layout, its title and its height in
+    px.
+    """
 
     title: str
     data: Sequence[Mapping[str, Any]]
@@ -54,18 +57,26 @@ def missing_packages() -> str:
 
 
 def page_if_possible(write: Callable[[], Path], run: Path | None = None) -> str:
-    """Where `write` wrote a report, or which packages it lacks and how to write the one of `run` then, as a line."""
-    if lacking := missing_packages():
-        again = f", then python -m retina_dist.report run={run}" if run else ""
-        return f"no report, as {lacking} is not installed: {INSTALL}{again}"
-    return f"report: {write()}"
+    """Where `write` wrote a report, or which packages it lacks and how to write the one of `run`
+    then, as a line.
+    """
+    lacking = missing_packages()
+    if not lacking:
+        return f"report: {write()}"
+    again = ""
+    if run:
+        again = f", then python -m retina_dist.report run={run}"
+    return f"no report, as {lacking} is not installed: {INSTALL}{again}"
 
 
 def write_page(
     out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: Any
 ) -> Path:
-    """Write the page `out` of `charts`, by section, and what else page.html shows. Raises ConfigError without the extra."""
-    if lacking := missing_packages():
+    """Write the page `out` of `charts`, by section, and what else page.html shows. Raises
+    ConfigError without the extra.
+    """
+    lacking = missing_packages()
+    if lacking:
         raise ConfigError(f"a report needs {lacking}; run {INSTALL}.")
 
     figures = []
@@ -110,4 +121,6 @@ def format_number(value: Any) -> str:
     """
     if not isinstance(value, int | float):
         return "-"
-    return f"{value:.4g}" if abs(value) >= 10 else f"{value:.3f}"
+    if abs(value) >= 10:
+        return f"{value:.4g}"
+    return f"{value:.3f}"

@@ -28,10 +28,13 @@ WHITE = 255
 def enlarged(image: Tensor) -> Tensor:
     """[3, h, w] RGB, 0 to 255 -> uint8 on the CPU, with a longer side of at least `LONG_SIDE`."""
     image = image.detach().cpu()
-    image = image if image.dtype == torch.uint8 else image.round().clamp(0, 255).to(torch.uint8)
+    if image.dtype != torch.uint8:
+        image = image.round().clamp(0, 255).to(torch.uint8)
     scale = LONG_SIDE / max(image.shape[-2:])
+    if scale <= 1:
+        return image
     size = [max(1, round(side * scale)) for side in image.shape[-2:]]
-    return F.resize_image(image, size, antialias=True) if scale > 1 else image
+    return F.resize_image(image, size, antialias=True)
 
 
 def titled(image: Tensor, title: str) -> Tensor:
@@ -43,9 +46,16 @@ def titled(image: Tensor, title: str) -> Tensor:
 
 
 def sheet(pictures: Sequence[Tensor], columns: int | None = None) -> Image.Image:
-    """uint8 [3, h, w] of any sizes row by row on white; by default about as many columns as rows."""
-    height, width = (max(picture.shape[side] for picture in pictures) for side in (1, 2))
-    cells = [pad(p, (0, width - p.shape[2], 0, height - p.shape[1]), value=WHITE) for p in pictures]
+    """uint8 [3, h, w] of any sizes row by row on white; by default about as many columns
+    as rows.
+    """
+    height = max(picture.shape[1] for picture in pictures)
+    width = max(picture.shape[2] for picture in pictures)
+    cells = []
+    for picture in pictures:
+        cells.append(
+            pad(picture, (0, width - picture.shape[2], 0, height - picture.shape[1]), value=WHITE)
+        )
     columns = columns or round(len(pictures) ** 0.5 + 0.49)
     return F.to_pil_image(make_grid(cells, nrow=columns, padding=8, pad_value=WHITE))
 
@@ -61,14 +71,15 @@ def write_details(
     marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] = lambda image_id, analysis: [],
     **more: Any,
 ) -> None:
-    """Write details.json, what a report shows beside analysis.json, and the images that analysis.json lists first.
+    """Write details.json, what a report shows beside analysis.json, and the images that
+    analysis.json lists first.
 
     An image that cannot be read is left out; images of earlier details are deleted.
 
     Args:
-        folder: where analysis.json is, and details.json and images/ will be.
-        read: gives an image, uint8 [3, h, w], by its id.
-        marks: gives what is on an image: `kind` ("object" or "prediction"), `text`, and `place`: x, y,
+        folder: where analysis.json is, and details.json and images/ will be. read: gives an image,
+        uint8 [3, h, w], by its id. marks: gives what is on an image: `kind` ("object" or
+        "prediction"), `text`, and `place`: x, y,
             width and height in its pixels.
         more: other content of details.json.
     """
@@ -98,7 +109,9 @@ def write_details(
 
 
 def _delete_earlier(folder: Path) -> None:
-    """Delete the images of an earlier details.json by its list, since images/ may have other files."""
+    """Delete the images of an earlier details.json by its list, since images/ may have
+    other files.
+    """
     try:
         before = read_typed(folder / "details.json", Details, Details())
     except DataError:  # it is not ours
@@ -110,7 +123,9 @@ def _delete_earlier(folder: Path) -> None:
 
 
 def _save_small(pixels: Tensor, folder: Path, image_id: int) -> str:
-    """Save an image with at most MAX_SIDE pixels a side below `folder`/images, under a free name, which is returned."""
+    """Save an image with at most MAX_SIDE pixels a side below `folder`/images, under a free name,
+    which is returned.
+    """
     for n in count():
         name = f"images/{image_id}{'_' * n}.jpg"
         if not (folder / name).exists():  # another file is not ours
@@ -128,7 +143,9 @@ def _save_small(pixels: Tensor, folder: Path, image_id: int) -> str:
 
 @cache
 def font_of(size: int) -> Any:
-    """DejaVu Sans, which has accents, Greek and Cyrillic, or without it Pillow's own font, which has ASCII."""
+    """DejaVu Sans, which has accents, Greek and Cyrillic, or without it Pillow's own font, which
+    has ASCII.
+    """
     try:
         return ImageFont.truetype("DejaVuSans.ttf", size)
     except OSError:

@@ -1,7 +1,8 @@
-"""The files of a run folder, each read once into what a run writes; every later line may trust the types.
+"""The files of a run folder, each read once into what a run writes; every later line may trust the
+types.
 
-A folder may come from elsewhere: a link that leaves it is not followed, and a file of another shape is one
-sentence that names it.
+A folder may come from elsewhere: a link that leaves it is not followed, and a file of another shape
+is one sentence that names it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,7 +28,7 @@ from retina_dist.reporting.intervals import FILE, Resampled
 FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
 LISTS = ("worst", "confident", "best")  # of images in analysis.json
 MAX_LISTED = 6  # images of a list that are shown
-MAX_POINTS = 1500  # of a curve, or up to twice as many
+MAX_POINTS = 1500  # of a curve
 MAX_PICTURE = 8 << 20  # bytes of an image in a report
 STEP = "step"
 
@@ -161,15 +163,6 @@ class ClassMetric(Metric):
     objects: Count | None = None
 
 
-class Threshold(Struct):
-    """The score from which on F1 is best, and what it is there."""
-
-    threshold: Optional = None
-    f1: Optional = None
-    precision: Optional = None
-    recall: Optional = None
-
-
 class Confusion(Struct):
     """How often each true label (row) is predicted as each label (column)."""
 
@@ -232,7 +225,7 @@ class Analysis(Struct):
     images: Count = 0
     metrics: dict[str, Metric] = {}
     classes: dict[str, ClassMetric] = {}
-    threshold: Threshold | None = None
+    threshold: ClassMetric | None = None
     confusion: Confusion | None = None
     errors: ErrorTypes | None = None
     calibration: Calibration | None = None
@@ -256,6 +249,7 @@ class Picture(Struct):
     width: Side
     height: Side
     marks: list[Mark] = []
+    source: str | None = None
 
 
 Line = Annotated[list[Optional], Meta(min_length=101, max_length=101)]
@@ -268,18 +262,9 @@ class Details(Struct):
     images: dict[str, Picture] = {}
 
 
-@dataclass(frozen=True)
-class ShownPicture:
-    """An image of a report: its entry of analysis.json, its marks, and its JPEG as a data URL."""
-
-    image: ListedImage
-    picture: Picture
-    source: str
-
-
 @dataclass
 class Series:
-    """The logged values of a metric, at most 2 x MAX_POINTS of them, the last one included."""
+    """The logged values of a metric, at most MAX_POINTS of them, the last one included."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -330,7 +315,9 @@ class RunFiles:
 
     @property
     def step_of_metrics(self) -> int | None:
-        """The step of the validation that `metrics` are of, found by their first value; None if unknown."""
+        """The step of the validation that `metrics` are of, found by their first value; None if
+        unknown.
+        """
         for name, metric in self.metrics.items():
             for logged, series in self.series.items():
                 if logged.split("/", 1)[-1] == name and metric.value in series.values:
@@ -340,9 +327,11 @@ class RunFiles:
 
     @property
     def life(self) -> list[Start]:
-        """The start of this run, and those that continued it: the folder may have held another before."""
+        """The start of this run, and those that continued it: the folder may have held another
+        before.
+        """
         begins = [i for i, start in enumerate(self.starts) if not start.continues]
-        return self.starts[begins[-1] :] if begins else self.starts
+        return self.starts[max(begins, default=0) :]
 
     @property
     def recipe(self) -> list[str]:
@@ -364,38 +353,41 @@ class RunFiles:
     @property
     def environment(self) -> dict[str, str | None]:
         """Commit, job and versions of the last start."""
-        start = self.starts[-1] if self.starts else Start()
-        return {"commit": start.commit, "job": start.job, **start.versions}
+        if not self.starts:
+            return {}
+        last = self.starts[-1]
+        return {"commit": last.commit, "job": last.job, **last.versions}
 
     @property
-    def pictures(self) -> dict[str, list[ShownPicture]]:
-        """The images of each list of analysis.json that the folder has, with their JPEG."""
-        lists: dict[str, list[ShownPicture]] = {}
-        for kind in LISTS:
-            listed: list[ListedImage] = getattr(self.analysis, kind, [])
+    def pictures(self) -> dict[str, list[tuple[ListedImage, Picture]]]:
+        """The images of each list of analysis.json that the folder has, with their JPEG as `source`."""
+        lists: dict[str, list[tuple[ListedImage, Picture]]] = {}
+        if self.analysis is None:
+            return lists
+        analysis = self.analysis
+        for kind, listed in zip(
+            LISTS, (analysis.worst, analysis.confident, analysis.best), strict=True
+        ):
             for image in listed[:MAX_LISTED]:
                 picture = self.details.images.get(str(image.image_id))
-                source = picture and jpeg_source(self.folder / "images" / Path(picture.file).name)
-                if picture and source:
-                    lists.setdefault(kind, []).append(ShownPicture(image, picture, source))
+                if picture:
+                    picture.source = jpeg_source(self.folder / "images" / Path(picture.file).name)
+                    if picture.source:
+                        lists.setdefault(kind, []).append((image, picture))
         return lists
 
 
-class reading:  # noqa: N801 a context
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
     """Within it, what a damaged file causes is a DataError that names the file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        damaged = (OSError, ValueError, RecursionError, OverflowError, csv.Error)
-        if isinstance(error, damaged) and not isinstance(error, DataError):
-            raise DataError(
-                f"{self.file} cannot be read ({first_line(error)}); remove or repair it."
-            ) from error
+    try:
+        yield
+    except DataError:
+        raise
+    except (OSError, ValueError, RecursionError, OverflowError, csv.Error) as error:
+        raise DataError(
+            f"{file} cannot be read ({first_line(error)}); remove or repair it."
+        ) from error
 
 
 def read_typed(file: Path, kind: type[T], missing: Any) -> T:
@@ -419,16 +411,10 @@ def load_resamples(folder: Path) -> Resampled | None:
         raise DataError(f"{folder / FILE} cannot be read; remove or repair it.") from error
     if resampled is None:
         return None
-    lengths = {samples.shape for samples in resampled.samples.values()}
-    kinds = {samples.dtype.kind for samples in resampled.samples.values()}
-    numbers = all(isinstance(value, float) for value in resampled.values.values())
-    if (
-        len(lengths) > 1
-        or any(len(shape) != 1 for shape in lengths)
-        or kinds - {"f"}
-        or not numbers
-    ):
-        raise DataError(f"{folder / FILE} holds no resamples of metrics; remove or repair it.")
+    for name, samples in resampled.samples.items():
+        is_series = samples.dtype.kind == "f" and samples.ndim == 1
+        if not (is_series and isinstance(resampled.values[name], float)):
+            raise DataError(f"{folder / FILE} holds no resamples; remove or repair it.")
     return resampled
 
 
@@ -436,8 +422,9 @@ def are_paired(first: Resampled | None, second: Resampled | None, metric: str) -
     """Whether both results have the metric in the same resamples of the same images."""
     if first is None or second is None or first.images != second.images:
         return False
-    samples = first.samples.get(metric), second.samples.get(metric)
-    return samples[0] is not None and samples[1] is not None and len(samples[0]) == len(samples[1])
+    if metric not in first.samples or metric not in second.samples:
+        return False
+    return len(first.samples[metric]) == len(second.samples[metric])
 
 
 def inside(file: Path) -> Path:
@@ -461,10 +448,11 @@ def jpeg_source(file: Path) -> str | None:
 
 
 def read_series(file: Path) -> dict[str, Series]:
-    """Each metric of a metrics.csv, thinned while it is read, so that memory and time grow with the rows alone.
+    """Each metric of a metrics.csv, thinned while it is read, so that memory and time grow with the
+    rows alone.
 
-    Rows that fill the same columns are thinned together: the few of the validations stay beside the many
-    of the steps. Raises DataError unless a CsvLogger wrote the file.
+    Rows that fill the same columns are thinned together: the few of the validations stay beside the
+    many of the steps. Raises DataError unless a CsvLogger wrote the file.
     """
     series: dict[str, Series] = {}
     with reading(file), inside(file).open(encoding="utf-8", newline="") as lines:
@@ -489,24 +477,27 @@ def read_series(file: Path) -> dict[str, Series]:
 
 
 def _thinned_rows(rows: Iterator[list[str]], width: int) -> list[list[str]]:
-    """The rows in their order, of each set of filled columns an even choice of at most 2 x MAX_POINTS and the last."""
-    kept: dict[bytes, list[tuple[int, list[str]]]] = {}
+    """The rows in their order, of each set of filled columns an even choice of at most 2 x
+    MAX_POINTS and the last.
+    """
+    kept: dict[bytes, dict[int, list[str]]] = {}
+    counts: dict[bytes, list[int]] = {}  # the rows so far, and of how many one is kept
     last: dict[bytes, tuple[int, list[str]]] = {}
-    seen: dict[bytes, int] = {}
-    strides: dict[bytes, int] = {}
     for number, row in enumerate(rows):
         if len(row) != width or not row[0].isdecimal():
             continue
         filled = bytes(map(bool, row))
-        count = seen.get(filled, 0)
-        seen[filled] = count + 1
-        last[filled] = (number, row)
-        if count % strides.setdefault(filled, 1) == 0:
-            chosen = kept.setdefault(filled, [])
-            chosen.append((number, row))
-            if len(chosen) > 2 * MAX_POINTS:
-                del chosen[1::2]
-                strides[filled] *= 2
+        chosen = kept.setdefault(filled, {})
+        count = counts.setdefault(filled, [0, 1])
+        if count[0] % count[1] == 0:
+            chosen[number] = row
+            if len(chosen) == MAX_POINTS:
+                kept[filled] = {place: chosen[place] for place in list(chosen)[::2]}
+                count[1] *= 2
+        count[0] += 1
+        last[filled] = number, row
 
-    numbered = {number: row for chosen in (*kept.values(), last.values()) for number, row in chosen}
-    return [numbered[number] for number in sorted(numbered)]
+    chosen = dict(last.values())
+    for each in kept.values():
+        chosen |= each
+    return [chosen[number] for number in sorted(chosen)]

@@ -1,4 +1,6 @@
-"""The report of a run folder, or of two side by side, from the files that a run or an evaluation wrote there."""
+"""The report of a run folder, or of two side by side, from the files that a run or an evaluation
+wrote there.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from pathlib import Path
 
 from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
+from retina_dist.reporting.intervals import Interval
 from retina_dist.reporting.page import REPORT, format_number, write_page
-from retina_dist.reporting.run_files import RunFiles, are_paired, load_resamples
+from retina_dist.reporting.run_files import Metric, RunFiles, are_paired, load_resamples
 
 
 @dataclass
@@ -33,8 +36,8 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
         other: another one, to be compared with.
         out: the file to write; by default report.html in `folder`, or compared_OTHER.html.
 
-    Raises DataError where a folder has nothing to report or a file of another shape, ConfigError without
-    `retina-dist[analysis]`.
+    Raises DataError where a folder has nothing to report or a file of another shape, ConfigError
+    without `retina-dist[analysis]`.
     """
     runs = [RunFiles(folder)]
     if other:
@@ -45,20 +48,25 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
             runs[0].name = str(folder)
             runs[1].name = str(other)
 
+    rows = []
+    if len(runs) == 2:
+        rows = [astuple(each) for each in differences(*runs)]
     return write_page(
         out or folder / REPORT,
         " and ".join(run.name for run in runs),
         {title: list(draw(runs)) for title, draw in SECTIONS.items()},
         runs=runs,
         warnings=warnings_of(runs),
-        differences=[astuple(each) for each in differences(*runs)] if other else [],
+        differences=rows,
         max_in_matrix=MAX_IN_MATRIX,
         confusions_of=confusions_of,
     )
 
 
 def warnings_of(runs: Sequence[RunFiles]) -> list[str]:
-    """A sentence for each run whose training has not come to its end, so that its numbers are not final."""
+    """A sentence for each run whose training has not come to its end, so that its numbers are not
+    final.
+    """
     sentences = []
     for run in runs:
         why = run.result.unfinished
@@ -68,31 +76,38 @@ def warnings_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
-    """Each metric of two runs; the interval is of pairs of resamples, where both were validated on the same images."""
+    """Each metric of two runs.
+
+    The interval is of pairs of resamples, where both were validated on the same images.
+    """
     before = load_resamples(first.folder)
     after = load_resamples(second.folder)
-    keys: dict[str, str] = {}  # a metric's name in the resamples of both
-    for name in before.values if before else ():
-        if are_paired(before, after, name):
-            keys[name.split("/", 1)[-1]] = name
+    apart: dict[str, Interval] = {}
+    if before and after:
+        for key in before.values:
+            if are_paired(before, after, key):
+                apart[key.split("/", 1)[-1]] = after.difference(before, key)
 
     rows = []
-    for name in dict.fromkeys([*first.metrics, *keys]):
-        values = [
-            run.metrics[name].value if name in run.metrics else None for run in (first, second)
-        ]
-        row = Difference(name, "", "")
-        if before and after and name in keys:
-            apart = after.difference(before, keys[name])
-            if str(apart):
-                values = [before.values[keys[name]], after.values[keys[name]]]
-                row.interval = str(apart)
-                row.verdict = "better" if apart.value > 0 else "worse"
-                if apart.holds_zero:
-                    row.verdict = "not distinguishable"
-
-        row.first, row.second = map(format_number, values)
-        if values[0] is not None and values[1] is not None:
-            row.difference = f"{values[1] - values[0]:+.3f}"
+    for name in dict.fromkeys([*first.metrics, *apart]):
+        old = first.metrics.get(name, Metric()).value
+        new = second.metrics.get(name, Metric()).value
+        row = Difference(name, format_number(old), format_number(new))
+        if old is not None and new is not None:
+            row.difference = f"{new - old:+.3f}"
+        interval = apart.get(name)
+        if interval and str(interval):
+            row.difference = f"{interval.value:+.3f}"
+            row.interval = str(interval)
+            row.verdict = verdict_of(interval)
         rows.append(row)
     return rows
+
+
+def verdict_of(difference: Interval) -> str:
+    """What an interval of a difference says."""
+    if difference.holds_zero:
+        return "not distinguishable"
+    if difference.value > 0:
+        return "better"
+    return "worse"

@@ -55,7 +55,8 @@ def write_start(
     plan: str,
     resumed_at: int | None = None,
 ) -> None:
-    """Write every setting to config.yaml, and add this start to command.json; forget the last result.
+    """Write every setting to config.yaml, and add this start to command.json; forget the last
+    result.
 
     Both are without secrets. `resumed_at` is the step that the run continues from.
     """
@@ -110,7 +111,9 @@ def markdown_of_start(folder: Path) -> str:
 
 
 def commit() -> str | None:
-    """The commit of this code's checkout, with "+" when files were changed since; None outside of one."""
+    """The commit of this code's checkout, with "+" when files were changed since; None outside of
+    one.
+    """
     try:
         # fails for a package that is merely installed below some checkout
         _git("ls-files", "--error-unmatch", Path(__file__).name)

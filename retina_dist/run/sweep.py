@@ -1,6 +1,7 @@
 """The jobs of a sweep, which Hydra runs: failed ones, the table and the report.
 
-Each job's result.json states how it ended, wherever its launcher ran it; rank 0 writes sweep.csv from these after each job.
+Each job's result.json states how it ended, wherever its launcher ran it; rank 0 writes sweep.csv
+from these after each job.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +87,12 @@ class BestRow:
 def run_job(
     get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path
 ) -> float:
-    """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper that optimizes.
+    """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper
+    that optimizes.
 
-    A job that fails is reported, recorded, and gives NaN: the next one begins. Of several processes, one that
-    fails alone ends the sweep, because the others may be waiting for it. With resume=auto a job that was
-    trained to its end has nothing to do.
+    A job that fails is reported, recorded, and gives NaN: the next one begins. Of several
+    processes, one that fails alone ends the sweep, because the others may be waiting for it. With
+    resume=auto a job that was trained to its end has nothing to do.
     """
     launch = detect_launch()
     started = time.perf_counter()
@@ -126,13 +129,17 @@ def run_job(
 
 
 def _ends_sweep(error: BaseException, world_size: int) -> bool:
-    """Whether no further job may begin: processes would wait for each other, or someone asked to stop."""
+    """Whether no further job may begin: processes would wait for each other, or someone asked to
+    stop.
+    """
     is_alone = world_size > 1 and not is_collective(error)
     return is_alone or isinstance(error, Preempted) or not isinstance(error, Exception)
 
 
 def _redact_settings(file: Path) -> None:
-    """Take the secrets out of the settings of a sweep, which Hydra has written as they were given."""
+    """Take the secrets out of the settings of a sweep, which Hydra has written as they
+    were given.
+    """
     if file.is_file():
         content = redacted_tree(load_yaml(file))
         write_text(file, OmegaConf.to_yaml(OmegaConf.create(content)))
@@ -145,19 +152,24 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
         content |= read_typed(folder / RESULT, dict[str, Any], {})
     content["overrides"] = redacted_tree(list(HydraConfig.get().overrides.task))
     if failure is not None:
-        content["status"] = "preempted" if isinstance(failure, Preempted) else "failed"
+        content["status"] = "failed"
+        if isinstance(failure, Preempted):
+            content["status"] = "preempted"
         content["error"] = describe_error(failure)
     write_json(folder / RESULT, content)
 
 
 class SweepTable(Callback):
-    """Before a sweep, refuse a folder that holds one; after it, print the table and write the report."""
+    """Before a sweep, refuse a folder that holds one; after it, print the table and write the
+    report.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Prepare the folder of the sweep.
 
-        Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that nothing asks
-        to continue. Results of jobs that all failed are deleted, so that they do not join the new table.
+        Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that
+        nothing asks to continue. Results of jobs that all failed are deleted, so that they do not
+        join the new table.
         """
         with reported_errors(collective=True):
             _check_settings(config)
@@ -193,7 +205,9 @@ class SweepTable(Callback):
 
 
 def _forget_failed(folder: Path) -> None:
-    """Delete the results of an earlier sweep in `folder`, of which no job was trained, and say so."""
+    """Delete the results of an earlier sweep in `folder`, of which no job was trained, and
+    say so.
+    """
     earlier = _results_in(folder)
     for path in earlier:
         path.unlink()
@@ -237,7 +251,9 @@ def _check_settings(config: DictConfig) -> None:
 
 
 def _values_by_key(hydra: dict[str, Any], checkpoint_dir: str | None) -> dict[str, list[str]]:
-    """The values that the overrides of a sweep give to each key. Raises ConfigError for one folder of all jobs."""
+    """The values that the overrides of a sweep give to each key. Raises ConfigError for one folder
+    of all jobs.
+    """
     params = hydra["sweeper"].get("params") or {}
     given = [f"{key}={value}" for key, value in params.items()]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -260,28 +276,27 @@ def _values_by_key(hydra: dict[str, Any], checkpoint_dir: str | None) -> dict[st
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the table of the jobs, and a bar for each job and measure, to `out`, by default `folder`/report.html."""
+    """Write the table of the jobs, and a bar for each job and measure, to `out`, by default
+    `folder`/report.html.
+    """
     rows = rows_of(folder)
     if not rows:
         raise DataError(f"{folder} has no {RESULT} of a job; give the folder of a sweep.")
     best = best_of(rows)
     labels = [f"{row.folder.name}  {row.settings}" for row in rows]
-    colors = [COLORS[1] if best and row is best.row else COLORS[0] for row in rows]
+    colors = [COLORS[0]] * len(rows)
+    if best:
+        colors[rows.index(best.row)] = COLORS[1]
+    results = [row.result if row.ended_well else Result() for row in rows]
     measures = {
-        _monitor(rows): [row.result.best for row in rows],
-        "last training loss": [row.result.loss for row in rows],
-        "images/s": [row.result.images_per_s for row in rows],
+        _monitor(rows): [result.best for result in results],
+        "last training loss": [result.loss for result in results],
+        "images/s": [result.images_per_s for result in results],
     }
     charts = []
     for title, values in measures.items():
-        shown = [value if row.ended_well else None for row, value in zip(rows, values, strict=True)]
-        bars = {
-            "type": "bar",
-            "orientation": "h",
-            "y": labels,
-            "x": shown,
-            "marker": {"color": colors},
-        }
+        bars: dict[str, Any] = {"type": "bar", "orientation": "h", "y": labels, "x": values}
+        bars["marker"] = {"color": colors}
         layout = {"yaxis": {"autorange": "reversed"}}
         charts.append(Chart(title, [bars], layout, 120 + 26 * len(rows)))
 
@@ -299,52 +314,57 @@ def _results_in(folder: Path) -> list[Path]:
 def rows_of(folder: Path) -> list[SweepRow]:
     """The jobs of a sweep. One whose result.json is damaged has the status "unreadable"."""
     rows = []
-    given: list[dict[str, str]] = []  # the settings of each job
     for path in _results_in(folder):
+        row = SweepRow(path.parent, Result(status="unreadable"))
         try:
-            result = read_result(path.parent)
+            row.result = read_result(path.parent)
         except DataError as error:
-            result = Result(status="unreadable", error=str(error))
-        rows.append(SweepRow(path.parent, result))
-        pairs = [o.lstrip("+").split("=", 1) for o in result.overrides if "=" in o]
-        given.append({key: value for key, value in pairs})
+            row.result.error = str(error)
+        for override in row.result.overrides:
+            key, equals, value = override.lstrip("+").partition("=")
+            if equals:
+                row.swept[key] = value
+        rows.append(row)
 
-    for key in dict.fromkeys(key for settings in given for key in settings):
-        values = {settings.get(key) for settings in given if settings}
-        if len(values) > 1 or len(rows) == 1:
-            for row, settings in zip(rows, given, strict=True):
-                row.swept[key] = settings.get(key, "")
+    given = [row.swept for row in rows if row.swept]
+    keys = dict.fromkeys(key for settings in given for key in settings)
+    if len(rows) > 1:  # those in which the jobs differ
+        keys = {key: None for key in keys if len({each.get(key) for each in given}) > 1}
+    for row in rows:
+        row.swept = {key: row.swept.get(key, "") for key in keys}
     return rows
 
 
 def best_of(rows: Sequence[SweepRow]) -> BestRow | None:
-    """The best job that did not fail, by the monitored metric or, where nothing was validated, by its loss."""
+    """The best job that did not fail, by the monitored metric or, where nothing was validated, by
+    its loss.
+    """
     done = [row for row in rows if row.ended_well]
-    validated = {id(row): row.result.best for row in done if row.result.best is not None}
-    trained = {id(row): row.result.loss for row in done if row.result.loss is not None}
-    values = validated or trained
-    if not values:
-        return None
-
-    ranked = sorted((row for row in done if id(row) in values), key=lambda row: values[id(row)])
-    if not validated:
-        return BestRow(ranked[0], f"lowest {LOSS}", values[id(ranked[0])])
-    best = ranked[0]
-    if best.result.monitor_mode == "max":
-        highest = values[id(ranked[-1])]
-        best = next(row for row in ranked if values[id(row)] == highest)  # the first of equals
-    return BestRow(best, f"best {_monitor(done)}", values[id(best)])
+    validated = [(row.result.best, row) for row in done if row.result.best is not None]
+    trained = [(row.result.loss, row) for row in done if row.result.loss is not None]
+    if validated:
+        best = min if validated[0][1].result.monitor_mode != "max" else max
+        value, row = best(validated, key=itemgetter(0))
+        return BestRow(row, f"best {_monitor(done)}", value)
+    if trained:
+        value, row = min(trained, key=itemgetter(0))
+        return BestRow(row, f"lowest {LOSS}", value)
+    return None
 
 
 def compare_with_best(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Each job's 95 % interval of the monitored metric, and whether the interval of its difference to the best job holds 0.
+    """Each job's 95 % interval of the monitored metric, and whether the interval of its difference
+    to the best job holds 0.
 
-    "" where a job has no resamples of its best validation: it failed, was resumed after it, or monitors a loss.
+    "" where a job has no resamples of its best validation: it failed, was resumed after it, or
+    monitors a loss.
     """
     name = _monitor(rows)
     best = best_of(rows)
     known = [_resamples_of(row, name) for row in rows]
-    top = known[rows.index(best.row)] if best else None
+    top = None
+    if best:
+        top = known[rows.index(best.row)]
     cells = []
     for each in known:
         interval = ""
@@ -375,7 +395,9 @@ def _resamples_of(row: SweepRow, metric: str) -> Resampled | None:
 
 
 def _cells(rows: Sequence[SweepRow], form: Callable[[float], str] = repr) -> list[list[str]]:
-    """The table of the jobs, by default with every digit; its first line has the names of the columns."""
+    """The table of the jobs, by default with every digit; its first line has the names of the
+    columns.
+    """
     columns = ["job", *rows[0].swept, "status", _monitor(rows), "95 % interval", "comparison"]
     columns += [LOSS, "images_per_s", "seconds", "folder", "error"]
     lines = [columns]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -27,10 +28,11 @@ from retina_dist.base.redaction import MASK, redacted, redacted_tree
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, ModelConfig
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.optim.settings import OptimizerConfig, ScheduleConfig
-from retina_dist.run import mlflow_run
+from retina_dist.run.assemble import tracked_run
 from retina_dist.run.records import write_start
 from retina_dist.run.resume import Run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.tracking.mlflow import MlflowRun
 from retina_dist.tracking.settings import LoggingConfig
 
 # As users and services write them; SECRET is what nobody may see.
@@ -485,9 +487,12 @@ def test_mlflow_gets_no_secret(
     )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setenv("MLFLOW_RUN_ID", "7")
-    run = Run(Path("run"), 1, parse_path(f"{planted.trainer.checkpoint_dir}/step_00000001.pt"))
-    with mlflow_run.MlflowRun("https://me:SECRET@host", planted, run, {"x": KINDS[0]}):
-        pass
+    strategy = SingleDeviceStrategy("cpu")
+    write_start(planted, strategy, Path("run"), "a plan")
+    plan: Any = SimpleNamespace(config=planted, images=KINDS[0])
+    logger = MlflowRun(planted.logging)
+    logger.start("https://me:SECRET@host", tracked_run(plan, Run(Path("run")), strategy))
+    logger.end_with(None)
     sent = mlflow.MlflowClient.return_value.log_batch.call_args.kwargs
     assert dict(sent["params"])["data.train_images"].startswith("memory://")
     assert leaks(iter([("MLflow", json.dumps(sent).encode())])) == []

@@ -207,7 +207,7 @@ def test_millions_of_rows_are_thinned_while_they_are_read(tmp_path: Path) -> Non
     write_report(tmp_path)
     assert time.process_time() - started < 10
     loss = series["train/loss"]
-    assert MAX_POINTS < len(loss.steps) <= 2 * MAX_POINTS + 1
+    assert MAX_POINTS / 2 < len(loss.steps) <= MAX_POINTS + 1
     assert (loss.steps[0], loss.steps[-1], loss.values[-1]) == (1, 500_000, 500_000.5)
     assert series["coco/AP"].values == [0.1, 0.2, 0.3, 0.4, 0.5], "the few are all there"
 
