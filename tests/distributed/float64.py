@@ -1,4 +1,6 @@
-"""`python -m tests.distributed.float64 KEY=VALUE ...`: a training in float64, so that rounding cannot hide what else differs."""
+"""`python -m tests.distributed.float64 KEY=VALUE ...`: a training in float64, so that rounding
+cannot hide what else differs.
+"""
 
 from __future__ import annotations
 

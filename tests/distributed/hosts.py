@@ -1,8 +1,10 @@
-"""Two hosts on one machine: network namespaces joined by a cable, each with its own name and hosts file.
+"""Two hosts on one machine: network namespaces joined by a cable, each with its own name and hosts
+file.
 
-`ip netns exec` lays what is in /etc/netns/NAME over /etc; here that is a link to a temporary folder, so each host has its own
-/etc/hosts. Each resolves its own name to the address that the other one reaches, as Gloo needs it (Debian's usual 127.0.1.1 would
-not do). `ssh` is a script that enters the other namespace, with an empty environment as a login has it.
+`ip netns exec` lays what is in /etc/netns/NAME over /etc; here that is a link to a temporary
+folder, so each host has its own /etc/hosts. Each resolves its own name to the address that the
+other one reaches, as Gloo needs it (Debian's usual 127.0.1.1 would not do). `ssh` is a script that
+enters the other namespace, with an empty environment as a login has it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ done
 exec env -i PATH="$PATH" HOME="$HOME" ip netns exec "$host" unshare --uts sh -c \
     'echo "$0" > /proc/sys/kernel/hostname && exec sh -c "$1"' "$host" "$*"
 """
-# sh, with the name as $0 and the command as arguments: its UTS namespace is its own, so nobody else is renamed
+# sh, with the name as $0 and the command as arguments: its UTS namespace is its own, so nobody else
+# is renamed
 BECOME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 
 
@@ -75,10 +78,13 @@ class TwoHosts:
         *,
         timeout: float,
     ) -> list[tuple[int | None, str]]:
-        """Run a command on each host of `commands` at once; afterwards none of what they started is left, anywhere.
+        """Run a command on each host of `commands` at once.
 
-        Returns exit codes and outputs. The code is None where a command was killed, since its time was up or the other host's
-        failed. Output goes through files: a pipe stays open as long as some grandchild on the other host has it.
+        Afterwards none of what they started is left, anywhere.
+
+        Returns exit codes and outputs. The code is None where a command was killed, since its time
+        was up or the other host's failed. Output goes through files: a pipe stays open as long as
+        some grandchild on the other host has it.
         """
         outputs = {host: self.folder / f"{host.name}.txt" for host in commands}
         started: dict[Host, subprocess.Popen[bytes]] = {}
@@ -106,7 +112,9 @@ class TwoHosts:
         return [(codes[host], outputs[host].read_text(errors="replace")) for host in commands]
 
     def clear(self) -> None:
-        """End what is left on both hosts, until nothing is: a killed parent may just have had a child."""
+        """End what is left on both hosts, until nothing is: a killed parent may just have had a
+        child.
+        """
         deadline = time.monotonic() + 20
         while left := self.first.processes() | self.second.processes():
             assert time.monotonic() < deadline, f"processes {sorted(left)} do not end"
@@ -120,8 +128,8 @@ class TwoHosts:
 def two_hosts(folder: Path) -> Iterator[TwoHosts]:
     """Build two hosts whose files are in `folder`.
 
-    Whatever happens, namespaces and processes are gone afterwards; their cable goes with them. Raises CannotRun where this
-    machine does not allow network namespaces.
+    Whatever happens, namespaces and processes are gone afterwards; their cable goes with them.
+    Raises CannotRun where this machine does not allow network namespaces.
     """
     with ExitStack() as stack:
         first, second = (

@@ -1,4 +1,6 @@
-"""What each rank does in the distributed tests: `python -m tests.distributed.scenarios NAME FOLDER`, under any launcher.
+"""What each rank does in the distributed tests:
+
+`python -m tests.distributed.scenarios NAME FOLDER`, under any launcher.
 
 A scenario returns plain values, which land in FOLDER/rank_N.json.
 """
@@ -44,7 +46,9 @@ def contract() -> dict[str, Any]:
 
 
 class Pixels(nn.Module):
-    """Weights of each kind whose memory order `channels_last` changes or leaves: a convolution, one of 1 x 1, a plain layer."""
+    """Weights of each kind whose memory order `channels_last` changes or leaves: a convolution, one
+    of 1 x 1, a plain layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,15 +63,19 @@ class Pixels(nn.Module):
         return a + 2 * b
 
 
-# of each step's loss: unchanged; too small for a plain cast to fp16; above the range of fp16; unchanged, in a shorter step
+# of each step's loss: unchanged; too small for a plain cast to fp16; above the range of fp16;
+# unchanged, in a shorter step
 WIRE_FACTORS = {"plain": 1.0, "small": 1e-5, "overflow": 1e6, "short": 1.0}
 
 
 def wire(strategy: DistributedStrategy) -> dict[str, Any]:
-    """Gradients that came over the wire against those of one process in fp64, over memory formats and accumulation.
+    """Gradients that came over the wire against those of one process in fp64, over memory formats
+    and accumulation.
 
-    For each case: the largest relative error of any parameter's gradient in each step, a checksum of the weights at the end, and
-    the counters. The last step has one micro-batch less. A bucket is smaller than the model, so that there are several.
+    For each case: the largest relative error of any parameter's gradient in each step, a checksum
+        of the weights at the end, and
+    the counters. The last step has one micro-batch less. A bucket is smaller than the model, so
+    that there are several.
     """
     if hasattr(strategy, "bucket_mb"):
         strategy.bucket_mb = 0.001

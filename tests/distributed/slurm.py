@@ -1,8 +1,9 @@
-"""A Slurm cluster of two nodes on one machine: two slurmd, a slurmctld and a munged of its own, all on loopback.
+"""A Slurm cluster of two nodes on one machine: two slurmd, a slurmctld and a munged of its own, all
+on loopback.
 
-The nodes are called 127.0.0.1 and 127.0.0.2, so that their names resolve on any machine without an entry in /etc/hosts, and
-Slurm's way of writing them, 127.0.0.[1-2], has to be read. Nothing outside the folder is written, and the system's own Slurm, if
-there is one, is not touched.
+The nodes are called 127.0.0.1 and 127.0.0.2, so that their names resolve on any machine without an
+entry in /etc/hosts, and Slurm's way of writing them, 127.0.0.[1-2], has to be read. Nothing outside
+the folder is written, and the system's own Slurm, if there is one, is not touched.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ class Cluster:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[Cluster]:
-    """Build a cluster whose files are in `folder`; whatever happens, its jobs and daemons are gone afterwards."""
+    """Build a cluster whose files are in `folder`.
+
+    Whatever happens, its jobs and daemons are gone afterwards.
+    """
     cluster = Cluster(folder)
     try:
         configure(folder)
@@ -124,7 +128,10 @@ def first_job() -> int:
 
 
 def start(cluster: Cluster) -> None:
-    """The daemons in the foreground, so that their process ids are those of what we started; until both nodes are idle."""
+    """The daemons in the foreground, so that their process ids are those of what we started.
+
+    Until both nodes are idle.
+    """
     folder = cluster.folder
     munge = ["munged", "--foreground", "--force", f"--key-file={folder / 'munge.key'}"]
     munge += [f"--{name}-file={folder / f'munge.{name}'}" for name in ("log", "pid", "seed")]

@@ -1,4 +1,7 @@
-"""What every strategy promises, over one process, torch DDP and Horovod (Gloo and MPI); and how each ends when a rank fails."""
+"""What every strategy promises, over one process, torch DDP and Horovod (Gloo and MPI).
+
+And how each ends when a rank fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ LONG = [
     pytest.param(*job, marks=pytest.mark.long)
     for job in (("single", 1), ("ddp", 1), ("ddp", 2), ("horovod", 3))
 ]
-# of a gradient: 8 bits of mantissa, rounded on each rank and as they are added up; 11 bits, or fp32 when sent again
+# of a gradient: 8 bits of mantissa, rounded on each rank and as they are added up; 11 bits, or fp32
+# when sent again
 WIRE_ERRORS = {"bf16": (2e-2, 2e-2), "fp16": (2e-3, 1e-5)}
 
 
@@ -65,7 +69,8 @@ def test_horovod_refuses_a_sum_of_unequal_shapes() -> None:
     )
 
 
-@pytest.mark.long  # the contract raises on every rank; tests/unit/strategies/test_errors_by_rank.py has the sentence
+# the contract raises on every rank; tests/unit/strategies/test_errors_by_rank.py has the sentence
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ddp", "horovod", "mpi"])
 def test_wrong_data_on_one_rank_ends_the_job_with_one_sentence(kind: str) -> None:
     job = run_ranks(kind, 2, "bad_input", check=False)

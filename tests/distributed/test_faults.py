@@ -1,4 +1,7 @@
-"""Processes that are killed, asked to end or added while a training goes on; `make chaos` does this a hundred times."""
+"""Processes that are killed, asked to end or added while a training goes on.
+
+`make chaos` does this a hundred times.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from tests.distributed.ranks import launched, variables
 from tests.distributed.test_training import MODULE, checkpoint, same_training, same_weights
 
 END_S = 240
-# Five images a step, which two processes cannot share equally, and norms over all of them; plain SGD makes little of rounding.
+# Five images a step, which two processes cannot share equally, and norms over all of them; plain
+# SGD makes little of rounding.
 JOB = (*chaos.JOB, "data.batch_size=5", "trainer.max_duration=16steps", "trainer.keep_last=1", "model.norm=sync_bn",
        "optimizer=sgd", "optimizer.lr=0.005")  # fmt: skip
 
@@ -139,7 +143,10 @@ def test_elastic_horovod_takes_in_those_that_come(tmp_path: Path, alone: Path) -
 
 @pytest.mark.long
 def test_eight_seven_and_eight_processes_train_what_one_does(tmp_path: Path) -> None:
-    """A batch that neither number divides, and a last step of fewer images than processes; the folder passes between launchers."""
+    """A batch that neither number divides, and a last step of fewer images than processes.
+
+    The folder passes between launchers.
+    """
     settings = (*JOB, "data.batch_size=9", "trainer.max_duration=9steps")
     legs = (("torchrun", 8, 3), ("horovodrun", 7, 6), ("torchrun", 8, 9))
     lines = [
@@ -163,7 +170,9 @@ def test_eight_seven_and_eight_processes_train_what_one_does(tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_three_ranks_go_on_bit_for_bit_when_asked_to_be_deterministic(tmp_path: Path) -> None:
-    """A sum of three depends on its order: on which gradients share a message, and that on the step."""
+    """A sum of three depends on its order: on which gradients share a message, and that on the
+    step.
+    """
     job = [*JOB, "trainer.max_duration=9steps", "data.batch_size=6", "trainer.deterministic=true"]
     parts = {"whole": [[]], "run": [["trainer.stop_after=4steps"], ["resume=auto"]]}
     for folder, starts in parts.items():

@@ -1,4 +1,6 @@
-"""A job over two hosts trains what one process trains, by the command lines that a user would type on real ones."""
+"""A job over two hosts trains what one process trains, by the command lines that a user would type
+on real ones.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ Commands = dict[Host, Sequence[str]]
 
 
 def mpirun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
-    """On the first host, which starts the second by ssh; it would wait forever on an interface that leads nowhere."""
+    """On the first host, which starts the second by ssh.
+
+    It would wait forever on an interface that leads nowhere.
+    """
     options = (
         "-H",
         both(hosts),
@@ -47,7 +52,9 @@ def mpirun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
 
 
 def horovodrun(hosts: TwoHosts, arguments: Sequence[str]) -> Commands:
-    """On the first host; --disable-cache, since the cache of what it knows of hosts would stay in the home folder."""
+    """On the first host; --disable-cache, since the cache of what it knows of hosts would stay in
+    the home folder.
+    """
     options = (
         "--gloo",
         "--disable-cache",
@@ -138,6 +145,8 @@ def settings(folder: Path, run: Path) -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    """A child's environment without leave to oversubscribe: with it, Open MPI 5 puts both ranks on the first host."""
+    """A child's environment without leave to oversubscribe: with it, Open MPI 5 puts both ranks on
+    the first host.
+    """
     ours = {name: value for name, value in environment(1).items() if "rmaps" not in name}
     return {**ours, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": INTERFACE}

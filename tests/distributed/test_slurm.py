@@ -1,4 +1,6 @@
-"""The job script of scripts/slurm on a real Slurm of two nodes: stopped and put back in the queue, it ends as if left alone."""
+"""The job script of scripts/slurm on a real Slurm of two nodes: stopped and put back in the queue,
+it ends as if left alone.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def wait_for(condition: Callable[[], bool], cluster: Cluster, job: str, log: Path) -> None:
-    """Raises AssertionError, with what the job has said, when that takes too long or the job ends before."""
+    """Raises AssertionError, with what the job has said, when that takes too long or the job ends
+    before.
+    """
 
     def there_or_over() -> bool:
         return condition() or cluster.state(job)["JobState"] in ENDED

@@ -1,4 +1,6 @@
-"""Whole trainings from the command line under every launcher: the same numbers, checkpoints that fit everywhere, clear ends."""
+"""Whole trainings from the command line under every launcher: the same numbers, checkpoints that
+fit everywhere, clear ends.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ SETTINGS = {
 def train(
     launcher: str, processes: int, folder: Path, *arguments: str, task: str = "detection"
 ) -> str:
-    """The training module in float64 under a launcher, in `folder`; skips where the launcher cannot be used."""
+    """The training module in float64 under a launcher, in `folder`.
+
+    Skips where the launcher cannot be used.
+    """
     return start(launcher, processes, folder, MODULE, *SETTINGS[task], *arguments)
 
 

@@ -1,4 +1,7 @@
-"""Every test on files it writes itself; `real_data` repeats the important ones on files found in the wild."""
+"""Every test on files it writes itself.
+
+`real_data` repeats the important ones on files found in the wild.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,10 @@ def test_damaged_exif_does_not_cost_the_image(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
 def test_a_truncated_image_raises_image_error(tmp_path: Path, kind: str):
-    """Nor is a damaged PNG read in part: Pillow decodes all of it to find EXIF, and would go on as if the rest were black."""
+    """Nor is a damaged PNG read in part:
+
+    Pillow decodes all of it to find EXIF, and would go on as if the rest were black.
+    """
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     path = tmp_path / f"a.{kind}"
     Image.fromarray(noise).save(path)
@@ -221,7 +227,10 @@ def test_jpeg_has_pillows_bits_whoever_decodes_it(
 
 @pytest.mark.parametrize("kind", ["LONG", "another name", "padded"])
 def test_torchcodec_never_turns_a_jpeg(tmp_path: Path, kind: str):
-    """It takes EXIF that Pillow does not; the pixels must be the stored ones, turned once by what Pillow reads."""
+    """It takes EXIF that Pillow does not.
+
+    The pixels must be the stored ones, turned once by what Pillow reads.
+    """
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 67, 3), dtype=np.uint8))

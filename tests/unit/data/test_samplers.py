@@ -118,7 +118,9 @@ def test_a_job_of_any_size_sees_the_images_of_an_epoch(
 @settings(max_examples=60, deadline=None)
 @given(sizes=data_sets, batch_size=st.integers(1, 20), accumulate=st.integers(1, 3), data=st.data())
 def test_a_step_is_the_same_on_any_number_of_ranks(sizes, batch_size, accumulate, data):
-    """Weighted means add up to its mean; what is processed together, which batch norm over all ranks sees, is the same.
+    """Weighted means add up to its mean.
+
+    What is processed together, which batch norm over all ranks sees, is the same.
 
     Every slot of every step has one size.
     """
@@ -239,7 +241,10 @@ def test_every_canvas_is_known_beforehand(shapes, batch_size: int, seed: int) ->
 
 
 def test_repeat_factors_by_hand() -> None:
-    """Class 0 in 4 of 8 images, class 1 in two, class 2 in one; several boxes of a class count once."""
+    """Class 0 in 4 of 8 images, class 1 in two, class 2 in one.
+
+    Several boxes of a class count once.
+    """
     labels = [
         np.array(each, np.int64) for each in ([0], [0, 0, 0], [0], [0, 1], [1, 1], [2], [], [])
     ]

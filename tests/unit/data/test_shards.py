@@ -1,4 +1,6 @@
-"""Shards: plain tar files, the same bytes each time, and training on them is training on the folder."""
+"""Shards: plain tar files, the same bytes each time, and training on them is training on the
+folder.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ LIMIT = 20 * 1024  # bytes: a few images a shard
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eighteen noise images for training and five for validation; one name in use by two folders, one without extension."""
+    """Eighteen noise images for training and five for validation.
+
+    One name in use by two folders, one without extension.
+    """
     root = tmp_path_factory.mktemp("coco")
     odd = {3: "sub/0.jpg", 5: "photo.of.me.JPG", 7: "plain"}
     for split, count in (("train", 18), ("val", 5)):
@@ -170,7 +175,10 @@ def test_an_interrupted_writing_is_run_again(
 
 
 def test_missing_images_and_other_formats(tmp_path: Path) -> None:
-    """CSV, with absolute names and without sizes, becomes COCO json with sizes; what is not there may be left out."""
+    """CSV, with absolute names and without sizes, becomes COCO json with sizes.
+
+    What is not there may be left out.
+    """
     for name in "ab":
         Image.new("RGB", (30, 20), ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "train.csv").write_text(

@@ -1,4 +1,6 @@
-"""Data sets behind URLs: the same images as from a folder, read together, asked for again, never from elsewhere."""
+"""Data sets behind URLs: the same images as from a folder, read together, asked for again, never
+from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tests.unit.detection.test_module import make_module, same_steps
 
 
 class Remote(AsyncFileSystem):
-    """A folder of this machine as if it were far away, remote:///FOLDER: every request takes a moment and is counted."""
+    """A folder of this machine as if it were far away, remote:///FOLDER: every request takes a
+    moment and is counted.
+    """
 
     protocol = "remote"
     asked: Counter[str] = Counter()
@@ -178,7 +182,9 @@ def test_names_within_the_folder(tmp_path: Path, name: str, inside: str) -> None
 
 
 class Failing:
-    """Memory that fails `times` times with `error` for files whose names end with `name`, before it answers."""
+    """Memory that fails `times` times with `error` for files whose names end with `name`, before it
+    answers.
+    """
 
     def __init__(
         self, patch: pytest.MonkeyPatch, error: Exception, times: int, name: str = ""

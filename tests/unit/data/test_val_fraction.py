@@ -1,4 +1,6 @@
-"""A share of the training images as validation split: the same each time, whole, and only where there is none."""
+"""A share of the training images as validation split: the same each time, whole, and only where
+there is none.
+"""
 
 from __future__ import annotations
 

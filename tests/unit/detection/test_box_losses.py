@@ -1,4 +1,7 @@
-"""Each row of the table of box losses: torchvision's numbers, no wait for a GPU, one graph; and a row that is added."""
+"""Each row of the table of box losses: torchvision's numbers, no wait for a GPU, one graph.
+
+And a row that is added.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Detectron2's tensors in our model give what Detectron2's definition gives, written down here once more."""
+"""Detectron2's tensors in our model give what Detectron2's definition gives, written down here once
+more.
+"""
 
 from __future__ import annotations
 

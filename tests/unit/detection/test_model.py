@@ -104,7 +104,10 @@ def test_losses_and_gradients_equal_torchvision(
 
 
 def test_fillers_count_nowhere() -> None:
-    """Losses, gradients and statistics are those of the real images alone; without any of these, nothing moves."""
+    """Losses, gradients and statistics are those of the real images alone.
+
+    Without any of these, nothing moves.
+    """
     torch.manual_seed(0)
     model = build_retinanet(num_classes=5, backbone="resnet18", fpn_channels=32).double()
     filled = make_batch([4, 2, 0], num_classes=5)
@@ -171,7 +174,9 @@ def test_match_equals_torchvision(boxes: list[list[float]]) -> None:
 def test_matching_in_parts_gives_the_same_bits(
     boxes_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Boxes and anchors on a coarse grid, so that overlaps tie within a part and across parts, and boxes repeat."""
+    """Boxes and anchors on a coarse grid, so that overlaps tie within a part and across parts, and
+    boxes repeat.
+    """
     generator = torch.Generator().manual_seed(boxes_at_once)
     for case in range(40):
         dtype = (torch.float32, torch.float64)[case % 2]

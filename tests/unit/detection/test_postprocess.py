@@ -27,7 +27,9 @@ SETTINGS = {
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settle what torchvision leaves open: which of equal scores is first, and what torch.sigmoid rounds the end of a tensor to."""
+    """Settle what torchvision leaves open: which of equal scores is first, and what torch.sigmoid
+    rounds the end of a tensor to.
+    """
     sort = torch.Tensor.sort
 
     def topk(x: Tensor, k: int, dim: int = -1) -> torch.return_types.sort:
@@ -118,7 +120,9 @@ def assert_same(found: Any, expected: Any) -> list[int]:
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("seed", range(12))
 def test_equal_to_torchvision_in_random_settings(seed: int) -> None:
-    """Both ways in which torchvision keeps classes apart, every limit reached, and images with nothing among others."""
+    """Both ways in which torchvision keeps classes apart, every limit reached, and images with
+    nothing among others.
+    """
     g = torch.Generator().manual_seed(seed)
     draw = lambda low, high: int(torch.randint(low, high, (), generator=g))  # noqa: E731
     batch, classes = draw(1, 9), (1, 2, 20, 91)[draw(0, 4)]
@@ -149,7 +153,10 @@ def test_equal_scores_come_by_anchor_then_class() -> None:
 def test_overlaps_are_rounded_as_torchvision_rounds_them(
     pairs: int, moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pairs of a class with an IoU near the threshold; up to 1000 candidates torchvision moves them far out in float32."""
+    """Pairs of a class with an IoU near the threshold.
+
+    Up to 1000 candidates torchvision moves them far out in float32.
+    """
     place = torch.arange(pairs)
     first = torch.stack(
         (place % 25 * 50, place // 25 * 50, place % 25 * 50 + 30, place // 25 * 50 + 30), dim=1

@@ -46,7 +46,9 @@ def test_state_dicts_go_both_ways(tmp_path: Path) -> None:
 
 
 def test_old_head_names_are_understood(tmp_path: Path) -> None:
-    """torchvision's published v1 file has head.*.conv.{0,2,4,6}.weight, from before its heads were renamed."""
+    """torchvision's published v1 file has head.*.conv.{0,2,4,6}.weight, from before its heads were
+    renamed.
+    """
     model = small()
     state = {}
     for name, value in model.state_dict().items():
@@ -60,7 +62,10 @@ def test_old_head_names_are_understood(tmp_path: Path) -> None:
 
 
 def test_the_class_layer_follows_the_names_of_the_categories(tmp_path: Path) -> None:
-    """Labels are numbered by each data set; with as many classes, the shape alone does not tell which row is whose."""
+    """Labels are numbered by each data set.
+
+    With as many classes, the shape alone does not tell which row is whose.
+    """
     source = small(num_classes=3)
     names = ["dog", "", "cat"]
     torch.save(
@@ -188,14 +193,19 @@ COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 def test_every_rank_has_the_epsilon_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not a tensor, and only the main rank has weights: torchvision's, a checkpoint of ours, or that of a resumed run."""
+    """It is not a tensor, and only the main rank has weights: torchvision's, a checkpoint of ours,
+    or that of a resumed run.
+    """
     published = small(norm="frozen_bn").state_dict()
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
     shapes = ["data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64"]
     config = load_config("train", [*shapes, f"data.root={tmp_path / 'data'}"])
 
     def ranks(settings: ModelConfig, resumed: dict | None = None) -> list[Any]:
-        """The epsilon of each rank's model, or the error there; the checkpoint of a run resumed is the main rank's."""
+        """The epsilon of each rank's model, or the error there.
+
+        The checkpoint of a run resumed is the main rank's.
+        """
 
         def build(strategy: ThreadRank) -> float | None:
             task = DetectionTask(replace(config, model=settings), strategy)

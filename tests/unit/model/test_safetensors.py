@@ -1,4 +1,6 @@
-"""Weights as .safetensors: read without pickle, from a file or from a hub that is a server of this machine."""
+"""Weights as .safetensors: read without pickle, from a file or from a hub that is a server of this
+machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""bfloat16 on a CPU never makes a strided convolution's output of one column, which oneDNN gets wrong."""
+"""bfloat16 on a CPU never makes a strided convolution's output of one column, which oneDNN gets
+wrong.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ def forward_backward(module: nn.Module, x: Tensor, dy: Tensor) -> tuple[Tensor, 
 def on_two_ranks(
     x: tuple[Tensor, ...], dy: tuple[Tensor, ...]
 ) -> list[tuple[Tensor, Tensor, nn.BatchNorm2d]]:
-    """(output, input gradient, norm) of each rank, whose batches are x[0] and x[1]; every rank has a norm of its own."""
+    """(output, input gradient, norm) of each rank, whose batches are x[0] and x[1].
+
+    Every rank has a norm of its own.
+    """
 
     def one(strategy: ThreadRank) -> tuple[Tensor, Tensor, nn.BatchNorm2d]:
         module = norm(SyncBatchNorm2d, torch.float32)
@@ -163,7 +166,9 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 def test_any_number_of_ranks_is_one_process(
     images: int, batch_size: int, ranks: int, accumulate: int
 ) -> None:
-    """Gradients and running statistics of an epoch's steps, at the same `accumulate`, whether or not one number divides another."""
+    """Gradients and running statistics of an epoch's steps, at the same `accumulate`, whether or
+    not one number divides another.
+    """
     data, target = drawn(images, 2, 3, 4), drawn(images, CHANNELS, 2, 3, seed=1)
     sampler = {
         "buckets": make_buckets([(10, 10)] * images, min_sizes=[10], max_size=10),

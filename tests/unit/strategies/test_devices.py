@@ -19,7 +19,10 @@ from retina_dist.strategies.settings import StrategyConfig
 
 
 class Host:
-    """A host with some GPUs that torch can use, and device files; keeps which GPU was made current."""
+    """A host with some GPUs that torch can use, and device files.
+
+    Keeps which GPU was made current.
+    """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, folder: Path, gpus: int, files: int = 0

@@ -1,4 +1,6 @@
-"""Which rank of a job speaks, and how an error ends a process: in which words, with which exit code."""
+"""Which rank of a job speaks, and how an error ends a process: in which words, with which exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ End = Callable[..., tuple[int | str | None, str]]
 
 @pytest.fixture
 def end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> End:
-    """(exit code, stderr) of rank `rank` of `size` that raises `error`; no launcher without a size."""
+    """(exit code, stderr) of rank `rank` of `size` that raises `error`.
+
+    No launcher without a size.
+    """
     for launcher in LAUNCHERS:
         for name in launcher.names:
             monkeypatch.delenv(name or "NONE", raising=False)

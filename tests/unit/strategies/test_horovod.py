@@ -1,4 +1,6 @@
-"""How the ranks of a Horovod job wait for a sum and let others in; Horovod is a fake that one process asks for all ranks."""
+"""How the ranks of a Horovod job wait for a sum and let others in; Horovod is a fake that one
+process asks for all ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from retina_dist.strategies.settings import StrategyConfig
 
 
 class Horovod(SimpleNamespace):
-    """Two ranks; a sum is there after three looks, and Horovod's own wait, which sleeps, must find it there."""
+    """Two ranks.
+
+    A sum is there after three looks, and Horovod's own wait, which sleeps, must find it there.
+    """
 
     Sum, Min, Max = "sum", "min", "max"
 
@@ -75,7 +80,10 @@ class Wire:
         self.levels: list[list[int]] = [[], []]
 
     def rank(self, rank: int) -> Any:
-        """Horovod as one rank sees it; waiting for what the other has not asked yet would be for ever, so it fails."""
+        """Horovod as one rank sees it.
+
+        Waiting for what the other has not asked yet would be for ever, so it fails.
+        """
 
         def ask(x: Tensor, name: str, op: Any) -> int:
             self.levels[rank].append(int(x))
@@ -121,9 +129,8 @@ def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(
                 stopped.append((rank, step))
         if stopped:
             break
-        assert [strategy._membership.kept for strategy in ranks] == [
-            {"step": 3} if step >= 3 else None
-        ] * 2
+        committed = {"step": 3} if step >= 3 else None
+        assert [strategy.committed for strategy in ranks] == [committed] * 2
     assert stopped == [(0, 6), (1, 6)]
     assert [strategy._membership.kept for strategy in ranks] == [{"step": 6}] * 2
     for strategy in ranks:

@@ -56,9 +56,10 @@ SLURM_STEP = (
     "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 "
 )
 
-# The variables that each launcher sets, as far as the package reads them, what they mean, and how the launcher is called.
-# Dumped from real starts: torchrun 2.15, horovodrun 0.28.1, Open MPI 5.0.11, MPICH 4.0.2 and Ray 2.60 with two processes on one
-# machine, srun of Slurm 22.05 with two on two nodes; all of rank 1. Azure ML's are documented, not dumped: rank 5 of 8.
+# The variables that each launcher sets, as far as the package reads them, what they mean, and how
+# the launcher is called. Dumped from real starts: torchrun 2.15, horovodrun 0.28.1, Open MPI
+# 5.0.11, MPICH 4.0.2 and Ray 2.60 with two processes on one machine, srun of Slurm 22.05 with two
+# on two nodes; all of rank 1. Azure ML's are documented, not dumped: rank 5 of 8.
 EXAMPLES: dict[str, tuple[str, Launch, str]] = {
     "torchrun": (
         "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 GROUP_WORLD_SIZE=1 MASTER_ADDR=localhost "

@@ -53,7 +53,10 @@ def test_the_lowest_rank_that_failed_raises_its_own_error_and_the_others_that_it
 
 
 def test_a_tensor_of_another_ranks_gpu_arrives_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rank 0 of a GPU job writes it; without a GPU, torch.load refuses such a tensor unless it is sent to the CPU."""
+    """As rank 0 of a GPU job writes it.
+
+    Without a GPU, torch.load refuses such a tensor unless it is sent to the CPU.
+    """
     monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
     _, received = on_ranks(2, lambda strategy: strategy.broadcast_object({"x": torch.arange(3)}))
     assert (received["x"].device.type, received["x"].tolist()) == ("cpu", [0, 1, 2])

@@ -1,4 +1,6 @@
-"""`doctor cluster=true`: each broken thing is the only finding, with the host, the values and a remedy."""
+"""`doctor cluster=true`: each broken thing is the only finding, with the host, the values and a
+remedy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each bug that a strategy from outside may have is caught by the contract, and right ones pass; ranks are threads."""
+"""Each bug that a strategy from outside may have is caught by the contract, and right ones pass;
+ranks are threads.
+"""
 
 from __future__ import annotations
 

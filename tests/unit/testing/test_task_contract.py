@@ -22,7 +22,9 @@ SETTINGS = [FOUND, "task=discs", "data.num_train=64", "data.batch_size=6", "mode
 def of_data(
     change: Callable[[DiscBatches, int, list[DiscBatch]], list[DiscBatch]],
 ) -> type[DiscTask]:
-    """The task of the disc, whose micro-batches of a step `change(data, step, micro_batches)` replaces."""
+    """The task of the disc, whose micro-batches of a step `change(data, step, micro_batches)`
+    replaces.
+    """
 
     class Data(DiscBatches):
         def train_steps(self, start: int, stop: int) -> Iterator[list[DiscBatch]]:
@@ -39,7 +41,9 @@ def of_data(
 
 
 def of_specs(change: Callable[[BatchSpec, Any], tuple[Sequence[int], float]]) -> type[DiscTask]:
-    """The same with the images and the weight of each micro-batch that `change(spec, sampler)` gives."""
+    """The same with the images and the weight of each micro-batch that `change(spec, sampler)`
+    gives.
+    """
 
     def changed(data: DiscBatches, step: int, _: list[DiscBatch]) -> list[DiscBatch]:
         return [draw(*change(spec, data.sampler)) for spec in data.sampler.step(step)]
