@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
+from torch import Tensor
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.text import escape, pluralize
@@ -154,7 +154,7 @@ def _draw_sheets(splits: Mapping[str, Annotations], folder: Path, max_pixels: in
             sheet(pictures).save(folder / f"{split}.jpg", quality=92)
 
 
-def _titled_images(part: Annotations, max_pixels: int) -> list[Image.Image]:
+def _titled_images(part: Annotations, max_pixels: int) -> list[Tensor]:
     from retina_dist.detection.pictures import draw_boxes
     from retina_dist.reporting.pictures import titled
 
@@ -261,9 +261,9 @@ def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     entries = [entry for entry in data.coco["annotations"] if not entry["iscrowd"]]
     rows = np.array([row_of[entry["image_id"]] for entry in entries], dtype=np.int64)
     boxes = boxes_of(entries)
-    faulty = {}
+    faulty: dict[str, list[str]] = {}
     for fault, mask in box_faults(boxes, sizes_of(data.records)[rows])[1].items():
-        faulty[fault] = examples = []
+        examples = faulty[fault] = []
         for number in np.flatnonzero(mask).tolist():
             record = data.records[rows[number]]
             box = ", ".join(f"{value:g}" for value in boxes[number])

@@ -11,7 +11,7 @@ import numpy as np
 
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
-from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.records import ImageRecord
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Annotations:
             vouch for, "xywh"; None: xywh, which nobody has said.
     """
 
-    coco: dict[str, Any]
+    coco: Entry
     records: tuple[ImageRecord, ...]
     boxes: list[np.ndarray]
     labels: list[np.ndarray]
@@ -85,7 +85,7 @@ def _taken(column: Sequence[T], rows: Sequence[int]) -> list[T]:
     return [column[row] for row in rows]
 
 
-def ground_truth_of(coco: dict[str, Any], records: Sequence[ImageRecord]) -> dict[str, Any]:
+def ground_truth_of(coco: Entry, records: Sequence[ImageRecord]) -> Entry:
     """The part of a COCO dictionary that is about these images."""
     ids = {record.image_id for record in records}
     images = [image for image in coco["images"] if image["id"] in ids]
@@ -129,19 +129,17 @@ def sizes_of(records: Sequence[ImageRecord]) -> np.ndarray:
     return np.array(sizes, dtype=np.float64).reshape(-1, 2)
 
 
-def column(entries: Sequence[dict[str, Any]], key: str) -> list[Any]:
+def column(entries: Sequence[Entry], key: str) -> list[Any]:
     """The values of one key."""
     return [entry[key] for entry in entries]
 
 
-def boxes_of(entries: Sequence[dict[str, Any]]) -> np.ndarray:
+def boxes_of(entries: Sequence[Entry]) -> np.ndarray:
     """The bbox of each annotation, float64 [n, 4]."""
     return np.array(column(entries, "bbox"), dtype=np.float64).reshape(-1, 4)
 
 
-def clean(
-    coco: dict[str, Any], records: Sequence[ImageRecord], categories: Categories
-) -> Annotations:
+def clean(coco: Entry, records: Sequence[ImageRecord], categories: Categories) -> Annotations:
     """The boxes to train on: finite, clipped to their image, with an area, no crowd regions."""
     entries = coco["annotations"]
     crowd = np.array(column(entries, "iscrowd"), dtype=bool)

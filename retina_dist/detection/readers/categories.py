@@ -20,6 +20,8 @@ from retina_dist.base.text import is_text, pluralize
 MAX_LABELS = 20_000
 MAX_LISTED = 20  # names in a message
 
+Entry = dict[str, Any]  # an object of COCO's json
+
 
 @dataclass(frozen=True)
 class Categories:
@@ -38,7 +40,7 @@ class Categories:
         object.__setattr__(self, "_labels", labels)
 
     @classmethod
-    def from_coco(cls, entries: list[dict[str, Any]]) -> Categories:
+    def from_coco(cls, entries: list[Entry]) -> Categories:
         """Labels without gaps for the `categories` of a COCO json, in ascending id order.
 
         Raises DataError for too many.
@@ -49,7 +51,7 @@ class Categories:
         check_count(len(names))
         return cls(tuple(names), tuple(names.values()))
 
-    def matched(self, entries: Sequence[Mapping[str, Any]], source: object) -> Categories:
+    def matched(self, entries: Sequence[Entry], source: object) -> Categories:
         """These labels and names with the ids that another file gives to these names.
 
         A name that either side has twice is taken where both sides give it the same ids.

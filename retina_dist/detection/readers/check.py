@@ -6,21 +6,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.text import escape, is_text, pluralize, truncate
+from retina_dist.detection.readers.categories import Entry
 
 # Beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours.
 MAX_INTEGER = 2**53
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
 
-Entries = list[dict[str, Any]]
+Entries = list[Entry]
 
 
 def check_content(
-    coco: dict[str, Any], source: object, *, has_corners: bool = False
-) -> tuple[dict[str, Any], list[str]]:
+    coco: Entry, source: object, *, has_corners: bool = False
+) -> tuple[Entry, list[str]]:
     """A checked dictionary with complete annotations, and warnings; the caller's is left as it is.
 
     Ids are whole and unique, references resolve, boxes are four numbers. With `has_corners` each
@@ -62,7 +62,7 @@ def check_content(
     return coco | {"annotations": entries}, warnings
 
 
-def _check_lists(coco: dict[str, Any], source: object) -> None:
+def _check_lists(coco: Entry, source: object) -> None:
     for key in ("images", "annotations", "categories"):
         if not isinstance(coco.get(key), list):
             remedy = "give COCO's ground truth, such as instances_*.json"
@@ -108,7 +108,7 @@ def _is_one_of(value: object, ids: Collection[int]) -> bool:
     return type(value) is int and value in ids
 
 
-def _problem_of(entry: dict[str, Any]) -> str:
+def _problem_of(entry: Entry) -> str:
     """The first value of an annotation that is no value of its kind, and the remedy; ""
     for none.
     """

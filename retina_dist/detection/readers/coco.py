@@ -4,11 +4,10 @@ https://cocodataset.org/#format-data
 
 from __future__ import annotations
 
-from typing import Any
-
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl
 from retina_dist.data.settings import SPLITS
+from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.formats import Content, FileReader, Place
 from retina_dist.detection.readers.parsing import parse_json
 from retina_dist.detection.settings import FILE_SETTINGS
@@ -85,7 +84,7 @@ def coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
     return files
 
 
-def read_coco(path: PathOrUrl) -> dict[str, Any]:
+def read_coco(path: PathOrUrl) -> Entry:
     """The dictionary of a COCO json. Raises DataError."""
     remedy = "restore the file"
     if path.name.endswith(".gz"):

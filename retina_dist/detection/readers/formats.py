@@ -16,6 +16,7 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, Url, parse_path
 from retina_dist.base.registry import lookup, names
 from retina_dist.data.images import is_image
+from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.parsing import head_of
 from retina_dist.detection.readers.records import ImageSource
@@ -49,7 +50,7 @@ class Content(NamedTuple):
         title: the format's, if it was recognised.
     """
 
-    coco: dict[str, Any]
+    coco: Entry
     images: Path | PathOrUrl | str
     source: object = None
     warnings: Sequence[str] = ()
@@ -101,7 +102,7 @@ class AnnotationReader(ABC):
         return None
 
     @abstractmethod
-    def read(self, split: str) -> Content | tuple[dict[str, Any], Path | PathOrUrl | str] | None:
+    def read(self, split: str) -> Content | tuple[Entry, Path | PathOrUrl | str] | None:
         """A COCO dictionary of "train" or "val", and the folder that its file names are relative
         to.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.files import PathOrUrl
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import image_sizes
 from retina_dist.data.settings import SPLITS
+from retina_dist.detection.readers.categories import Entry
 
 
 class Box(NamedTuple):
@@ -62,12 +63,12 @@ class Items:
         warning = f"{what} in {self.images}; restore them"
         return replace(self, items=items, warnings=[*self.warnings, warning])
 
-    def as_coco(self) -> dict[str, Any]:
+    def as_coco(self) -> Entry:
         """The split as COCO's dictionary; image ids count from 1."""
-        images: list[dict[str, Any]] = []
-        annotations: list[dict[str, Any]] = []
+        images: list[Entry] = []
+        annotations: list[Entry] = []
         for number, item in enumerate(self.items, start=1):
-            image: dict[str, Any] = {"id": number, "file_name": item.file}
+            image: Entry = {"id": number, "file_name": item.file}
             width, height = item.size or (1, 1)
             if item.size:
                 image |= {"width": width, "height": height}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 from retina_dist.base.errors import DataError, ImageError
@@ -22,6 +22,7 @@ from retina_dist.data.sources import (
     objects_in,
     read_in_turn,
 )
+from retina_dist.detection.readers.categories import Entry
 
 if TYPE_CHECKING:
     from retina_dist.detection.readers.formats import Content
@@ -56,7 +57,7 @@ class Found(NamedTuple):
 
 
 def find_records(
-    entries: Sequence[dict[str, Any]], content: Content, data: DetectionData, split: str
+    entries: Sequence[Entry], content: Content, data: DetectionData, split: str
 ) -> Found:
     """The record of each entry of `images`, as far as `data` wants its image to be there and
     readable.
@@ -76,7 +77,7 @@ def find_records(
 
 
 def make_record(
-    entry: dict[str, Any],
+    entry: Entry,
     images: PathOrUrl,
     source: object,
     sources: Mapping[int, ImageSource] | None = None,

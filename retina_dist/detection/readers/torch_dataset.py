@@ -20,7 +20,7 @@ from retina_dist.base.errors import ConfigError, DataError, ImageError
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import pixels_of
 from retina_dist.data.sources import DatasetItem
-from retina_dist.detection.readers.categories import check_names
+from retina_dist.detection.readers.categories import Entry, check_names
 from retina_dist.detection.readers.formats import AnnotationReader, Content
 from retina_dist.detection.settings import DetectionData
 
@@ -112,7 +112,7 @@ class ItemReader:
         self.dataset = dataset
         self.split = split
         self.names = names
-        self._coco: dict[str, dict[str, Any]] = {}  # by the form of the boxes
+        self._coco: dict[str, Entry] = {}  # by the form of the boxes
 
     def __str__(self) -> str:
         return f"{self.split} dataset"
@@ -124,7 +124,7 @@ class ItemReader:
         """Image `number`, uint8 [3, h, w] RGB."""
         return self._as_pixels(number, self._item(number)[0])
 
-    def coco(self, box_format: str) -> dict[str, Any]:
+    def coco(self, box_format: str) -> Entry:
         """All boxes, which items give as `box_format`, as COCO ground truth, read once.
 
         Category ids are the labels; images are named by this reader and their number.
@@ -133,9 +133,9 @@ class ItemReader:
             self._coco[box_format] = self._read(box_format)
         return self._coco[box_format]
 
-    def _read(self, box_format: str) -> dict[str, Any]:
-        images: list[dict[str, Any]] = []
-        boxes: list[dict[str, Any]] = []
+    def _read(self, box_format: str) -> Entry:
+        images: list[Entry] = []
+        boxes: list[Entry] = []
         if not callable(getattr(self.dataset, "annotation", None)):
             items = pluralize(len(self.dataset), "item")
             logger.info(f"reading the {items} of the {self} once, for boxes and sizes")
@@ -174,9 +174,7 @@ class ItemReader:
         kind = type(item).__name__
         raise DataError(f"{self}[{number}] is a {kind} of another form; return {ITEM}.")
 
-    def _boxes(
-        self, number: int, target: Mapping[str, Any], box_format: str
-    ) -> list[dict[str, Any]]:
+    def _boxes(self, number: int, target: Mapping[str, Any], box_format: str) -> list[Entry]:
         """The boxes of an item in COCO's form, without ids."""
         columns = self._columns(number, target)
         boxes = columns.pop("boxes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -48,10 +48,10 @@ def read_voc(root: Path, split: str) -> Items:
         chosen = {root / "Annotations" / f"{name}.xml": f"{name}.jpg" for name in names}
     else:
         images = root
-        own = [path for path in paths if split_of(str(path.relative_to(root))) == split]
-        chosen = {path: _image_of(path, root) for path in own}
+        chosen = _in_folders(root, paths, split)
 
-    read = {path: _read_item(path) for path in dict.fromkeys([*chosen, *paths])}
+    every = list(dict.fromkeys([*chosen, *paths]))
+    read = dict(zip(every, map(_read_item, every), strict=True))
     items = []
     for path, file in chosen.items():
         item = read[path]
@@ -69,6 +69,15 @@ class VocReader(FolderReader):
     title = "Pascal VOC"
     patterns = XML_FILES
     read_items = staticmethod(read_voc)
+
+
+def _in_folders(root: Path, paths: Sequence[Path], split: str) -> dict[Path, str]:
+    """The files in folders of a split, and the image of each."""
+    chosen = {}
+    for path in paths:
+        if split_of(str(path.relative_to(root))) == split:
+            chosen[path] = _image_of(path, root)
+    return chosen
 
 
 def _read_list(root: Path, split: str) -> list[str]:
