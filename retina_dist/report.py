@@ -1,7 +1,7 @@
 """Write the report of a run, of two runs side by side, or of a sweep, as one HTML file.
 
     python -m retina_dist.report run=runs/shapes
-    python -m retina_dist.report run=runs/shapes other=runs/shapes-2 output=compared.html
+    python -m retina_dist.report run=runs/shapes other=runs/shapes-2 output=both.html
     retina-dist compare runs/shapes runs/shapes-2
 
 A training writes report.html into its run folder, and evaluate into its output_dir. Needs
@@ -26,7 +26,7 @@ class ReportConfig:
     run: str = setting(MISSING, "the folder of a run, an evaluation or a sweep")
     other: str | None = setting(None, "another run, beside it")
     output: str | None = setting(
-        None, "null: report.html in `run`, compared.html with `other`", writes="file"
+        None, "null: report.html in `run`, compared_OTHER.html with `other`", writes="file"
     )
     debug: bool = False
 

@@ -15,7 +15,8 @@ MASK = "***"
 # "@", or "/" and quotes where they were not encoded; "HOST:PORT/a@b" has none.
 _USER = re.compile(
     r"""(?x) (?<=://)
-    (?: [^\s/@:"<>]{0,99} : (?!\d{1,5}(?:[/?#"',;)\]}]|$)) (?:[^\s@"<>] | ["<>](?![,:}\]]) ){0,999} @
+    (?: [^\s/@:"<>]{0,99} : (?!\d{1,5}(?:[/?#"',;)\]}]|$))
+        (?:[^\s@"<>] | ["<>](?![,:}\]]) ){0,999} @
       | [^\s/@?#"<>]{0,999} @ )
     (?: [^\s/@"<>]{0,999} @ )*"""
 )
@@ -27,15 +28,18 @@ _PARAMETER = re.compile(r"(?<=[=])[^&?#]+|(?<=[?#&])[^&?#=]{24,}(?=$|[&?#])")
 
 # The words with which a secret's name ends; a number may follow, as in HF_TOKEN_2.
 _WORD = r"""(?:
-    (?: access | account | admin | api | app | application | auth | aws | client | consumer | database | db | deploy
-      | encryption | hf | license | master | openai | priv | private | sas | secret | security | service | session
+    (?: access | account | admin | api | app | application | auth | aws | client | consumer
+      | database | db | deploy | encryption | hf | license | master | openai | priv | private
+      | sas | secret | security | service | session
       | shared | signing | ssh | storage | subscription | wandb ) [_\-. ]? key (?: [_\-. ]? id )? s?
     | pass (?: word | wd | phrase | code ) s? | credentials? | secrets?
     | shared_?access_?signature | session_?id
-    | (?<! cls_ ) (?<! class_ ) (?<! pad_ ) (?<! eos_ ) (?<! bos_ ) (?<! unk_ ) (?<! sep_ ) (?<! mask_ ) (?<! num_ )
+    | (?<! cls_ ) (?<! class_ ) (?<! pad_ ) (?<! eos_ ) (?<! bos_ ) (?<! unk_ )
+      (?<! sep_ ) (?<! mask_ ) (?<! num_ )
       (?<! max_ ) (?<! min_ ) (?<! per_ ) token
     | (?<! [a-z] ) (?: auth | jwt | pwd (?! = ["']? / ) | sas | sig | signature )
-    | (?<! [a-z] ) (?<! forward_ ) (?<! backward_ ) (?<! first_ ) (?<! second_ ) (?<! single_ ) (?<! num_ ) pass
+    | (?<! [a-z] ) (?<! forward_ ) (?<! backward_ ) (?<! first_ ) (?<! second_ )
+      (?<! single_ ) (?<! num_ ) pass
     | (?: access | api | auth | refresh ) _? tokens
     ) (?: _? \d{1,3} )?"""
 # The value ends with its quote or bracket, or at a space; a quote inside a word belongs to it.
@@ -52,11 +56,13 @@ _PLAIN = r"(?! [\"']? (?: (?: true | false | none | null ) \b | \$ \{ [\w.:]+ (?
 # NAME=VALUE and NAME: VALUE of connection strings, environment variables, options, headers and
 # JSON.
 _NAMED = re.compile(
-    rf"""(?ix) (?P<name> {_WORD} (?: \\* ["'] )? \]? ) (?P<equals> {_EQUALS} ) {_PLAIN} (?P<value> {_VALUE} )"""
+    rf"""(?ix) (?P<name> {_WORD} (?: \\* ["'] )? \]? ) (?P<equals> {_EQUALS} )
+    {_PLAIN} (?P<value> {_VALUE} )"""
 )
 # --token VALUE, and <password>VALUE</password>.
 _OPTION = re.compile(
-    rf"(?ix) (?P<name> (?<! [\w-] ) -- [\w.-]*? {_WORD} ) (?P<equals> \s+ ) (?! - ) (?P<value> {_VALUE} )"
+    rf"""(?ix) (?P<name> (?<! [\w-] ) -- [\w.-]*? {_WORD} ) (?P<equals> \s+ )
+    (?! - ) (?P<value> {_VALUE} )"""
 )
 _ELEMENT = re.compile(rf"(?ix) (?P<name> < [\w.:-]*? {_WORD} ) (?P<equals> > ) (?P<value> [^<]+ )")
 # Hydra's env_set gives a job its environment: KEY: VALUE of YAML's lines, {KEY: VALUE},
@@ -71,7 +77,8 @@ _ENVIRONMENT = re.compile(
 )
 # The rest of a header's line, whatever its scheme; the first words of other schemes.
 _HEADER = re.compile(
-    r"(?i)((?<![a-z])(?:proxy-)?authorization|(?<![a-z])(?:set-)?cookie)([\"']?\s*[:=]\s*[\"']?)(?!\*{3})[^\s\"'][^\n\"']*"
+    r"(?i)((?<![a-z])(?:proxy-)?authorization|(?<![a-z])(?:set-)?cookie)"
+    r"([\"']?\s*[:=]\s*[\"']?)(?!\*{3})[^\s\"'][^\n\"']*"
 )
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
 # Secrets that are known by how they begin, wherever they stand.
@@ -86,7 +93,8 @@ _BARE = re.compile(
     | [rsw]h?[ks](?:ec)?_ (?: live | test )_ \w{10,} | whsec_ [\w+/=]{20,}  # Stripe
     | npm_ [A-Za-z0-9]{30,} | pypi-AgE [\w-]{20,} | dckr_pat_ [\w-]{20,}    # registries of packages
     | dapi [0-9a-f]{32} | wandb_v1_ \w{20,} | glsa_ \w{20,} | dop_v1_ \w{20,} | hv[sb]\. [\w-]{20,}
-    | SG\. [\w-]{16,} \. [\w-]{16,} | shp[a-z]{2}_ \w{20,} | ATATT [\w=-]{20,} | tskey-[a-z]+- [\w-]{10,}
+    | SG\. [\w-]{16,} \. [\w-]{16,} | shp[a-z]{2}_ \w{20,} | ATATT [\w=-]{20,}
+    | tskey-[a-z]+- [\w-]{10,}
     | eyJ [\w=-]{10,} \. [\w=-]{10,} (?: \. [\w.+/=-]* )?                    # a JSON web token
     )"""
 )

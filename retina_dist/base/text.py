@@ -55,8 +55,8 @@ def pluralize(number: int | str, noun: str, none: str = "0") -> str:
     """A number, or one already written out, with its noun in the singular or plural; `none`
     replaces a zero.
 
-    >>> pluralize(1, "image"), pluralize(2, "box"), pluralize("1.5", "epoch"), pluralize(0, "error", none="no")
-    ('1 image', '2 boxes', '1.5 epochs', 'no errors')
+    >>> pluralize(1, "image"), pluralize(2, "box"), pluralize(0, "error", none="no")
+    ('1 image', '2 boxes', 'no errors')
     """
     ending = "s"
     if noun.endswith(("s", "x")):

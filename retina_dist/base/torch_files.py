@@ -16,7 +16,8 @@ from retina_dist.base.errors import CheckpointError, describe_error
 from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.base.text import escape
 
-SEAL = b"retina_dist sha256 "  # and the SHA-256 of all that is before it: the end of a checkpoint of ours
+# A checkpoint of ours ends with this and the SHA-256 of all that is before it.
+SEAL = b"retina_dist sha256 "
 SEAL_LENGTH = len(SEAL) + 64
 
 
@@ -112,4 +113,7 @@ def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str
         wrote = str(content["versions"].get("retina_dist", ""))
     if wrote in ("", __version__):
         return same_version
-    return f"retina_dist {escape(wrote[:40])} wrote it, this is {__version__}: install that, or give model.weights=FILE"
+    return (
+        f"retina_dist {escape(wrote[:40])} wrote it, this is {__version__}: "
+        "install that, or give model.weights=FILE"
+    )

@@ -462,7 +462,8 @@ def read_series(file: Path) -> dict[str, Series]:
         header = next(rows, [STEP])
         if header[:1] != [STEP]:
             raise DataError(
-                f"{file}: the first column is not '{STEP}'; give a run's metrics.csv or move this file away."
+                f"{file}: the first column is not '{STEP}'; "
+                "give a run's metrics.csv or move this file away."
             )
         for row in _thinned_rows(rows, len(header)):
             step = int(row[0])

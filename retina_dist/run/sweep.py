@@ -181,7 +181,8 @@ class SweepTable(Callback):
             if config.resume != "auto" and not config.dry_run:
                 if any(folder.rglob(CHECKPOINTS)):
                     raise ConfigError(
-                        f"{folder} holds a sweep; give resume=auto to continue it, or another output_dir."
+                        f"{folder} holds a sweep; "
+                        "give resume=auto to continue it, or another output_dir."
                     )
                 _forget_failed(folder)
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run

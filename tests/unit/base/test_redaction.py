@@ -483,7 +483,7 @@ def test_mlflow_gets_no_secret(
     mlflow.entities.Param = mlflow.entities.RunTag = lambda key, value: (key, value)
     given = SimpleNamespace(run_id="7", run_name="a", status="RUNNING")
     mlflow.MlflowClient.return_value.get_run.return_value = SimpleNamespace(
-        info=given, data=SimpleNamespace(params={})
+        info=given, data=SimpleNamespace(params={}, tags={})
     )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.setenv("MLFLOW_RUN_ID", "7")
