@@ -132,7 +132,7 @@ def test_all_ranks_of_an_elastic_job_stop_at_one_step_and_no_commit_waits(
         committed = {"step": 3} if step >= 3 else None
         assert [strategy.committed for strategy in ranks] == [committed] * 2
     assert stopped == [(0, 6), (1, 6)]
-    assert [strategy._membership.kept for strategy in ranks] == [{"step": 6}] * 2
+    assert [strategy.committed for strategy in ranks] == [{"step": 6}] * 2
     for strategy in ranks:
         strategy._membership.on_reset()
         strategy._membership.commit(lambda: {})  # the first step after it asks anew
