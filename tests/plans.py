@@ -22,17 +22,15 @@ def plan_of(
     """
     settings = {"checkpoint_every": "0steps", "check_replicas_every": "0steps", **settings}
 
-    def section(kind: Any, **named: Any) -> Any:
-        return kind(
-            **named, **{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings}
-        )
+    def section(kind: Any) -> Any:
+        return kind(**{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings})
 
     plan = resolve_plan(
         num_images=num_images,
         batch_size=batch_size,
         trainer=section(TrainerConfig),
         optimizer=section(OptimizerConfig),
-        schedule=section(ScheduleConfig, name=schedule),
+        schedule=section(type(ScheduleConfig(name=schedule))),
         world_size=world_size,
     )
     assert not settings, settings

@@ -110,7 +110,7 @@ def assemble(
         owner=run.owner,
     )
     strategy.on_main(checkpoints.claim)
-    start = (planned.requested, strategy, run.folder, planned.description, run.resume_step)
+    start = (planned.recorded, strategy, run.folder, planned.description, run.resume_step)
     strategy.on_main(partial(write_start, *start))
     if config.logging.plots and not run.resume_step:
         strategy.on_main(partial(task.draw_inputs, data, run.folder))

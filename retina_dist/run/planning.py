@@ -45,7 +45,7 @@ class PlannedRun:
 
     Args:
         config: The settings, with `trainer.accumulate` and `trainer.precision` settled.
-        requested: The settings as given, which a resume settles again.
+        recorded: The settings for the run folder; a resume settles the precision again.
         task: The task, which has read its data.
         plan: Batch, length and rhythm.
         best: The metric of the best checkpoint; None where the task has no validation data.
@@ -55,7 +55,7 @@ class PlannedRun:
     """
 
     config: RunConfig
-    requested: RunConfig
+    recorded: RunConfig
     task: Task
     plan: Plan
     best: BestMetric | None
@@ -102,7 +102,9 @@ def plan_run(
     server = None
     if not config.dry_run:
         server = strategy.on_main(partial(tracking_server, config.logging))
-    return PlannedRun(config, requested, task, plan, best, images, description, server)
+    trainer = replace(config.trainer, precision=requested.trainer.precision)
+    recorded = replace(config, trainer=trainer)
+    return PlannedRun(config, recorded, task, plan, best, images, description, server)
 
 
 def _introduce(config: RunConfig, strategy: DistributedStrategy) -> None:

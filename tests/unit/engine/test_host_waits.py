@@ -19,6 +19,7 @@ from retina_dist.detection.model import retinanet
 from retina_dist.engine.meter import StepMeter
 from retina_dist.engine.train_loop import prefetched
 from retina_dist.engine.train_step import TrainStep
+from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.run.build import build_plan, build_state
 from retina_dist.strategies.base import ReduceOp
 from retina_dist.strategies.launch_environment import Launch
@@ -97,9 +98,8 @@ def batches(model: str) -> tuple[Any, list[Any]]:
 
 def build_step(config: Any, model: nn.Module, precision: str, **options: Any) -> TrainStep:
     config = replace(config, trainer=replace(config.trainer, precision=precision))
-    config = replace(
-        config, optimizer=replace(config.optimizer, name=options.pop("optimizer", "sgd"))
-    )
+    optimizer = OptimizerConfig(name=options.pop("optimizer", "sgd"), lr=config.optimizer.lr)
+    config = replace(config, optimizer=optimizer)
     strategy = OneOfTwo("cuda")
     state = build_state(config, model.train(), strategy)
     plan = build_plan(config, 1000, 2)
