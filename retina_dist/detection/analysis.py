@@ -174,7 +174,7 @@ def errors_of(result: CocoResult) -> dict[str, Any] | None:
     import hotcoco
 
     known = set(result.image_ids)
-    boxes = []
+    boxes: list[dict[str, Any]] = []
     for entry in result.coco["annotations"]:
         if entry["image_id"] in known:
             # only what decides: hotcoco refuses a flat polygon, or a width of null

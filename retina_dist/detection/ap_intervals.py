@@ -188,8 +188,8 @@ def _counts_above(
     The weight of its image, and the right and the counted detections above it.
     """
     counted = ~ranking.ignored
-    always = counted.all(axis=0)
-    varying = counted.any(axis=0) & ~always
+    always = np.asarray(counted.all(axis=0))
+    varying = np.asarray(counted.any(axis=0)) & ~always
     some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
     counts_at_some = _running_sums(weights, ranking.images, always, some)
     for right, ignored in zip(ranking.right, ranking.ignored, strict=True):

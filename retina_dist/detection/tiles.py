@@ -48,7 +48,7 @@ def merge(
     in_windows: Sequence[Detections],
     windows: Tensor,
     nms_threshold: float,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> Detections:
     """Detections of an image, best score first, from those in the whole image and in its windows.
 
@@ -61,7 +61,7 @@ def merge(
         in_windows: those in each of n windows, in pixels of the window.
         windows: the windows, [n, 4] xyxy in pixels of the image.
         nms_threshold: an IoU.
-        most: how many detections to give, by default all.
+        limit: how many detections to give, by default all.
     """
     parts = [*in_windows, whole]
     corners = windows.to(torch.float32)
@@ -88,5 +88,5 @@ def merge(
     boxes = boxes[left]
     scores = scores[left]
     labels = labels[left]
-    kept = batched_nms(boxes, scores, labels, nms_threshold)[:most]
+    kept = batched_nms(boxes, scores, labels, nms_threshold)[:limit]
     return Detections(boxes=boxes[kept], scores=scores[kept], labels=labels[kept])
