@@ -245,7 +245,8 @@ def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:
 
     each = len(counts) / (1 / counts).sum()
     objects = len(counts) * each
-    if each < MIN_OF_CLASS or objects < MIN_OBJECTS:
+    # The bias that is left in each class does not average out over many classes; the error does.
+    if each < max(MIN_OF_CLASS, len(counts) / 5) or objects < MIN_OBJECTS:
         if len(counts) == 1:
             return f"too few objects ({int(objects)} of {MIN_OBJECTS})"
         return f"too few objects of some classes (as {int(each)} of each)"
