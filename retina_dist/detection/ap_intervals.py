@@ -243,7 +243,7 @@ def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:
     if images < MIN_IMAGES:
         return f"too few images with objects ({images} of {MIN_IMAGES})"
 
-    each = len(counts) / (1 / counts).sum()
+    each = len(counts) / (1 / counts).sum() + 1e-6
     objects = len(counts) * each
     # The bias that is left in each class does not average out over many classes; the error does.
     if each < max(MIN_OF_CLASS, len(counts) / 5) or objects < MIN_OBJECTS:

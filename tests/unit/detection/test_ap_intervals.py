@@ -181,7 +181,7 @@ def test_what_is_computed_at_once_is_limited(monkeypatch: pytest.MonkeyPatch) ->
         ([29], 29, "too few objects (29 of 30)"),
         ([100, 8], 60, "too few objects of some classes (as 14 of each)"),
         ([100, 12], 60, ""),
-        ([9] * 50, 60, "too few objects of some classes (as 9 of each)"),
+        ([12] * 70, 60, "too few objects of some classes (as 12 of each)"),
         ([100] + [3] * 30, 60, "too few objects of some classes (as 3 of each)"),
         ([], 0, ""),
     ],
