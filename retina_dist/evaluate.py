@@ -6,8 +6,8 @@
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
     torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…
 
-`checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1` takes torchvision's weights. Under a launcher the
-processes share the images. For a detector it prints pycocotools' twelve numbers and AP of each
+`checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1` takes torchvision's weights. Under a launcher
+the processes share the images. For a detector it prints pycocotools' twelve numbers and AP of each
 class; for a classifier accuracies and, with two classes, sensitivity, specificity and ROC-AUC.
 """
 

@@ -3,8 +3,8 @@
     python -m retina_dist.serve checkpoint=runs/shapes/checkpoints/best.pt port=8080
     curl -H 'Content-Type: image/jpeg' --data-binary @image.jpg http://127.0.0.1:8080/score
 
-After SIGTERM, accepted requests are answered (with 503 after `shutdown_s`), then the exit code is 0.
-TLS is left to a reverse proxy.
+After SIGTERM, accepted requests are answered (with 503 after `shutdown_s`), then the exit code is
+0. TLS is left to a reverse proxy.
 """
 
 from __future__ import annotations

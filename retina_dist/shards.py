@@ -4,7 +4,8 @@
     python -m retina_dist.shards data=coco data.root=/data/coco output=az://container/coco
     python -m retina_dist.train data=shards data.root=/data/coco-shards
 
-For training from object storage. Takes the data settings of a training. The output is self-contained: it has the annotations too.
+For training from object storage. Takes the data settings of a training. The output is
+self-contained: it has the annotations too.
 """
 
 from __future__ import annotations

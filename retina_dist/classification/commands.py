@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -67,7 +68,7 @@ def _split(part: Samples) -> ShardSplit:
     images = []
     for i, (name, label) in enumerate(zip(part.names, part.labels.tolist(), strict=True)):
         images.append({"id": i, "file_name": name, "label": part.classes[label]})
-    members = [Member(i, source) for i, source in enumerate(part.sources)]
+    members = list(starmap(Member, enumerate(part.sources)))
 
     def annotations() -> bytes:
         return (json.dumps({"images": images}) + "\n").encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -40,7 +41,8 @@ def examine(config: DoctorConfig) -> DoctorReport:
 
     findings = []
     for split, part in parts.items():
-        findings += [Finding("warning", split, text) for text in part.warnings]
+        for text in part.warnings:
+            findings.append(Finding("warning", split, text))
     if val is None:
         remedy = "set data.val_fraction=0.1 for metrics"
         findings.append(Finding("info", "val", "no validation split", remedy))
@@ -48,10 +50,10 @@ def examine(config: DoctorConfig) -> DoctorReport:
         check_trainable(model, data, train)
     except ConfigError as error:
         findings.append(Finding("error", "train", str(error)))
+    checked = {}
     for split, part in parts.items():
         findings += _balance(split, part)
-
-    checked = {split: _checks(part, split, config) for split, part in parts.items()}
+        checked[split] = _checks(part, split, config)
     harmless = {"unreadable"} if data.bad_images == "skip" else set()
     findings += [Finding(*facts) for facts in file_findings(checked, harmless)]
     findings += _of_other_labels(checked, parts)
@@ -67,7 +69,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
 
 
 def _checks(part: Samples, split: str, config: DoctorConfig) -> list[ImageCheck]:
-    files = [(name, source, None) for name, source in zip(part.names, part.sources, strict=True)]
+    files = list(zip(part.names, part.sources, repeat(None)))
     checks = []
     for check in check_images(files, split, config.images, config.data.max_pixels):
         if check.problem == "missing":  # gone since it was listed: left out as a damaged one is

@@ -52,9 +52,9 @@ TORCHVISION_EPS = 1e-5  # of the batch norms of torchvision's class
 class ExportableRetinaNet(nn.Module):
     """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4], scores [N], both float32, and labels [N].
 
-    Boxes are xyxy in pixels of the image, labels int64. The same as `RetinaNet` on the smallest canvas, but for
-    the order of equal scores, and with more than 1000 candidates (`postprocess.MAX_OFFSET_CPU`) for
-    overlaps within float32's rounding of the NMS threshold.
+    Boxes are xyxy in pixels of the image, labels int64. The same as `RetinaNet` on the smallest
+    canvas, but for the order of equal scores, and with more than 1000 candidates
+    (`postprocess.MAX_OFFSET_CPU`) for overlaps within float32's rounding of the NMS threshold.
     """
 
     def __init__(self, model: RetinaNet) -> None:
