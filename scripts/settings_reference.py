@@ -32,7 +32,17 @@ HEAD = """# Settings
 Every key, written by `python scripts/settings_reference.py`. The default holds where no file of
 `conf/` gives a value, and in Python. The default run is `python -m retina_dist.train` without
 arguments; its value stands where it is another. `--cfg job` prints the values of any command line.
-The settings of a training come first, those of the other commands after them."""
+The settings of a training come first, those of the other commands after them.
+
+`conf/schema.json` has the same keys, types, choices, limits and meanings for an editor. In VS Code
+with the YAML extension, a first line completes and checks an experiment's file:
+
+```yaml
+# yaml-language-server: $schema=/path/to/conf/schema.json
+```
+
+The file lies beside the installed configuration:
+`python -c "from retina_dist.config.compose import config_dir; print(config_dir())"`."""
 
 COLUMNS = ("key", "type", "default", "default run", "allowed", "meaning")
 

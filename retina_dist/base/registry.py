@@ -196,10 +196,10 @@ def class_of(settings: Any) -> type[Any]:
     kind = FAMILIES[settings.family]
     if kind.key:
         return lookup(settings.family, getattr(settings, kind.key))
-    classes = [lookup(settings.family, name) for name in names(settings.family)]
-    for each in classes:
-        if each.settings is type(settings):
-            return each
+    for name in names(settings.family):
+        kind_of_entry = lookup(settings.family, name)
+        if kind_of_entry.settings is type(settings):
+            return kind_of_entry
     raise ConfigError(f"{type(settings).__name__} is not of an entry; register its class first.")
 
 

@@ -12,8 +12,6 @@ import dataclasses
 import difflib
 import json
 import math
-import re
-import shlex
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -288,23 +286,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def as_override(key: str, value: str) -> str:
-    """KEY=VALUE for the shell's command line, quoted for Hydra and for the shell where needed.
-
-    >>> print(as_override("data.root", "/data/mine"), as_override("data.root", "/data/ep=3"))
-    data.root=/data/mine "data.root='/data/ep=3'"
-    """
-    if re.fullmatch(r"[\w/.:@%+-]+", value) and as_text(value) == value:
-        return f"{key}={value}"
-    inner = value.replace("'", "\\'")
-    if inner.endswith("\\"):  # which would escape the quote
-        inner += "\\"
-    text = f"{key}='{inner}'"
-    if re.search(r'["$`\\!]', text):
-        return shlex.quote(text)
-    return f'"{text}"'
 
 
 def wrong_type(key: str, value: Any, hint: Any) -> str:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
-from retina_dist.base.settings import as_override, settings_by_key
+from retina_dist.base.settings import settings_by_key
+from retina_dist.base.text import as_override
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of
 # the key in lower case. Of the keys after the colon, the first that the command has is meant; one
@@ -53,8 +54,8 @@ source image: input
 seed_everything: seed
 patience early_stopping: trainer.patience
 classes nc num_classes: model.num_classes | the data decides; leave it out
-mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and data.scale_jitter \
-for detection, data.mixup and data.cutmix for classification
+mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
+data.scale_jitter for detection, data.mixup and data.cutmix for classification
 fliplr flip: data.hflip
 flipud: data.vflip
 """
@@ -99,26 +100,30 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
             f"{key} is not a setting; name a class in an entry of the groups task, data or model."
         )
 
-    section, _, end = key.rpartition(".")
-    near = []
-    if section:
-        near = _spelled_like(end, [k for k in known if k.rpartition(".")[0] == section])
-    if not near:
-        meant = alias(end, known, value)
-        if " " in meant:
-            return f"{key} is not a setting; {meant}."
-        near = [meant]
-        if not meant:
-            near = [k for k in known if k.rpartition(".")[2] == end]
-    if not near:
-        near = get_close_matches(key, known, 1, 0.85)
-    if not near and section not in known:
-        near = _spelled_like(end, known)
-
+    near = _nearest(key, known, value)
+    if near and " " in near[0]:
+        return f"{key} is not a setting; {near[0]}."
     hint = f"see the keys with {command} --help."
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     return f"{key} is not a setting; {hint}"
+
+
+def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
+    """The known keys that `key` may mean, or a clause that tells."""
+    section, _, end = key.rpartition(".")
+    of_section = [k for k in known if section and k.rpartition(".")[0] == section]
+    near = _spelled_like(end, of_section)
+    if near:
+        return near
+    meant = alias(end, known, value)
+    if meant:
+        return [meant]
+    near = [k for k in known if k.rpartition(".")[2] == end]
+    near = near or get_close_matches(key, known, 1, 0.85)
+    if near or section in known:
+        return near
+    return _spelled_like(end, known)
 
 
 def unknown_argument(name: str, schema: type, key: str) -> str:
@@ -126,9 +131,10 @@ def unknown_argument(name: str, schema: type, key: str) -> str:
     closest known one.
     """
     own = settings_by_key(schema)
-    known = {argument: argument for argument in own}
-    for section in ("data", "model", "trainer", "optimizer"):
-        for argument in own:
+    known = {}
+    for argument in own:
+        known[argument] = argument
+        for section in ("data", "model", "trainer", "optimizer"):
             known[f"{section}.{argument}"] = argument
 
     meant = alias(key, known)

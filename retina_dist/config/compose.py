@@ -118,10 +118,10 @@ def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | N
 
 def _empty(schema: type) -> dict[str, Any]:
     """The defaults of a command's own settings, and its sections, empty."""
-    content = {field.name: default_of(field) for field in fields(schema)}
-    for name, default in content.items():
-        if is_dataclass(default):
-            content[name] = {}
+    content = {}
+    for field in fields(schema):
+        default = default_of(field)
+        content[field.name] = {} if is_dataclass(default) else default
     return content
 
 
@@ -366,16 +366,22 @@ def _check_read(
             continue
 
         group, _, part = section.partition(".")
-        having = []
-        for entry in sorted((Path(config_dir()) / group).glob("*.yaml")):
-            if re.search(rf"^{part}:", entry.read_text(), re.MULTILINE):
-                having.append(f"{group}={entry.stem}")
+        having = _entries_with(group, part)
         named = f"{group}={content[group].get('name')}"
         chosen = [each for each in overrides if each.startswith(f"{group}=")] or [named]
         if not set(chosen) & set(having):
             raise ConfigError(
                 f"{key} is read with {' or '.join(having)} only; choose that, or leave {key} out."
             )
+
+
+def _entries_with(group: str, section: str) -> list[str]:
+    """The choices of a group whose file has a section of that name."""
+    choices = []
+    for entry in sorted((Path(config_dir()) / group).glob("*.yaml")):
+        if re.search(rf"^{section}:", entry.read_text(), re.MULTILINE):
+            choices.append(f"{group}={entry.stem}")
+    return choices
 
 
 def check_overrides(name: str, overrides: Sequence[str]) -> None:

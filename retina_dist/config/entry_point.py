@@ -139,11 +139,11 @@ class Command:
         Raises ConfigError.
         """
         compose.check_overrides(self.name, options.overrides)
-        sweeps_folder = [o for o in options.overrides if o.startswith("output_dir=") and "," in o]
-        if options.multirun and sweeps_folder:
-            raise ConfigError(
-                "output_dir cannot be swept; give one folder, and each job gets its own in it."
-            )
+        for each in options.overrides if options.multirun else ():
+            if each.startswith("output_dir=") and "," in each:
+                raise ConfigError(
+                    "output_dir cannot be swept; give one folder, and each job gets its own in it."
+                )
 
         own_configuration = options.config_path or options.config_name
         if not own_configuration:
@@ -194,9 +194,10 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
 def _no_option(name: str, options: argparse.Namespace, argument: str, arguments: list[str]) -> str:
     """Message for an option that Hydra does not have, with the setting that is meant."""
     flag, _, value = argument.partition("=")
-    following = arguments[arguments.index(argument) + 1 :][:1]
-    if not value and following and not following[0].startswith("-") and "=" not in following[0]:
-        value = following[0]
+    following = [*arguments, ""][arguments.index(argument) + 1]
+    is_value = not following.startswith("-") and "=" not in following
+    if not value and is_value:
+        value = following
 
     settings = [override for override in options.overrides if "=" in override]
     _, known = compose.described(name, settings, options.also)

@@ -66,8 +66,9 @@ def _groups(name: str, schema: type, conf: Path) -> list[str]:
     """The groups of the configuration that a command chooses from."""
     groups = ["task", "data", "model"] if issubclass(schema, RunConfig) else []
     defaults = load_yaml(conf / f"{name}.yaml")["defaults"]
-    named = [entry for entry in defaults if isinstance(entry, dict)]
-    for entry in named:
+    for entry in defaults:
+        if not isinstance(entry, dict):
+            continue
         for group in entry:
             if (conf / group).is_dir() and group not in ("hydra", "task", *groups):
                 groups.append(group)
@@ -123,7 +124,7 @@ def _sections(
 
 def type_in_words(hint: Any) -> str:
     """A type, such as `list of int or null`."""
-    inner = [type_in_words(each) for each in get_args(hint)]
+    inner = list(map(type_in_words, get_args(hint)))
     if get_origin(hint) is list:
         return f"list of {inner[0]}"
     if inner:
@@ -148,7 +149,7 @@ def value_in_words(value: Any) -> str:
 
 def allowed(limits: Limits) -> str:
     """The values that a setting may have, "" without limits."""
-    words = [value_in_words(choice) for choice in (*limits.options, *limits.words)]
+    words = list(map(value_in_words, (*limits.options, *limits.words)))
     signs = (
         ("≥", limits.at_least),
         (">", limits.above),

@@ -13,7 +13,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.base.errors import ConfigError, UserError
-from retina_dist.base.settings import as_override
+from retina_dist.base.text import as_override
 
 
 @contextmanager
@@ -50,9 +50,9 @@ def unreadable(text: str) -> str:
     quoted = as_override(key, value)
     if value.startswith("~/"):  # which the shell leaves as it is
         return f"{sentence}; write {key}=$HOME{value[1:]}."
-    opened = sum(value.count(bracket) for bracket in "[{(")
-    closed = sum(value.count(bracket) for bracket in "]})")
-    if opened != closed:
+    opened = re.findall(r"[\[{(]", value)
+    closed = re.findall(r"[\]})]", value)
+    if len(opened) != len(closed):
         return f"{sentence}; close its brackets, or write {quoted} as text."
     if value.startswith("(") and value.endswith(")"):
         return f'{sentence}; write "{key}=[{value[1:-1]}]".'
@@ -89,29 +89,34 @@ def _missing_entry(error: MissingConfigException) -> str:
 def _instead_of_entry(group: str, value: str) -> str:
     """Message for a file, folder or name that stands where an entry is asked for; "" for others."""
     is_yaml = value.lower().endswith((".yaml", ".yml"))
-    if group == "data" and value:
-        root = ""
-        if value.lower().endswith((".zip", ".tar", ".gz", ".tgz")):
-            return f"data={value} is an archive; unpack it, and give data=auto data.root=FOLDER."
-        if value.lower().startswith("yolo") or is_yaml:
-            root = "data.root=FOLDER"
-        elif re.search(r"[/.]", value) or Path(value).is_dir():
-            root = as_override("data.root", value)
-        if root:
-            remedy = f"give data=auto {root}, which recognises the format"
-            return f"data={value} is not an entry; {remedy}."
+    if group == "data":
+        return _instead_of_data(value, is_yaml)
     if group == "model" and ("/" in value or value.endswith(".pt")):
         return (
             f"model={value}: model is the kind of network; write checkpoint={value} or, in a "
             f"training, model.weights={value}."
         )
     if is_yaml:
-        folder = Path(value).parent
+        stem = Path(value).stem
         return (
             f"{group}={value} is a file; put it into FOLDER/{group}/ and give --config-dir FOLDER "
-            f"{group}={Path(value).stem}, or --config-path {folder} --config-name {Path(value).stem}."
+            f"{group}={stem}."
         )
     return ""
+
+
+def _instead_of_data(value: str, is_yaml: bool) -> str:
+    """Message for an archive, file or folder of data."""
+    root = ""
+    if value.lower().endswith((".zip", ".tar", ".gz", ".tgz")):
+        return f"data={value} is an archive; unpack it, and give data=auto data.root=FOLDER."
+    if value.lower().startswith("yolo") or is_yaml:
+        root = "data.root=FOLDER"
+    elif re.search(r"[/.]", value) or (value and Path(value).is_dir()):
+        root = as_override("data.root", value)
+    if not root:
+        return ""
+    return f"data={value} is not an entry; give data=auto {root}, which recognises the format."
 
 
 def _is_torchvisions(name: str) -> bool:
@@ -140,6 +145,11 @@ def _sentence(command: str, error: Exception) -> str:
     if below_value:
         return f"{below_value[1]} is not a setting; see the keys with {command} --help."
 
+    return _innermost(error)
+
+
+def _innermost(error: Exception) -> str:
+    """The first line of the cause of an error, after its key."""
     cause: BaseException = error
     key = getattr(error, "full_key", None) or ""
     inner = error.__cause__ or error.__context__
@@ -147,8 +157,8 @@ def _sentence(command: str, error: Exception) -> str:
         cause = inner
         key = getattr(cause, "full_key", None) or key
         inner = cause.__cause__ or cause.__context__
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    reason = (lines or [type(cause).__name__])[0].rstrip(".")
+    first = str(cause).strip().partition("\n")[0]
+    reason = (first or type(cause).__name__).strip().rstrip(".")
     if not key:
         return f"{reason}."
     return f"{key}: {reason}."

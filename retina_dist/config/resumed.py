@@ -50,6 +50,14 @@ def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> 
             f"{composed['resume']} is a run of task={task}; leave task={now} out, "
             "or start a new run."
         )
+    _check_contents(run, file, given)
+    schema, sections = section_types(schema, run)
+    _remove_unknown(run, set(settings_by_key(schema, sections=sections)), given, file)
+    return run
+
+
+def _check_contents(run: dict[str, Any], file: Path, given: set[str]) -> None:
+    """Raise ConfigError for what must be given again: a class from outside, or a secret."""
     for group, section in run.items():
         if names_class(section) and group not in given:
             raise ConfigError(
@@ -59,10 +67,6 @@ def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> 
     for key, value in leaves(run):
         if isinstance(value, str) and MASK in value:
             raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
-
-    schema, sections = section_types(schema, run)
-    _remove_unknown(run, set(settings_by_key(schema, sections=sections)), given, file)
-    return run
 
 
 def _config_file(resume: object) -> Path | None:

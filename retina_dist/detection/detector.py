@@ -177,7 +177,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         annotations = read_split(data, "val", self.categories)
         if annotations is None:
             raise ConfigError(
-                f"data={data.name} has no validation set; give root=FOLDER or val_annotations=FILE."
+                f"data={data.name} has no validation set; give root=FOLDER or annotations=FILE."
             )
         return annotations
 

@@ -144,8 +144,8 @@ def load_optimizer(
     Raises CheckpointError where the parameters differ.
     """
     saved_groups = saved_groups or []
-    names = [name for group in groups for name in group["names"]]
-    saved_names = [name for group in saved_groups for name in group["names"]]
+    names = _names(groups)
+    saved_names = _names(saved_groups)
     if set(saved_names) != set(names):
         number = sum(len(group["params"]) for group in state["param_groups"])
         raise CheckpointError(
@@ -157,30 +157,35 @@ def load_optimizer(
     merged = optimizer.state_dict()["param_groups"]
     for group, made in zip(merged, groups, strict=True):
         for saved_made, saved in zip(saved_groups, state["param_groups"], strict=True):
-            if saved_made["names"] == made["names"]:
-                group |= _unchanged(made, saved_made, saved)
+            group |= _unchanged(made, saved_made, saved)
 
-    kept_of = dict(enumerate(saved_names))
-    kept_by_name = {kept_of[number]: kept for number, kept in state["state"].items()}
-    values = {}
-    for number, name in enumerate(names):
-        if name in kept_by_name:
-            values[number] = kept_by_name[name]
+    number_of = {name: number for number, name in enumerate(names)}
+    values = {number_of[saved_names[number]]: kept for number, kept in state["state"].items()}
     optimizer.load_state_dict({"state": values, "param_groups": merged})
-
     for parameter, kept in optimizer.state.items():
-        for name, value in kept.items():
-            if torch.is_tensor(value):  # copied, so that later steps do not change `state`
-                like = parameter if value.shape == parameter.shape else value
-                copied = torch.empty_like(like, dtype=value.dtype, device=value.device)
-                kept[name] = copied.copy_(value)
+        _copy_as(parameter, kept)
+
+
+def _names(groups: list[dict[str, Any]]) -> list[str]:
+    return [name for group in groups for name in group["names"]]
+
+
+def _copy_as(parameter: Tensor, kept: dict[str, Any]) -> None:
+    """Copy what is kept of a parameter, in its memory format; later steps change the copies."""
+    for name, value in kept.items():
+        if torch.is_tensor(value):
+            like = parameter if value.shape == parameter.shape else value
+            copied = torch.empty_like(like, dtype=value.dtype, device=value.device)
+            kept[name] = copied.copy_(value)
 
 
 def _unchanged(
     made: dict[str, Any], saved_made: dict[str, Any], saved: dict[str, Any]
 ) -> dict[str, Any]:
-    """The values of a saved group whose settings are the same in this run."""
-    values = {}
+    """The values of a saved group of the same parameters whose settings are those of this run."""
+    values: dict[str, Any] = {}
+    if made["names"] != saved_made["names"]:
+        return values
     for key, value in saved.items():
         is_setting_of_both = (key in saved_made) == (key in made)
         is_same = saved_made.get(key) == made.get(key)
@@ -199,10 +204,10 @@ def clip_gradients(
     "tensor_norm" scales each tensor separately (`clipnorm` in Keras), "value" clamps each element
     to [-limit, limit]. `limit=None` only measures.
     """
-    with_gradient = [p for p in parameters if p.grad is not None]
+    parameters = list(parameters)
     if limit is not None and kind == "global_norm":
-        return nn.utils.clip_grad_norm_(with_gradient, limit)
-    gradients = [p.grad for p in with_gradient if p.grad is not None]
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if limit is None:
         return norm

@@ -10,11 +10,11 @@ from torch import nn
 
 from retina_dist.base.settings import setting
 from retina_dist.strategies.ddp import DDPStrategy
-from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.strategies.settings import DDPSettings
 
 
 @dataclass
-class RoundingSettings(StrategyConfig):
+class RoundingSettings(DDPSettings):
     """Those of DDP, whose collectives it uses."""
 
     name: str = "rounding"
