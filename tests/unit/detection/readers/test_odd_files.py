@@ -160,3 +160,22 @@ def test_drawn_shapes_beside_files_are_refused(tmp_path: Path) -> None:
         UserError, match=r"train_annotations=a.json is not of the drawn.*add data=auto"
     ):
         data.check()
+
+
+def test_ids_without_files_do_not_ask_for_every_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train").mkdir()
+    rows = "".join(f"im{number},x,0,0,1,1\n" for number in range(500))
+    header = "ImageID,LabelName,XMin,YMin,XMax,YMax\n"
+    write(tmp_path / "train-annotations-bbox.csv", header + rows)
+    asked: list[object] = []
+    is_file = os.path.isfile
+
+    def counted(path: str) -> bool:
+        asked.append(path)
+        return is_file(path)
+
+    monkeypatch.setattr(os.path, "isfile", counted)
+    assert "500 of 500 images are not in" in error_of(tmp_path)
+    assert len(asked) <= 2 * 500
