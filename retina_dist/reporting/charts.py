@@ -8,7 +8,7 @@ its name.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,15 @@ class Panel:
     title: str
     unit: str
     names: tuple[str, ...] = ()
-    prefix: str | None = None
+    prefix: str = ""
 
-    def takes(self, name: str) -> bool:
-        """Whether it draws the metric of this name."""
-        return name in self.names or (self.prefix is not None and name.startswith(self.prefix))
+    def select(self, logged: Iterable[str]) -> list[str]:
+        """Those of the logged metrics that it draws."""
+        if self.title == VALIDATION:
+            return [name for name in logged if _is_validation(name)]
+        if self.names:
+            return [name for name in self.names if name in logged]
+        return [name for name in logged if name.startswith(self.prefix)]
 
 
 VALIDATION = "Validation"  # takes the metrics of every validation but its losses
@@ -59,11 +63,7 @@ def curves(runs: Runs) -> Iterator[Chart]:
     """
     logged = dict.fromkeys(name for run in runs for name in run.series)
     for panel in PANELS:
-        names = [name for name in logged if panel.takes(name)]
-        if panel.names:
-            names = [name for name in panel.names if name in logged]
-        if panel.title == VALIDATION:
-            names = [name for name in logged if _is_validation(name)]
+        names = panel.select(logged)
         if names:
             yield _panel_chart(panel, names, runs)
 
@@ -118,15 +118,15 @@ def _lines(series: Series, common: Trace) -> Iterator[Trace]:
 
 def results(runs: Runs) -> Iterator[Chart]:
     """Metrics, and each class, with their 95 % intervals."""
-    known = [run for run in runs if run.analysis]
-    if not known or known[0].analysis is None:
+    known = [(run, run.analysis) for run in runs if run.analysis]
+    if not known:
         return
     layout = {"barmode": "group", "showlegend": len(runs) > 1}
-    first = known[0].analysis
-    named = [name for name, metric in known[0].metrics.items() if metric.low is not None]
-    yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run in known], layout)
+    first, analysis = known[0]
+    named = [name for name, metric in first.metrics.items() if metric.low is not None]
+    yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run, _ in known], layout)
 
-    values = {name: m.value for name, m in first.classes.items() if m.value is not None}
+    values = {name: m.value for name, m in analysis.classes.items() if m.value is not None}
     ranked = sorted(values, key=values.__getitem__)
     title = "Each class"
     if len(ranked) > MAX_CLASSES:
@@ -134,10 +134,7 @@ def results(runs: Runs) -> Iterator[Chart]:
         title = f"The worst and the best {half} of {len(ranked)} classes"
         ranked = ranked[:half] + ranked[-half:]
 
-    bars = []
-    for run in known:
-        if run.analysis:
-            bars.append(_bars(run, runs, ranked, run.analysis.classes, "x"))
+    bars = [_bars(run, runs, ranked, each.classes, "x") for run, each in known]
     yield Chart(title, bars, layout, max(320, 90 + 24 * len(known) * len(ranked)))
 
 

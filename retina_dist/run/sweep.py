@@ -321,10 +321,7 @@ def rows_of(folder: Path) -> list[SweepRow]:
             row.result = read_result(path.parent)
         except DataError as error:
             row.result.error = str(error)
-        for override in row.result.overrides:
-            key, equals, value = override.lstrip("+").partition("=")
-            if equals:
-                row.swept[key] = value
+        row.swept = _given(row.result)
         rows.append(row)
 
     given = [row.swept for row in rows if row.swept]
@@ -334,6 +331,16 @@ def rows_of(folder: Path) -> list[SweepRow]:
     for row in rows:
         row.swept = {key: row.swept.get(key, "") for key in keys}
     return rows
+
+
+def _given(result: Result) -> dict[str, str]:
+    """What a job was given, by key."""
+    given = {}
+    for override in result.overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if equals:
+            given[key] = value
+    return given
 
 
 def best_of(rows: Sequence[SweepRow]) -> BestRow | None:

@@ -227,6 +227,7 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     assert rows["AP75"][2] == "not distinguishable"
     assert rows["AP50"][1:] == rows["APl"][1:] == ("", ""), "not resampled, and undefined"
     assert "not distinguishable" in write_report(first, second).read_text()
+    del after["coco/APl"]
     Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
     assert {row.interval for row in differences(RunFiles(first), RunFiles(second))} == {""}
     (first / "resamples.npz").write_text("damaged")
