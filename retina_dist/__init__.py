@@ -1,6 +1,7 @@
 """RetinaNet on COCO-format data, with interchangeable distributed backends.
 
-The public names (`__init__.pyi`) are imported on first use: `import retina_dist` loads neither hydra nor pycocotools.
+The public names (`__init__.pyi`) are imported on first use: `import retina_dist` loads neither
+hydra nor pycocotools.
 """
 
 import lazy_loader

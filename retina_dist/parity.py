@@ -160,7 +160,9 @@ def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def compare(config: ParityConfig) -> Differences:
-    """In a process of a launched job: every case's difference from one process, on the main rank."""
+    """In a process of a launched job: every case's difference from one process, on the
+    main rank.
+    """
     torch.set_num_threads(config.trainer.num_threads or 1)
     differences: Differences = {}
     with build_strategy(config) as strategy:

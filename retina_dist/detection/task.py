@@ -1,4 +1,6 @@
-"""Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a run."""
+"""Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ logger = logging.getLogger(__name__)
 
 
 class DetectionTask(ImageTask):
-    """Data, model and evaluator of one run. The constructor reads the annotations, without communication."""
+    """Data, model and evaluator of one run. The constructor reads the annotations, without
+    communication.
+    """
 
     settings: ClassVar[type] = DetectionSettings
     commands = "retina_dist.detection.commands"
@@ -196,9 +200,11 @@ class DetectionTask(ImageTask):
     def build_model(
         self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        """The detector, on the CPU, with pretrained weights on the main rank only, and not when `resumed`; every rank calls it.
+        """The detector, on the CPU, with pretrained weights on the main rank only, and not when
+        `resumed`; every rank calls it.
 
-        What no tensor carries, the epsilon of the batch norms, is the main rank's, or its `checkpoint`'s, on every rank.
+        What no tensor carries, the epsilon of the batch norms, is the main rank's, or its
+        `checkpoint`'s, on every rank.
         """
         settings, labels, outside = self.config.model, self.train.categories, self.outside_model
         run = self.strategy.run_collectively
@@ -254,7 +260,9 @@ class DetectionTask(ImageTask):
         return blank_batch(size, canvas, most_boxes)
 
     def fingerprint(self) -> str:
-        """A digest of the training images' ids and names: the same order of images needs the same images."""
+        """A digest of the training images' ids and names: the same order of images needs the same
+        images.
+        """
         listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
         return hashlib.sha256(listed.encode()).hexdigest()
 
@@ -269,7 +277,9 @@ class DetectionTask(ImageTask):
         return digests
 
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
-        """first_batch.jpg: the images of the first step as the model sees them; nothing of noise."""
+        """first_batch.jpg: the images of the first step as the model sees them; nothing
+        of noise.
+        """
         if self.config.data.synthetic:
             return
         from retina_dist.detection.pictures import draw_first_batch

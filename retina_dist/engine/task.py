@@ -131,7 +131,8 @@ class Task(ABC):
     def data_digests(self) -> dict[str, str]:
         """Digests of data whose change a resume warns of, by its name; called on the main rank.
 
-        Unlike `fingerprint` it may be other data: corrected labels, or images that were saved again.
+        Unlike `fingerprint` it may be other data: corrected labels, or images that were saved
+        again.
         """
         return {}
 

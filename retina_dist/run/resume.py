@@ -415,7 +415,9 @@ def restore(
 
 
 def warn_of_changed_data(run: Run, task: Task) -> None:
-    """Warn of data that is not as it was when the checkpoint of `run`, if it has one, was written."""
+    """Warn of data that is not as it was when the checkpoint of `run`, if it has one,
+    was written.
+    """
     before = (run.checkpoint or {}).get("data_digests")
     if not isinstance(before, Mapping):
         return

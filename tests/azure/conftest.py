@@ -1,7 +1,8 @@
 """Azurite, Microsoft's emulator of Blob storage: installed once a machine, started once a session.
 
-Skipped, with the reason, where Node.js, npm or a library is missing or the registry cannot be reached. Nothing leaves this machine
-but the installation; the account and its key are the emulator's own, published at
+Skipped, with the reason, where Node.js, npm or a library is missing or the registry cannot be
+reached. Nothing leaves this machine but the installation; the account and its key are the
+emulator's own, published at
 https://learn.microsoft.com/azure/storage/common/storage-use-azurite#well-known-storage-account-and-key
 """
 
@@ -70,11 +71,14 @@ def tools() -> Path:
 
 @pytest.fixture(scope="session")
 def storage(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The emulator; az:// means it as long as the session lasts. Azure itself needs account name and identity instead."""
+    """The emulator; az:// means it as long as the session lasts. Azure itself needs account name
+    and identity instead.
+    """
     pytest.importorskip("adlfs", reason="az:// needs adlfs: pip install 'retina-dist[azure]'")
     folder = tmp_path_factory.mktemp("azurite")
     port = free_port()
-    # azure-storage-blob speaks versions of the protocol that this Azurite does not know the names of
+    # azure-storage-blob speaks versions of the protocol that this Azurite does not know the names
+    # of
     line = [
         "node",
         str(tools / "node_modules/.bin/azurite-blob"),

@@ -110,8 +110,9 @@ JOB = (
 def test_a_killed_training_from_storage_to_storage_ends_as_the_undisturbed_one(
     storage: None, coco: Path, uploaded: str, tmp_path: Path
 ) -> None:
-    """Shards and checkpoints on az://, two ranks of Horovod with two data workers each, all killed in the middle; the other run
-    reads images from the folder, in the main process, and keeps its checkpoints beside itself.
+    """Shards and checkpoints on az://, two ranks of Horovod with two data workers each, all killed
+    in the middle; the other run reads images from the folder, in the main process, and keeps its
+    checkpoints beside itself.
     """
     launcher = "horovodrun" if why_missing("horovodrun") is None else "torchrun"
     container = new_container()

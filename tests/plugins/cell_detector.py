@@ -1,4 +1,6 @@
-"""A detection model from outside the package: each cell of 16 x 16 px predicts the box whose centre lies in it."""
+"""A detection model from outside the package: each cell of 16 x 16 px predicts the box whose centre
+lies in it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`mpirun -np 2 python -m mpi4py -m tests.plugins.contract`: the strategy contract, by a strategy from outside the package."""
+"""`mpirun -np 2 python -m mpi4py -m tests.plugins.contract`: the strategy contract, by a strategy
+from outside the package.
+"""
 
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.testing.strategy_contract import strategy_contract

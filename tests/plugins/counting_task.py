@@ -1,4 +1,6 @@
-"""An evaluator from outside the package: how many objects a detector finds for each one that there is."""
+"""An evaluator from outside the package: how many objects a detector finds for each one that there
+is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A data format from outside the package: SPLIT.jsonl, a line `{"file": NAME, "boxes": [[class, x, y, width, height]]}` each."""
+"""A data format from outside the package: SPLIT.jsonl, a line
+`{"file": NAME, "boxes": [[class, x, y, width, height]]}` each.
+"""
 
 from __future__ import annotations
 

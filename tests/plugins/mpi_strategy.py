@@ -1,4 +1,6 @@
-"""A strategy from outside the package: mpi4py's blocking collectives, on CPU tensors, under mpirun."""
+"""A strategy from outside the package: mpi4py's blocking collectives, on CPU tensors,
+under mpirun.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class MPISettings(StrategySettings):
 
 
 class MPIStrategy(DistributedStrategy):
-    """One of the processes that mpirun started; gradients are averaged after the backward pass, parameter by parameter."""
+    """One of the processes that mpirun started; gradients are averaged after the backward pass,
+    parameter by parameter.
+    """
 
     settings = MPISettings
     backend = "mpi4py"

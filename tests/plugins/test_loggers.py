@@ -1,4 +1,6 @@
-"""A logger from outside the package: what it writes is what metrics.csv holds, over a resume too."""
+"""A logger from outside the package: what it writes is what metrics.csv holds, over a
+resume too.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_it_logs_what_the_table_holds(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_weights_and_biases_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's code with a library that records its calls; by hand it was run against wandb's offline mode."""
+    """The page's code with a library that records its calls; by hand it was run against wandb's
+    offline mode.
+    """
     entry = "_target_: my_package.WandbLogger\ntensorboard: false\nplots: false\n"
     documented("wandb\n", "logging/wandb.yaml", entry, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)

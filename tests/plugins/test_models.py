@@ -1,4 +1,6 @@
-"""A detection model and an evaluator from outside the package: contract, training, and what a checkpoint says of the model."""
+"""A detection model and an evaluator from outside the package: contract, training, and what a
+checkpoint says of the model.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_detection_keeps_its_contract_with_it(tmp_path: Path) -> None:
 def test_after_fit_it_is_evaluated_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its three losses are the sum that the validation reports, and any of them can choose the best checkpoint."""
+    """Its three losses are the sum that the validation reports, and any of them can choose the best
+    checkpoint.
+    """
     monkeypatch.chdir(tmp_path)
     run = [
         *CHOSEN,

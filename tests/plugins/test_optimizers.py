@@ -1,4 +1,6 @@
-"""An optimizer and a schedule from outside the package: their settings, and a training with resume."""
+"""An optimizer and a schedule from outside the package: their settings, and a training
+with resume.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CHOSEN = [FOUND, "optimizer=lion", "schedule=polynomial"]
 
 
 def test_a_training_with_both_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was stopped and resumed ends with the bits of one that was not, and validates better than it began."""
+    """A run that was stopped and resumed ends with the bits of one that was not, and validates
+    better than it began.
+    """
     monkeypatch.chdir(tmp_path)
     small = [
         "task=discs",

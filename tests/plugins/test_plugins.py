@@ -1,4 +1,6 @@
-"""Extensions that live outside the package: chosen on the command line, held to the built-in ones' contracts."""
+"""Extensions that live outside the package: chosen on the command line, held to the built-in ones'
+contracts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ FOUND = f"hydra.searchpath=[file://{HERE / 'conf'}]"
 def documented(
     imports: str, entry: str, content: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Write the code of docs/extending.md with these imports as the module my_package, and its entry."""
+    """Write the code of docs/extending.md with these imports as the module my_package, and its
+    entry.
+    """
     page = (HERE.parents[1] / "docs" / "extending.md").read_text()
     code = re.search(rf"```python\n([^`]*?import {imports}.*?)```", page, re.DOTALL)
     assert code
@@ -85,7 +89,9 @@ def test_an_entry_names_a_strategy_and_nothing_else(
 
 
 def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a function under the entry point `retina_dist.plugins`, which stores them in Hydra's ConfigStore."""
+    """By a function under the entry point `retina_dist.plugins`, which stores them in Hydra's
+    ConfigStore.
+    """
     target = "tests.plugins.mpi_strategy.MPIStrategy"
 
     class Installed:
@@ -112,7 +118,9 @@ def test_an_installed_package_adds_entries(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_checkpoint_names_no_class() -> None:
-    """Its settings are read back without an import of what they name, and without the keys that only that class knows."""
+    """Its settings are read back without an import of what they name, and without the keys that
+    only that class knows.
+    """
     content = asdict(load_config("train"))
     content["data"] |= {"_target_": "no.such.module.Reader", "own": 1}
     found = data_settings_of({"config": content}, DetectionData, "a.pt")

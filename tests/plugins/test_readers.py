@@ -1,4 +1,6 @@
-"""A data format from outside the package: the same annotations as from COCO, a training, and what a checkpoint keeps of it."""
+"""A data format from outside the package: the same annotations as from COCO, a training, and what a
+checkpoint keeps of it.
+"""
 
 from __future__ import annotations
 

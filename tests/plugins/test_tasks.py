@@ -1,4 +1,6 @@
-"""A task from outside the package: its settings, a training of two processes, and the commands that take it."""
+"""A task from outside the package: its settings, a training of two processes, and the commands that
+take it.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,17 @@ class Float64Detection(DetectionTask):
 
 
 def test_detection_keeps_the_contract(tmp_path: Path) -> None:
-    """In float32 the batch size may round an activation near 0 to the other side of a ReLU, on one CPU and not on another."""
+    """In float32 the batch size may round an activation near 0 to the other side of a ReLU, on one
+    CPU and not on another.
+    """
     small = ["data=parity", "model.norm=frozen_bn", f"data.root={tmp_path / 'shapes'}"]
     task_contract(Float64Detection, load_config("train", small))
 
 
 def test_a_task_and_a_strategy_from_outside_train_together(tmp_path: Path) -> None:
-    """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an epoch, do not divide."""
+    """Two processes on mpi4py end with the weights of one process; 24 discs a step, of 64 in an
+    epoch, do not divide.
+    """
     line = ["retina_dist.train", "--config-dir", str(HERE / "conf"), "task=discs", *QUIET]
     line += ["data.batch_size=24", "data.num_train=64"]
     line += [

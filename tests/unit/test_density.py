@@ -22,19 +22,19 @@ LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
 # Of 1,000 lines of code; torchtitan, detectron2 and rf-detr have 7 to 10 conditional expressions
 # and 13 to 28 comprehensions.
 MAX_OF_1000_LINES = {
-    "conditional expression": 16,
-    "comprehension": 38.3,
-    "tuple assignment": 5.5,
-    "walrus": 1.7,
-    "lambda": 4.4,
-    "times a truth value": 0.4,
+    "conditional expression": 12,
+    "comprehension": 31,
+    "tuple assignment": 3,
+    "walrus": 1,
+    "lambda": 3.1,
+    "times a truth value": 0.1,
 }
-MAX_TOKENS = 190_000
+MAX_TOKENS = 193_500
 # How many functions or lines may exceed a bound.
-MAX_FUNCTIONS_ABOVE_12_BRANCHES = 36
-MAX_FUNCTIONS_ABOVE_60_LINES = 2
+MAX_FUNCTIONS_ABOVE_12_BRANCHES = 14
+MAX_FUNCTIONS_ABOVE_60_LINES = 0
 MAX_FUNCTIONS_ABOVE_8_ARGUMENTS = 2
-MAX_LINES_ABOVE_100_COLUMNS = 620
+MAX_LINES_ABOVE_100_COLUMNS = 33
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:

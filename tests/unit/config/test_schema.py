@@ -1,4 +1,6 @@
-"""No setting passes with a value that nobody can mean; numbers and texts of every key, one by one."""
+"""No setting passes with a value that nobody can mean; numbers and texts of every key, one
+by one.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def test_small_gradients_of_float16_logits_survive_until_the_loss_scale(scale: f
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_loss_weight_is_not_rounded_to_the_type_of_the_logits(dtype: torch.dtype) -> None:
-    """1/3 is 1.00195 / 3 in bfloat16: the focal loss would weigh more than the box loss beside it."""
+    """1/3 is 1.00195 / 3 in bfloat16: the focal loss would weigh more than the box loss
+    beside it.
+    """
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 500, 20, generator=generator).to(dtype)
     classes, weight = torch.randint(-1, 20, (4, 500), generator=generator), torch.full((4,), 1 / 4)

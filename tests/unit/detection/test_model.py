@@ -73,7 +73,9 @@ def twins(variant: str, norm: str = "bn") -> tuple[RetinaNet, torch.nn.Module]:
 
 
 def freeze_norms(module: torch.nn.Module) -> None:
-    """torchvision's FrozenBatchNorm2d, as its pretrained models have, in place of each batch norm."""
+    """torchvision's FrozenBatchNorm2d, as its pretrained models have, in place of each
+    batch norm.
+    """
     for name, child in module.named_children():
         if isinstance(child, torch.nn.BatchNorm2d):
             setattr(module, name, FrozenBatchNorm2d(child.num_features))

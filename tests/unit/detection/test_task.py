@@ -1,4 +1,6 @@
-"""Where annotation files and a checkpoint meet: names decide which label a category has, and the user which data is read."""
+"""Where annotation files and a checkpoint meet: names decide which label a category has, and the
+user which data is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""torch.compile with a graph for each shape, up to a number of shapes; Dynamo only, since no kernel matters here."""
+"""torch.compile with a graph for each shape, up to a number of shapes; Dynamo only, since no kernel
+matters here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whole training steps on a CUDA device that is not there: none waits, none copies, and what does is caught."""
+"""Whole training steps on a CUDA device that is not there: none waits, none copies, and what does
+is caught.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ CASES = [
 
 
 class OneOfTwo(SingleDeviceStrategy):
-    """A rank of two, so that statistics are averaged; what the other one sends is not known on a fake device."""
+    """A rank of two, so that statistics are averaged; what the other one sends is not known on a
+    fake device.
+    """
 
     launch = Launch(world_size=2)
 

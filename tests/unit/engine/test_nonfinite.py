@@ -1,4 +1,6 @@
-"""Steps that are not finite: left out without a trace in weights, statistics and optimizer, and written down."""
+"""Steps that are not finite: left out without a trace in weights, statistics and optimizer, and
+written down.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def test_an_event_says_what_was_in_the_step(tmp_path: Path) -> None:
 def test_in_fp16_finite_gradients_whose_norm_overflows_halve_the_loss_scale(
     said: list[str],
 ) -> None:
-    """GradScaler looks at the gradients, the step at their norm; 60 steps went by without an update or a word."""
+    """GradScaler looks at the gradients, the step at their norm; 60 steps went by without an update
+    or a word.
+    """
     one = make({step: 1e21 for step in range(3)}, precision="fp16")
     state = one.state
     state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)

@@ -1,4 +1,6 @@
-"""trainer.precision=auto chooses by the hardware, alike on all ranks; an emulated bf16 is warned of."""
+"""trainer.precision=auto chooses by the hardware, alike on all ranks; an emulated bf16 is warned
+of.
+"""
 
 from __future__ import annotations
 

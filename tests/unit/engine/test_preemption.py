@@ -53,7 +53,9 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_sigusr1_asks_and_never_ends(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    """Slurm sends it two minutes before SIGTERM, which may find the checkpoint still being written."""
+    """Slurm sends it two minutes before SIGTERM, which may find the checkpoint still
+    being written.
+    """
     monkeypatch.setattr(preemption, "ECHO_S", 0.0)
     with PreemptionWatch() as watch:
         for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):

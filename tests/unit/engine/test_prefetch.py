@@ -1,4 +1,6 @@
-"""What is queued on which stream, and in what order, with streams that only take notes: no GPU is needed to see it."""
+"""What is queued on which stream, and in what order, with streams that only take notes: no GPU is
+needed to see it.
+"""
 
 from __future__ import annotations
 

@@ -160,7 +160,9 @@ def test_each_rank_counts_as_much_as_it_has_images(
 
 
 class RowsOfSteps:
-    """Two rows for each rank, with the given weights of this rank's micro-batches; a weight of 0 comes with no rows."""
+    """Two rows for each rank, with the given weights of this rank's micro-batches; a weight of 0
+    comes with no rows.
+    """
 
     def __init__(self, *weights: float) -> None:
         self.weights = weights
@@ -186,7 +188,9 @@ class MeanLoss(nn.Module):
 
 
 class MaskedLoss(MeanLoss):
-    """A mean over the rows that count, which is 0 / 0 without any, behind a norm that adds up gradients over ranks."""
+    """A mean over the rows that count, which is 0 / 0 without any, behind a norm that adds up
+    gradients over ranks.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -224,7 +224,9 @@ def test_every_rank_and_step_draws_random_numbers_of_its_own() -> None:
 
 
 def test_the_loss_is_the_mean_over_the_images_that_could_be_read() -> None:
-    """A quarter of each step's images is bad: the others count as before in the step, and all of them in the log."""
+    """A quarter of each step's images is bad: the others count as before in the step, and all of
+    them in the log.
+    """
 
     class Bad(Data):
         def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:

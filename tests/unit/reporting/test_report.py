@@ -1,4 +1,6 @@
-"""The report of a run folder: what is read from its files, the charts, and the page in a browser."""
+"""The report of a run folder: what is read from its files, the charts, and the page in
+a browser.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,9 @@ def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
 
 
 def test_a_page_of_odd_names_and_without_a_matrix(tmp_path: Path) -> None:
-    """A file's name may hold bytes that are not text, and a matrix of very many classes is not written."""
+    """A file's name may hold bytes that are not text, and a matrix of very many classes is not
+    written.
+    """
     folder = write_run(tmp_path / "run")
     path = folder / "analysis.json"
     analysis = json.loads(path.read_text())
@@ -215,7 +219,9 @@ def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> N
 def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_same(
     tmp_path: Path,
 ) -> None:
-    """It is of pairs: two runs that differ alike in every resample are told apart, however wide each one's interval is."""
+    """It is of pairs: two runs that differ alike in every resample are told apart, however wide
+    each one's interval is.
+    """
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
     noise = np.random.default_rng(0).normal(0, 0.1, 1000)
     before = {"coco/AP": 0.5 + noise, "coco/AP75": 0.4 + noise, "coco/APl": noise * math.nan}

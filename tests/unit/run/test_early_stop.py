@@ -1,7 +1,8 @@
 """Early stopping means the same on any number of processes.
 
-The regression: epochs split over workers cut 20 epochs to 5 a node, too few for a patience counted in them. Here an epoch is
-one pass over the data by all ranks together, a validation sees the whole set, and the patience counts such validations.
+The regression: epochs split over workers cut 20 epochs to 5 a node, too few for a patience counted
+in them. Here an epoch is one pass over the data by all ranks together, a validation sees the whole
+set, and the patience counts such validations.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def fit(config: RunConfig, model: nn.Module, strategy: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def shared_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models draw nothing; a rank that seeded the threads' one generator would change what another's augmentation draws."""
+    """The models draw nothing; a rank that seeded the threads' one generator would change what
+    another's augmentation draws.
+    """
     monkeypatch.setattr("retina_dist.engine.train_step.seed_step", lambda *key: None)
 
 
@@ -149,7 +152,9 @@ def test_ranks_stop_at_the_same_step_with_the_same_metric(
 
 
 def test_ranks_whose_metrics_differ_stop_together() -> None:
-    """As on machines of several kinds; a rank that ended on its own would leave the others waiting."""
+    """As on machines of several kinds; a rank that ended on its own would leave the
+    others waiting.
+    """
 
     def train(strategy: ThreadRank) -> Any:
         scores = iter(([0.5, 0.4, 0.3], [0.5, 0.6, 0.3])[strategy.rank])

@@ -1,4 +1,6 @@
-"""The memory of a step: predicted against the peak that the CPU's allocator measures, and settled against what there is."""
+"""The memory of a step: predicted against the peak that the CPU's allocator measures, and settled
+against what there is.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def step_memory(*settings: str, device: torch.device = CPU) -> Callable[[int], M
 
 
 def measured_peak(config: RunConfig, task: Task, images: int) -> int:
-    """Bytes at the peak of two steps since the model was made, without what a kernel frees at once: its workspace."""
+    """Bytes at the peak of two steps since the model was made, without what a kernel frees at once:
+    its workspace.
+    """
     plan = build_plan(config, 1000, 1)
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False

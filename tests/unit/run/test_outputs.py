@@ -1,4 +1,6 @@
-"""Every output of every command that cannot be written is refused in one sentence, before the long work."""
+"""Every output of every command that cannot be written is refused in one sentence, before the long
+work.
+"""
 
 from __future__ import annotations
 

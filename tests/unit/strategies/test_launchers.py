@@ -1,4 +1,6 @@
-"""The table of launchers: what follows from a row, tried with every row and with one that is added."""
+"""The table of launchers: what follows from a row, tried with every row and with one that
+is added.
+"""
 
 from __future__ import annotations
 

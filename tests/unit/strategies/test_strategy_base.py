@@ -1,4 +1,6 @@
-"""What every strategy does by its collectives alone, with ranks that are threads of this process."""
+"""What every strategy does by its collectives alone, with ranks that are threads of
+this process.
+"""
 
 from __future__ import annotations
 

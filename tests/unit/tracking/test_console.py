@@ -1,4 +1,6 @@
-"""`retina-dist COMMAND`: every entry point is a command, help is light, an unknown command names the nearest."""
+"""`retina-dist COMMAND`: every entry point is a command, help is light, an unknown command names
+the nearest.
+"""
 
 from __future__ import annotations
 

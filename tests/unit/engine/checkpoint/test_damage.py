@@ -51,7 +51,9 @@ def is_as_written(found: dict) -> bool:
 def test_no_damaged_checkpoint_is_loaded_silently(
     sound: Path, tmp_path: Path, said: list[str]
 ) -> None:
-    """The newest, or a second one too, or the manifest too is damaged: back to a sound one with a word, or an error."""
+    """The newest, or a second one too, or the manifest too is damaged: back to a sound one with a
+    word, or an error.
+    """
     dice = random.Random(0)
     outcomes = {"went back": 0, "error": 0, "newest is sound": 0}
     by_name = {"refused": 0, "as written": 0}
@@ -97,7 +99,8 @@ def test_no_damaged_checkpoint_is_loaded_silently(
         except CheckpointError:
             by_name["refused"] += 1
         shutil.rmtree(folder)
-    # Kinds 5 and 6 have no sound checkpoint left, kind 8 has both; damage inside a digest of the manifest costs that one.
+    # Kinds 5 and 6 have no sound checkpoint left, kind 8 has both; damage inside a digest of the
+    # manifest costs that one.
     assert sum(outcomes.values()) == COPIES
     assert outcomes["error"] == 40
     assert outcomes["went back"] >= 140
@@ -113,7 +116,9 @@ def damage(path: Path, dice: random.Random) -> None:
 
 
 def test_no_damaged_checkpoint_gives_weights(tmp_path: Path) -> None:
-    """As model.weights: a bit in each byte of the seal and of the zip's last record, 60 bits elsewhere, the seal cut off."""
+    """As model.weights: a bit in each byte of the seal and of the zip's last record, 60 bits
+    elsewhere, the seal cut off.
+    """
     store = CheckpointStore(tmp_path / "checkpoints")
     source = nn.Linear(30, 20)
     store.save({"model": source.state_dict(), "optimizer": {}, "sampler": {"epoch": 1}}, 100)

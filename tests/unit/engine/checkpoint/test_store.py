@@ -205,7 +205,9 @@ def test_without_its_manifest_the_files_speak(
 def test_a_crash_between_file_and_manifest_loses_nothing(
     folder: PathOrUrl, step: int, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    """Also where the only checkpoint is written again, as by a run that was stopped before its validation."""
+    """Also where the only checkpoint is written again, as by a run that was stopped before its
+    validation.
+    """
     save(CheckpointStore(folder), content(1), 5)
     original = checkpoint.write_bytes
 
