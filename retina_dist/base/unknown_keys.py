@@ -46,6 +46,7 @@ anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 format: data.format | output=model.onnx
 val_split: data.val_fraction
 iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
+config config_file: put it into FOLDER/experiment and give --config-dir FOLDER experiment=NAME
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
 the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
@@ -100,6 +101,8 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
             f"{key} is not a setting; name a class in an entry of the groups task, data or model."
         )
 
+    if key.startswith("experiment."):
+        return f"{key} is not a setting; the experiment's first line must be # @package _global_."
     near = _nearest(key, known, value)
     if near and " " in near[0]:
         return f"{key} is not a setting; {near[0]}."
@@ -166,6 +169,11 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
         return f"{word} is not KEY=VALUE; {remedy}."
     if word in known:
         return f"{word} is not KEY=VALUE; write {word}=VALUE."
+
+    stem, _, ending = word.rpartition(".")
+    if ending in ("yaml", "yml") and "data.root" in known and os.path.basename(stem) != "data":
+        remedy = f"--config-dir FOLDER experiment={os.path.basename(stem)}"
+        return f"{word} is not KEY=VALUE; put it into FOLDER/experiment and give {remedy}."
 
     given = {override.partition("=")[0] for override in overrides if "=" in override}
     if "input" in given:  # the shell has made several words of a pattern

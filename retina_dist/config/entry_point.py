@@ -166,6 +166,7 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     """
     parser = get_args_parser()
     parser.exit_on_error = False
+    parser.allow_abbrev = False
     try:
         options, unknown = parser.parse_known_intermixed_args(arguments)
     except argparse.ArgumentError as error:

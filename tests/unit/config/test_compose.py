@@ -383,6 +383,8 @@ LINES = {
     "--config-dir nowhere --help": "--config-dir nowhere is not a folder.",
     "-m output_dir=a,b": "output_dir cannot be swept; give one folder, and each job gets its own in it.",
     "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=VALUE.",
+    "--config mine.yaml": "--config is not an option; put it into FOLDER/experiment and give ",
+    "mine.yaml": "mine.yaml is not KEY=VALUE; put it into FOLDER/experiment and give ",
 }
 
 
