@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from itertools import chain, islice
 from logging.handlers import BufferingHandler
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -272,7 +272,7 @@ class TensorBatch:
 
     def pin_memory(self) -> Self:
         """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
-        return self._map(Tensor.pin_memory)
+        return self._map(methodcaller("pin_memory"))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         values: dict[str, Any] = {}
