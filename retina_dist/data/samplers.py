@@ -89,9 +89,7 @@ class TrainSampler:
         return divide_up(remaining, micro_batch)
 
     def step(self, step: int) -> list[BatchSpec]:
-        """The micro-batches of this rank, all of the same padded shape as those of the
-        other ranks.
-        """
+        """The micro-batches of this rank, of the same padded shape as those of the others."""
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = self._epoch_plan(epoch)[index]
         sizes = self.buckets.min_sizes

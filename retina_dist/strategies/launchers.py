@@ -26,9 +26,7 @@ SERVICES = {"Azure ML": "AZUREML_RUN_ID", "Ray Train": "RAY_JOB_ID"}
 
 
 class Meeting(NamedTuple):
-    """Where the ranks meet, as texts, and the service that called the launcher; None
-    where unknown.
-    """
+    """Where the ranks meet, as texts, and the service behind the launcher; None where unknown."""
 
     address: str | None = None
     port: str | None = None
@@ -141,9 +139,7 @@ class Launcher:
 
 
 def _is_slurms(environment: Environment) -> bool:
-    """Whether PMI's variables are those of `srun --mpi=pmi2`, which has no local rank
-    among them.
-    """
+    """Whether PMI's variables are those of `srun --mpi=pmi2`, which sets no local rank in them."""
     if MPICH.local_rank in environment:
         return False
     pairs = ((MPICH.rank, SLURM.rank), (MPICH.world_size, SLURM.world_size))

@@ -29,7 +29,7 @@ class AutoStrategy:
 
 
 def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Why a job that seems to be meant for several processes has one; None if nothing says so."""
+    """Why a job that seems meant for several processes has one; None if nothing suggests it."""
     tasks = environment.get("SLURM_NTASKS", "1")
     if launch.launcher in ("python", "srun") and launch.world_size == 1 and tasks != "1":
         return (

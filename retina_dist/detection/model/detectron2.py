@@ -90,9 +90,7 @@ def from_detectron2(
 
 
 def _our_name(name: str) -> str:
-    """The name after all of `NAMES`, in their order: a block's own name changes after
-    its layer's.
-    """
+    """The name after all of `NAMES`, in order: a block's own name changes after its layer's."""
     for pattern, new in NAMES:
         match = re.fullmatch(pattern, name)
         if match is None:

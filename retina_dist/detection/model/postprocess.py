@@ -173,9 +173,7 @@ def _best(scores: Tensor, k: int) -> Tensor:
 
 
 def offset_by_label(boxes: Tensor, labels: Tensor, is_candidate: Tensor) -> Tensor:
-    """Boxes [B, N, 4], moved so that candidates [B, N] of different labels [B, N] do
-    not overlap.
-    """
+    """Boxes [B, N, 4], moved so that candidates [B, N] of different labels do not overlap."""
     candidates = torch.where(is_candidate[..., None], boxes, 0.0)
     largest = candidates.amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
     return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
