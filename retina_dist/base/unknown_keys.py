@@ -163,17 +163,9 @@ def _spelled_like(end: str, keys: Iterable[str]) -> list[str]:
 def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> str:
     """Message for `overrides[number]`, which is not KEY=VALUE, with a suggestion."""
     word = overrides[number]
-    around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
-    if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
-        remedy = "leave out the spaces around = and between the items of a list"
+    remedy = _remedy_of_word(word, overrides, number, known)
+    if remedy:
         return f"{word} is not KEY=VALUE; {remedy}."
-    if word in known:
-        return f"{word} is not KEY=VALUE; write {word}=VALUE."
-
-    stem, _, ending = word.rpartition(".")
-    if ending in ("yaml", "yml") and "data.root" in known and os.path.basename(stem) != "data":
-        remedy = f"--config-dir FOLDER experiment={os.path.basename(stem)}"
-        return f"{word} is not KEY=VALUE; put it into FOLDER/experiment and give {remedy}."
 
     given = {override.partition("=")[0] for override in overrides if "=" in override}
     if "input" in given:  # the shell has made several words of a pattern
@@ -185,6 +177,22 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
         given.add(key)
         written.append(as_override(key, each))
     return f"{word} is not KEY=VALUE; write {' '.join(written)}."
+
+
+def _remedy_of_word(
+    word: str, overrides: Sequence[str], number: int, known: Collection[str]
+) -> str:
+    """The remedy for a part of a list, a key or a YAML file; "" for another word."""
+    around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
+    if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
+        return "leave out the spaces around = and between the items of a list"
+    if word in known:
+        return f"write {word}=VALUE"
+    stem, _, ending = word.rpartition(".")
+    name = os.path.basename(stem)
+    if ending in ("yaml", "yml") and "data.root" in known and name != "data":
+        return f"put it into FOLDER/experiment and give --config-dir FOLDER experiment={name}"
+    return ""
 
 
 def _key_of_value(
