@@ -233,7 +233,7 @@ def settings_type(section: object, default: type) -> type[Any]:
     kind = FAMILIES[family]
     name = section.get(kind.key) if kind.key else None
     if names_class(section):
-        return register(family, section["_target_"], str(name or "")).settings
+        return register(family, section["_target_"]).settings
     if not kind.key or not kind.entries:
         return default
     if name is None:

@@ -128,7 +128,7 @@ def _empty(schema: type) -> dict[str, Any]:
 def _add_groups() -> None:
     """Let each entry of a family be chosen by its name, also where no file of its group has it."""
     for family, kind in FAMILIES.items():
-        if kind.key != "name":
+        if kind.key != "name" or not kind.settings:
             continue
         for name in names(family):
             if not (Path(config_dir()) / kind.section / f"{name}.yaml").is_file():

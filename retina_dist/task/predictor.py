@@ -165,7 +165,9 @@ class Predictor(ABC, Generic[Input, Output, Result]):
 
         try:
             if isinstance(model, type):
-                model = make(model, content["config"]["model"])
+                section = dict(content["config"]["model"])
+                section.pop("_target_", None)  # the class is named again, not looked up
+                model = make(model, section)
                 validate(model, "model.")
             network, arguments = cls._read(content, model)
             weights = content["model"]
