@@ -1,14 +1,16 @@
-"""Is the data set sound and, for detection, do the anchors fit it? With cluster=true: is every rank's machine sound?
+"""Is the data set sound and, for detection, do the anchors fit it?
 
     python -m retina_dist.doctor data.root=/data/mine
-    python -m retina_dist.doctor experiment=bccd data.root=/data/bccd images=header output=report.json
-    python -m retina_dist.doctor data.root=/data/mine sheets=sheets        images with their boxes drawn
-    python -m retina_dist.doctor checkpoint=runs/bccd output_dir=suspicious         labels that a detector doubts
-    torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true experiment=bccd data.root=/data/bccd
+    python -m retina_dist.doctor experiment=bccd data.root=/data/bccd output=report.json
+    python -m retina_dist.doctor data.root=/data/mine sheets=sheets      images with boxes drawn
+    python -m retina_dist.doctor checkpoint=runs/bccd output_dir=suspicious
+    torchrun --nnodes 2 --nproc-per-node 8 ... -m retina_dist.doctor cluster=true \\
+        experiment=bccd data.root=/data/bccd
 
-Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With cluster=true,
-under the launcher of the training, it checks machines and network and that all hosts read the same data; it decodes no image.
-Exit code 1 if there are errors, 2 if the settings or the annotation files cannot be used.
+Takes every argument of `retina_dist.train`, so that it examines what will be trained on. With
+`checkpoint` it ranks the labels that this detector doubts. With cluster=true, under the launcher of
+the training, it checks machines and network and that all hosts read the same data; it decodes no
+image. Exit code 1 if there are errors, 2 if the settings or the annotation files cannot be used.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from retina_dist.tracking.console import heartbeat, print_redacted
 
 @dataclass
 class DoctorConfig(DetectionRunConfig):
-    """`python -m retina_dist.doctor`: takes the settings of a training, and looks at `data` and `model`, or at the machines."""
+    """`python -m retina_dist.doctor`: takes the settings of a training.
+
+    It looks at `data` and `model`, or at the machines.
+    """
 
     images: str = setting(
         "decode", "header: not decoded; none: not opened", choices=("decode", "header", "none")
@@ -63,12 +68,14 @@ class DoctorConfig(DetectionRunConfig):
             )
         if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
             raise ConfigError(
-                f"checkpoint={self.checkpoint} ranks labels alone; leave cluster, images and sheets out."
+                f"checkpoint={self.checkpoint} ranks labels alone; "
+                "leave cluster, images and sheets out."
             )
         root = getattr(self.data, "root", None)
         if self.checkpoint and root and not getattr(self.data, "shapes", None):
             raise ConfigError(
-                f"data.root={root} is not read with checkpoint={self.checkpoint}; write root={root}."
+                f"data.root={root} is not read with checkpoint={self.checkpoint}; "
+                f"write root={root}."
             )
 
 

@@ -10,8 +10,16 @@ from retina_dist.base.text import escape
 
 # torch's messages, without an exception class of their own, when the other end of a connection is
 # gone or silent.
-LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Timed out waiting", "Broken pipe",
-        "Read timeout", "NCCL communicator was aborted", "Socket Timeout")  # fmt: skip
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Timed out waiting",
+    "Broken pipe",
+    "Read timeout",
+    "NCCL communicator was aborted",
+    "Socket Timeout",
+)
 
 _text, _since = "starting", time.monotonic()
 

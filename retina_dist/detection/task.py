@@ -1,11 +1,10 @@
-"""Detection: annotations, batches, a RetinaNet, COCO metrics and images, from the settings of a
-run.
-"""
+"""Detection: annotations, batches, a RetinaNet, COCO metrics and images from a run's settings."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -48,8 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 class DetectionTask(ImageTask):
-    """Data, model and evaluator of one run. The constructor reads the annotations, without
-    communication.
+    """Data, model and evaluator of one run.
+
+    The constructor reads the annotations, without communication.
     """
 
     settings: ClassVar[type] = DetectionSettings
@@ -59,15 +59,27 @@ class DetectionTask(ImageTask):
     class_metric = "AP"
     metric_names: Sequence[str] = CocoEvaluator.metric_names
     default_monitor = "coco/AP"
-    headline_metrics = tuple(
-        f"coco/{name}" for name in ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+    headline_metrics = (
+        "coco/AP",
+        "coco/AP50",
+        "coco/AP75",
+        "coco/APs",
+        "coco/APm",
+        "coco/APl",
+        "coco/AR100",
     )
     locked_settings = frozenset(
-        [f"data.{key}" for key in ("min_sizes", "max_size", "num_buckets", "repeat_threshold")]
-        + [
-            f"model.{key}"
-            for key in ("backbone", "variant", "fpn_channels", "anchor_sizes", "aspect_ratios")
-        ]
+        {
+            "data.min_sizes",
+            "data.max_size",
+            "data.num_buckets",
+            "data.repeat_threshold",
+            "model.backbone",
+            "model.variant",
+            "model.fpn_channels",
+            "model.anchor_sizes",
+            "model.aspect_ratios",
+        }
     )
 
     def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
@@ -75,33 +87,43 @@ class DetectionTask(ImageTask):
         self.outside_model: type[DetectionModel] | None = None
         if is_custom(config.model):
             self.outside_model = class_of(config.model)
-        if self.outside_model:  # it names its losses itself
-            self.metric_names = [
-                name for name in self.metric_names if not name.startswith("val/loss_")
-            ]
+            # It names its losses itself.
+            own = [name for name in self.metric_names if not name.startswith("val/loss_")]
+            self.metric_names = own
         else:
             children_of(config.model.backbone)  # a wrong name is an error before the data is read
             if strategy.is_main and not config.resume:
                 weights_of(config.model)
-        synthetic = config.data.synthetic
-        train = (
-            synthetic_annotations(synthetic, config.seed)
-            if synthetic
-            else read_split(config.data, "train")
-        )
+        self._read(config)
+        self.validates = self.val is not None
+
+    def _read(self, config: DetectionRunConfig) -> None:
+        """Set `train`, `val` and `repeats`."""
+        data = config.data
+        self.repeats = None
+        if data.synthetic:
+            self.train = synthetic_annotations(data.synthetic, config.seed)
+            self._pad_categories(config.model.num_classes)
+            return
+
+        train = read_split(data, "train")
         assert train is not None, "a missing train split is an error"
         self.train = train
-        if config.model.num_classes:
-            self.train.categories = self.train.categories.padded(config.model.num_classes)
-        self.val = None if synthetic else read_split(config.data, "val", self.train.categories)
+        self._pad_categories(config.model.num_classes)
+        self.val = read_split(data, "val", self.train.categories)
         if config.trainer.overfit_batches:
-            wanted = config.trainer.overfit_batches * config.data.batch_size
-            self.train = self.val = first_images_with_objects(self.train, wanted)
-        elif config.trainer.fast_dev_run and self.val is not None:
-            self.val = first_images_with_objects(self.val, 2 * config.data.val_batch_size)
-        overfits = config.trainer.overfit_batches or synthetic
-        self.repeats = None if overfits else repeats_of(config.data, self.train)
-        self.validates = self.val is not None
+            wanted = config.trainer.overfit_batches * data.batch_size
+            self.train = first_images_with_objects(self.train, wanted)
+            self.val = self.train
+            return
+
+        if config.trainer.fast_dev_run and self.val is not None:
+            self.val = first_images_with_objects(self.val, 2 * data.val_batch_size)
+        self.repeats = repeats_of(data, self.train)
+
+    def _pad_categories(self, num_classes: int | None) -> None:
+        if num_classes:
+            self.train.categories = self.train.categories.padded(num_classes)
 
     @staticmethod
     def prepare(config: DetectionRunConfig) -> None:
@@ -115,18 +137,15 @@ class DetectionTask(ImageTask):
         if config.data.synthetic:
             return config.data.synthetic.num_images
         data = config.data
-        all_of_them = (
-            data.keep_empty_images
-            and not data.repeat_threshold
-            and not config.trainer.overfit_batches
-        )
-        return config.data.shapes.num_train if config.data.shapes and all_of_them else None
+        selects = data.repeat_threshold or config.trainer.overfit_batches
+        if not data.shapes or not data.keep_empty_images or selects:
+            return None
+        return data.shapes.num_train
 
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """The categories that a checkpoint's labels number."""
-        state: dict[str, Any] = checkpoint.get(
-            "categories", {}
-        )  # of any type: `load_checkpoint_state` checks it
+        # Of any type: `load_checkpoint_state` checks it.
+        state: dict[str, Any] = checkpoint.get("categories", {})
         return state
 
     def classes_in(self, state: Mapping[str, Any], source: object) -> Sequence[str]:
@@ -143,47 +162,54 @@ class DetectionTask(ImageTask):
 
     @property
     def num_images(self) -> int:
-        return len(self.train.records) if self.repeats is None else images_per_epoch(self.repeats)
+        if self.repeats is None:
+            return len(self.train.records)
+        return images_per_epoch(self.repeats)
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        data = self.config.data
         yield "train", describe_split(self.train)
         if self.repeats is not None:
-            rare, most = int((self.repeats > 1).sum()), float(self.repeats.max())
-            yield (
-                "repeats",
-                f"{pluralize(rare, 'image')} with rare classes, up to {most:.3g} times an epoch",
-            )
-        yield "val", describe_split(self.val) if self.val else NO_VALIDATION
+            rare = pluralize(int((self.repeats > 1).sum()), "image")
+            most = float(self.repeats.max())
+            yield "repeats", f"{rare} with rare classes, up to {most:.3g} times an epoch"
+        if self.val is None:
+            yield "val", NO_VALIDATION
+        else:
+            yield "val", describe_split(self.val)
         yield "model", self._describe_model()
-        sides = (
-            f"{min(data.min_sizes)} to {max(data.min_sizes)}"
-            if len(data.min_sizes) > 1
-            else f"{data.min_sizes[0]}"
-        )
-        scale = f"short side {sides} px, long side at most {data.max_size} px"
-        if data.synthetic:
-            scale = "{} x {} px of noise on the device, the same at every step".format(
-                *data.synthetic.canvas
-            )
-        yield "scale", scale
+        yield "scale", self._describe_scale()
+
         names = [name for name in self.class_names if name]
-        shown = truncate(names, 8)
-        if spare := len(self.class_names) - len(names):
-            stated = self.config.model.num_classes
+        shown = f"{len(names)}: {truncate(names, 8)}"
+        spare = len(self.class_names) - len(names)
+        if spare:
             shown += f"; {pluralize(spare, 'label')} without a category"
-            shown += (
-                f" (model.num_classes={stated}; there is no background class)" if stated else ""
-            )
-        yield "classes", f"{len(names)}: {shown}"
+            stated = self.config.model.num_classes
+            if stated:
+                shown += f" (model.num_classes={stated}; there is no background class)"
+        yield "classes", shown
 
     def _describe_model(self) -> str:
         if self.outside_model:
             return self.outside_model.__name__
         model = self.config.model
-        body = model.backbone_weights and f"body {model.backbone_weights}"
-        weights = model.weights or body or "none, from scratch"
-        return f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}; weights: {weights}"
+        weights = "none, from scratch"
+        if model.weights:
+            weights = model.weights
+        elif model.backbone_weights:
+            weights = f"body {model.backbone_weights}"
+        network = f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}"
+        return f"{network}; weights: {weights}"
+
+    def _describe_scale(self) -> str:
+        data = self.config.data
+        if data.synthetic:
+            height, width = data.synthetic.canvas
+            return f"{height} x {width} px of noise on the device, the same at every step"
+        sides = str(data.min_sizes[0])
+        if len(data.min_sizes) > 1:
+            sides = f"{min(data.min_sizes)} to {max(data.min_sizes)}"
+        return f"short side {sides} px, long side at most {data.max_size} px"
 
     def synthetic_batch(self, images: Sequence[int], weight: float) -> Batch:
         return synthetic_batch(
@@ -192,21 +218,27 @@ class DetectionTask(ImageTask):
 
     def unaugmented(self) -> DetectionData:
         data: DetectionData = self.config.data
-        off: dict[str, Any] = dict.fromkeys(("hflip", "vflip", "photometric"), 0.0)
         return data.with_values(
-            min_sizes=[max(data.min_sizes)], scale_jitter=None, repeat_threshold=None, **off
+            min_sizes=[max(data.min_sizes)],
+            scale_jitter=None,
+            repeat_threshold=None,
+            hflip=0.0,
+            vflip=0.0,
+            photometric=0.0,
         )
 
     def build_model(
         self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        """The detector, on the CPU, with pretrained weights on the main rank only, and not when
-        `resumed`; every rank calls it.
+        """The detector, on the CPU; every rank calls it.
 
-        What no tensor carries, the epsilon of the batch norms, is the main rank's, or its
-        `checkpoint`'s, on every rank.
+        Pretrained weights are loaded on the main rank only, and not when `resumed`. What no tensor
+        carries, the epsilon of the batch norms, is the main rank's, or its `checkpoint`'s, on every
+        rank.
         """
-        settings, labels, outside = self.config.model, self.train.categories, self.outside_model
+        settings = self.config.model
+        labels = self.train.categories
+        outside = self.outside_model
         run = self.strategy.run_collectively
         if outside:
             return run(lambda: outside(settings, count_classes(settings, labels.num_classes)))
@@ -214,9 +246,10 @@ class DetectionTask(ImageTask):
             settings = replace(settings, weights=None, backbone_weights=None)
         model = run(lambda: build_model(settings, labels.num_classes, labels.names))
         if settings.norm_eps is None:
-            eps = self.strategy.on_main(
-                lambda: eps_of_checkpoint(checkpoint) if checkpoint else batch_norm_eps(model)
-            )
+            if checkpoint:
+                eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint))
+            else:
+                eps = self.strategy.on_main(lambda: batch_norm_eps(model))
             if eps is not None:
                 set_batch_norm_eps(model, eps)
         return model
@@ -225,7 +258,8 @@ class DetectionTask(ImageTask):
         return {record.image_id: record.file_name for record in self.train.records}
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        settings, data = self.config.model, self.config.data
+        settings = self.config.model
+        data = self.config.data
         described = super().metadata(model) | {
             "categories": self.train.categories.state(),
             "input": {
@@ -234,35 +268,26 @@ class DetectionTask(ImageTask):
             },
         }
         if not self.outside_model:
-            arguments = {
-                k: v
-                for k, v in asdict(settings).items()
-                if k not in ("weights", "backbone_weights")
-            }
+            arguments = asdict(settings)
+            del arguments["weights"], arguments["backbone_weights"]
             arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
             arguments["norm_eps"] = batch_norm_eps(model)
             described["model_arguments"] = arguments
         return described
 
     def largest_batch(self, size: int, device: torch.device) -> Batch:
-        """The largest canvas with the rows of boxes of the fullest image."""
-        data, sizes = (
-            self.config.data,
-            [(record.height, record.width) for record in self.train.records],
-        )
-        most_boxes = max(len(labels) for labels in self.train.labels)
+        """The largest padded shape with the rows of boxes of the fullest image."""
+        data = self.config.data
+        max_boxes = max(map(len, self.train.labels))
         if data.synthetic:
-            return blank_batch(
-                size, (data.synthetic.canvas[0], data.synthetic.canvas[1]), most_boxes
-            )
-        buckets = buckets_of(data, sizes)
-        canvas = max(buckets.all_padded_shapes(), key=lambda sides: sides[0] * sides[1])
-        return blank_batch(size, canvas, most_boxes)
+            height, width = data.synthetic.canvas
+            return blank_batch(size, (height, width), max_boxes)
+        sizes = [(record.height, record.width) for record in self.train.records]
+        shapes = buckets_of(data, sizes).all_padded_shapes()
+        return blank_batch(size, max(shapes, key=math.prod), max_boxes)
 
     def fingerprint(self) -> str:
-        """A digest of the training images' ids and names: the same order of images needs the same
-        images.
-        """
+        """A digest of the training images' ids and names, on which their order depends."""
         listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
         return hashlib.sha256(listed.encode()).hexdigest()
 
@@ -277,9 +302,7 @@ class DetectionTask(ImageTask):
         return digests
 
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
-        """first_batch.jpg: the images of the first step as the model sees them; nothing
-        of noise.
-        """
+        """first_batch.jpg: the first step's images as the model sees them; nothing of noise."""
         if self.config.data.synthetic:
             return
         from retina_dist.detection.pictures import draw_first_batch
