@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,59 +30,64 @@ class ReplicaMismatch(CollectiveError):
 def average_statistics(
     model: nn.Module, strategy: DistributedStrategy, weight: float = 1.0
 ) -> None:
-    """Replace the running statistics of batch norms by their mean over ranks; one collective, none
-    if there are no such norms.
+    """Replace the running statistics of batch norms by their mean over ranks.
 
-    Norms that train on all ranks' images together, or not at all, are equal as they are. `weight`
+    It takes one collective, none if there are no such norms. Norms that train on all ranks' images together, or not at all, are equal as they are. `weight`
     is this rank's share of the step's images; where no rank has any, nothing changes.
     """
     if strategy.world_size == 1:
         return
-    norms = [norm for norm in live_norms(model) if getattr(norm, "sum_over_ranks", None) is None]
-    statistics = [
-        x for norm in norms for x in (norm.running_mean, norm.running_var) if x is not None
-    ]
-    if statistics:
-        own = torch.cat([s.flatten() for s in statistics])
-        sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
-        means = torch.where(sums[-1] > 0, sums[:-1] / sums[-1], own)
-        for mine, mean in zip(
-            statistics, means.split([s.numel() for s in statistics]), strict=True
-        ):
-            mine.copy_(mean.view_as(mine))
+    statistics: list[Tensor] = []
+    for norm in live_norms(model):
+        if getattr(norm, "sum_over_ranks", None) is None:
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            statistics += [norm.running_mean, norm.running_var]
+    if not statistics:
+        return
+
+    own = torch.cat([statistic.flatten() for statistic in statistics])
+    sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
+    means = torch.where(sums[-1] > 0, sums[:-1] / sums[-1], own)
+    start = 0
+    for statistic in statistics:
+        end = start + statistic.numel()
+        statistic.copy_(means[start:end].view_as(statistic))
+        start = end
 
 
 def live_norms(model: nn.Module) -> list[_BatchNorm]:
     """The batch norms whose running statistics a forward pass changes."""
-    return [
-        m
-        for m in model.modules()
-        if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None
-    ]
+    norms = []
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None:
+            norms.append(module)
+    return norms
 
 
 def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     """Copy tensors in place, by one operator for each dtype."""
-    by_type: defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for pair in zip(to, source, strict=True):
-        by_type[pair[0].dtype].append(pair)
-    for pairs in by_type.values():
-        torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+    targets: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+    sources: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for target, value in zip(to, source, strict=True):
+        targets[target.dtype].append(target)
+        sources[target.dtype].append(value)
+    for dtype, tensors in targets.items():
+        torch._foreach_copy_(tensors, sources[dtype])
 
 
 def check_shares(
     weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False
 ) -> None:
-    """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches, at least
-    one, with the right `weights`.
+    """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches.
 
-    Their sums have the mean 1 over ranks, or less where a run `skips` images.
+    Each has at least one. The sums of their `weights` have the mean 1 over ranks, or less where a
+    run `skips` images.
     """
     rows = [[sum(weights), len(weights)]]
     if strategy.world_size > 1:
-        rows = strategy.all_gather(
-            torch.tensor(rows, dtype=torch.float64, device=strategy.device)
-        ).tolist()
+        own = torch.tensor(rows, dtype=torch.float64, device=strategy.device)
+        rows = strategy.all_gather(own).tolist()
     sums, counts = zip(*rows, strict=True)
     mean = sum(sums) / len(sums)
     if len(set(counts)) > 1 or not counts[0]:
@@ -115,7 +120,10 @@ def check_same(own: dict[str, Any], strategy: DistributedStrategy) -> None:
 def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> None:
     """Raise ReplicaMismatch, on every rank, if the ranks' metrics differ by more than rounding."""
     ranks = [strategy.broadcast_object(metrics, rank) for rank in range(strategy.world_size)]
-    for name in dict.fromkeys(name for rank in ranks for name in rank):
+    names: dict[str, None] = {}
+    for rank in ranks:
+        names |= dict.fromkeys(rank)
+    for name in names:
         values = [rank.get(name, math.nan) for rank in ranks]
         if not np.allclose(values, values[0], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
@@ -134,12 +142,15 @@ def _by_rank(values: Sequence[float]) -> str:
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
-    """The public attributes of the model's modules, by name: they define it together with its
-    state_dict.
+    """The public attributes of the model's modules, by name.
+
+    They define the model together with its state_dict.
     """
-    return _public(model) | {
-        name: _public(module) for name, module in model.named_modules() if name
-    }
+    settings = _public(model)
+    for name, module in model.named_modules():
+        if name:
+            settings[name] = _public(module)
+    return settings
 
 
 def _public(thing: object) -> dict[str, Any]:
@@ -147,8 +158,7 @@ def _public(thing: object) -> dict[str, Any]:
 
 
 def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
-    """Raise ReplicaMismatch, on every rank, if anything of `parts` differs between ranks in one
-    bit.
+    """Raise ReplicaMismatch, on every rank, if `parts` differ between ranks in one bit.
 
     `parts` are nested dicts, lists and plain objects of tensors, numbers and texts; other values,
     and modules, are not compared. Each rank computes a checksum of 64 bits for each; two
@@ -162,16 +172,16 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
         raise ReplicaMismatch(
             f"after step {step} the ranks hold different numbers of tensors and settings: {counts}."
         )
-    plain = {
-        name: _digest(f"{name}={x!r}") for name, x in named.items() if not isinstance(x, Tensor)
-    }
-    tensors = [
-        checksum(x).to(strategy.device)[None] for x in named.values() if isinstance(x, Tensor)
-    ]
-    names = [*(name for name in named if name not in plain), *plain]
-    own = torch.cat(
-        [*tensors, torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)]
-    )
+    plain: dict[str, int] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in named.items():
+        if isinstance(value, Tensor):
+            tensors[name] = checksum(value).to(strategy.device)[None]
+        else:
+            plain[name] = _digest(f"{name}={value!r}")
+    names = [*tensors, *plain]
+    digests = torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)
+    own = torch.cat([*tensors.values(), digests])
     everyone = strategy.all_gather(own[None])  # [world_size, T]
     different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if not different:
@@ -188,21 +198,25 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
 
 def _sides(values: list[int]) -> str:
     """The ranks whose value differs from most, against the others."""
-    counts = Counter(values)
-    most, _ = counts.most_common(1)[0]  # of equal counts the first, rank 0's
-    odd = [rank for rank, value in enumerate(values) if value != most]
-    like = [str(rank) for rank, value in enumerate(values) if value == most]
+    usual, _ = Counter(values).most_common(1)[0]  # of equal counts the first, rank 0's
+    odd = []
+    like = []
+    for rank, value in enumerate(values):
+        if value == usual:
+            like.append(str(rank))
+        else:
+            odd.append(rank)
     return f"{format_ranks(odd)} against {', '.join(like)}"
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """A 64-bit scalar of a tensor's bits in order; NaNs count by their bits. One changed element
-    always changes it.
+    """A 64-bit scalar of a tensor's bits in order; NaNs count by their bits.
+
+    One changed element always changes it.
     """
     flat = tensor.detach().contiguous().flatten()
-    bits = flat.view(
-        {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    )
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = flat.view(integers[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, len(bits), CHUNK):
         piece = bits[start : start + CHUNK].long()
@@ -227,7 +241,10 @@ def leaves_of(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterato
     elif id(tree) in above or isinstance(tree, logging.Logger):
         return
     elif isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        items: Iterable[tuple[Any, Any]] = enumerate(tree)
+        if isinstance(tree, dict):
+            items = tree.items()
+        for key, value in items:
             yield from leaves_of(value, f"{name}.{key}" if name else str(key), (*above, id(tree)))
     elif hasattr(tree, "__dict__") and not isinstance(tree, nn.Module | type):  # such as a matcher
         yield from leaves_of(_public(tree), name, (*above, id(tree)))

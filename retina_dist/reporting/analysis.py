@@ -4,7 +4,7 @@ images.csv and resamples.npz.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
@@ -120,8 +120,9 @@ def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[s
 
 
 def lines_of(analysis: Mapping[str, Any]) -> list[str]:
-    """At most ten lines for a terminal: threshold, types of errors, confusions, calibration, worst
-    images.
+    """At most ten lines for a terminal.
+
+    They name threshold, types of errors, confusions, calibration and worst images.
     """
     known = msgspec.convert(analysis, Analysis)
     lines = [""]
@@ -138,11 +139,7 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
         lines.append(f"{'':<21}{', '.join(words[4:])}")
 
     if known.confusion:
-        words = []
-        for right, other, count in confusions_of(known.confusion):
-            if right in known.classes and other in known.classes:
-                words.append(f"{escape(right)} taken for {escape(other)} ({count})")
-        lines.append(f"most confused   {', '.join(words[:3]) or 'none'}")
+        lines.append(f"most confused   {_most_confused(known.confusion, known.classes)}")
 
     if known.calibration:
         ece, mce = known.calibration.ece, known.calibration.mce
@@ -153,3 +150,12 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
         counts = f"{image.hits} / {image.false_alarms} / {image.misses}"
         lines.append(f"  {escape(image.file_name)}   {counts}")
     return lines
+
+
+def _most_confused(confusion: Confusion, classes: Collection[str]) -> str:
+    """The three most frequent confusions of two classes, without background."""
+    words = []
+    for right, other, count in confusions_of(confusion):
+        if right in classes and other in classes:
+            words.append(f"{escape(right)} taken for {escape(other)} ({count})")
+    return ", ".join(words[:3]) or "none"

@@ -324,12 +324,17 @@ def rows_of(folder: Path) -> list[SweepRow]:
         row.swept = _given(row.result)
         rows.append(row)
 
+    values: dict[str, set[str]] = {}
     given = [row.swept for row in rows if row.swept]
-    keys = dict.fromkeys(key for settings in given for key in settings)
-    if len(rows) > 1:  # those in which the jobs differ
-        keys = {key: None for key in keys if len({each.get(key) for each in given}) > 1}
+    for settings in given:
+        for key in settings:
+            values[key] = {each.get(key, "") for each in given}
     for row in rows:
-        row.swept = {key: row.swept.get(key, "") for key in keys}
+        shown = {}
+        for key, each in values.items():
+            if len(rows) == 1 or len(each) > 1:  # those in which the jobs differ
+                shown[key] = row.swept.get(key, "")
+        row.swept = shown
     return rows
 
 
