@@ -5,7 +5,7 @@ python -m retina_dist.train data.root=/data/mine             your own data, in t
 python -m retina_dist.train experiment=torchvision_v1 data.root=/data/coco
 
 torchrun --nproc-per-node 8 -m retina_dist.train …           8 GPUs, torch DDP
-horovodrun -np 8 python -m retina_dist.train …               8 GPUs, Horovod (mpirun -np 8 python … too)
+horovodrun -np 8 python -m retina_dist.train …               8 GPUs, Horovod (or by mpirun)
 python -m retina_dist.train -m optimizer.lr=1e-3,1e-2 …      a sweep
 """
 

@@ -1,7 +1,7 @@
 """The reference of all settings, as a page and for editors.
 
 python scripts/settings_reference.py > docs/settings.md
-python scripts/settings_reference.py --schema > conf/schema.json     the keys of an experiment's YAML
+python scripts/settings_reference.py --schema > conf/schema.json    the keys of an experiment
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _cells(
 
 
 def yaml_schema() -> dict[str, Any]:
-    """The JSON schema of an experiment's YAML: all keys of a training with type, limits and meaning."""
+    """The JSON schema of an experiment's YAML: each key's type, limits and meaning."""
     properties: dict[str, Any] = {
         "defaults": {"type": "array", "description": "entries of the groups, see docs/settings.md"},
         "hydra": {"type": "object", "description": "Hydra's own settings"},

@@ -2,7 +2,7 @@
 
     python -m retina_dist.benchmark step      this training step against torchvision's plain loop
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
-    python -m retina_dist.benchmark scaling   N processes against one, under every installed launcher
+    python -m retina_dist.benchmark scaling   N processes against one, under each installed launcher
     python -m retina_dist.benchmark agreement a detector's exported files, server and tiles against
                                               PyTorch, by detections and AP
 

@@ -74,8 +74,8 @@ class StepConfig(BenchmarkConfig):
         for canvas in self.canvases:
             if len(canvas) != 2 or any(side % SHAPE_DIVISOR for side in canvas):
                 raise ConfigError(
-                    f"canvases={self.canvases} is not a list of heights and widths, each a multiple "
-                    f"of {SHAPE_DIVISOR} px; give such as [[128,128]]."
+                    f"canvases={self.canvases} is not a list of heights and widths, each a "
+                    f"multiple of {SHAPE_DIVISOR} px; give such as [[128,128]]."
                 )
 
 

@@ -32,8 +32,9 @@ def average_statistics(
 ) -> None:
     """Replace the running statistics of batch norms by their mean over ranks.
 
-    It takes one collective, none if there are no such norms. Norms that train on all ranks' images together, or not at all, are equal as they are. `weight`
-    is this rank's share of the step's images; where no rank has any, nothing changes.
+    It takes one collective, none if there are no such norms. Norms that train on all ranks' images
+    together, or not at all, are equal as they are. `weight` is this rank's share of the step's
+    images; where no rank has any, nothing changes.
     """
     if strategy.world_size == 1:
         return

@@ -360,7 +360,7 @@ class RunFiles:
 
     @property
     def pictures(self) -> dict[str, list[tuple[ListedImage, Picture]]]:
-        """The images of each list of analysis.json that the folder has, with their JPEG as `source`."""
+        """The images of each list of analysis.json in the folder, with their JPEG as `source`."""
         lists: dict[str, list[tuple[ListedImage, Picture]]] = {}
         if self.analysis is None:
             return lists
