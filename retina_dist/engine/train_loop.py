@@ -72,7 +72,9 @@ class TrainLoop:
         self.validate = validate
         self.store = store
         self.metadata = metadata or {}
-        self.checkpoint_s = 60 * (checkpoint_minutes or math.inf)
+        self.checkpoint_s = math.inf
+        if checkpoint_minutes:
+            self.checkpoint_s = 60 * checkpoint_minutes
         self.stop_reason = stop_reason
         self.resume_with = resume_with
         self.train_logger = TrainLogger(self.state, self.plan, self.strategy, callbacks, data)
