@@ -52,7 +52,8 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
         if "Weights only load failed" in str(error):
             reason = "damaged, or with objects in it that could run code, which are refused"
         raise CheckpointError(
-            f"{source} cannot be read as a file of tensors ({reason}); use another."
+            f"{source} cannot be read as a file of tensors ({reason}); give a checkpoint of "
+            "retina_dist, such as runs/NAME, or torch.save(model.state_dict(), FILE) as model.weights."
         ) from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
     if isinstance(content, dict) and content.keys() >= {"format", "step"} and not is_whole:

@@ -170,7 +170,10 @@ def _reader(root: PathOrUrl, complete: bool) -> tuple[str, Reader]:
 
 def absent(key: str, root: PathOrUrl, split: str) -> str:
     """Message that `root`, the value of `key`, lacks a split, with the remedy."""
-    remedy = f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label"
+    remedy = (
+        f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label, "
+        "or leave task=classification out to detect"
+    )
     if isinstance(root, Path) and _is_split(root):
         remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
     lacks = "does not exist"

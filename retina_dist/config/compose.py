@@ -45,7 +45,7 @@ from retina_dist.base.settings import (
 from retina_dist.base.unknown_keys import no_value, unknown_key
 from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.config.plugins import load_plugins
-from retina_dist.config.resumed import settings_of_run
+from retina_dist.config.resumed import config_file, settings_of_run
 from retina_dist.config.run_config import (
     TASKS,
     OfCheckpoint,
@@ -153,7 +153,7 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
     """
     given = _values(overrides)
     _, place = place_of_data(overrides)
-    is_resumed = given.get("resume", "auto") not in ("auto", "null")
+    is_resumed = config_file(given.get("resume")) is not None
     if name not in ("train", "doctor", "shards") or place in ("null", "") or is_resumed:
         return []
 

@@ -33,7 +33,8 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(_sentence(command, error)) from error
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"a file of the configuration is not YAML: {' '.join(str(error).split())}."
+            f"a file of the configuration is not YAML: {' '.join(str(error).split())}; "
+            "correct it, with spaces in place of tabs."
         ) from error
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
@@ -71,6 +72,8 @@ def _missing_entry(error: MissingConfigException) -> str:
     options = error.options or []
     value = value.removesuffix(".yaml")
     near = get_close_matches(value, options, 1, 0.75)
+    if len(value) > 3:
+        near = near or [each for each in options if each.startswith(value[:6])]
     hint = "there"
     if near:
         hint = f"did you mean {near[0]}? There"

@@ -29,7 +29,7 @@ def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> 
     `given` are the overrides' keys. Keys that this version lacks are left out. With `experiment`,
     nothing is taken.
     """
-    file = _config_file(composed.get("resume"))
+    file = config_file(composed.get("resume"))
     if file is None or "experiment" in given:
         return composed
 
@@ -69,7 +69,7 @@ def _check_contents(run: dict[str, Any], file: Path, given: set[str]) -> None:
             raise ConfigError(f"{file} holds {key} without its secret; give {key}=… again.")
 
 
-def _config_file(resume: object) -> Path | None:
+def config_file(resume: object) -> Path | None:
     """config.yaml of the run that `resume` names by its folder, its checkpoints' folder or one of
     them.
     """

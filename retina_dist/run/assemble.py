@@ -13,7 +13,8 @@ from retina_dist.base.registry import as_dict
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import flattened
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
+from retina_dist.engine.checkpoint.store import BEST, CheckpointStore, located
+from retina_dist.engine.task import Task
 from retina_dist.run.build import build_state, build_strategy, configure_torch
 from retina_dist.run.planning import PlannedRun, plan_run
 from retina_dist.run.records import markdown_of_start, versions, write_start
@@ -61,6 +62,7 @@ def fit(
             console.reset(strategy.rank)
             planned = plan_run(config, strategy, is_restart=opener.folder is not None)
             if config.dry_run:
+                _try_weights(config, planned.task, strategy)
                 return {}
             run = opener.open(planned.config, strategy, planned.task.locked_settings)
             training = assemble(planned.config, strategy, planned, run)
@@ -71,6 +73,18 @@ def fit(
             return training.fit(console, mlflow, callbacks)
 
         return strategy.run_elastic(train_with_these_processes), opener.folder
+
+
+def _try_weights(config: RunConfig, task: Task, strategy: DistributedStrategy) -> None:
+    """Raise CheckpointError for a file of `model.weights` that the run would refuse. Collective."""
+    weights = flattened(as_dict(config)).get("model.weights", "null")
+
+    def is_file() -> bool:
+        file = located(weights)
+        return isinstance(file, Path) and file.is_file()
+
+    if not config.resume and strategy.on_main(is_file):
+        task.build_model()
 
 
 def assemble(

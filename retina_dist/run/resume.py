@@ -287,11 +287,14 @@ def _lock(
 
 
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
-    """Raise CheckpointError, before the data is read, where `source` can have no checkpoint.
+    """Raise CheckpointError, before the data is read, where `source` is or has no checkpoint.
 
     A run folder may keep its checkpoints `elsewhere`, and a URL is not looked into yet.
     """
-    if isinstance(source, Url) or source.is_file() or (elsewhere and source.is_dir()):
+    if isinstance(source, Url) or (elsewhere and source.is_dir()):
+        return
+    if source.is_file():
+        load_checkpoint(source)
         return
     names = [*names_in(source / CHECKPOINTS), *names_in(source)]
     if not any(name.endswith(".pt") for name in names):

@@ -36,6 +36,11 @@ def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.env
             f"note: Slurm's job has {tasks} tasks, but this process trains alone; "
             "write srun before python for all"
         )
+    if launch.launcher == "python" and "RANK" in environment and "WORLD_SIZE" not in environment:
+        return (
+            f"note: RANK={environment['RANK']} is set without WORLD_SIZE, so this process trains "
+            "alone; unset RANK, or start by torchrun"
+        )
     for row in LAUNCHERS:
         if launch.launcher == "python" and row.hint and name in row.strategies:
             return (

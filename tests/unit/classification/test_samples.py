@@ -100,7 +100,8 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
     with pytest.raises(
-        DataError, match="has no train images; give data.root=FOLDER with train/CLASS/IMAGE"
+        DataError,
+        match="has no train images; give data.root=FOLDER .* leave task=classification out",
     ):
         read(tmp_path)
     with pytest.raises(DataError, match="absent does not exist; give data.root=FOLDER with"):

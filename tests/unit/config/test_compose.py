@@ -354,6 +354,7 @@ OWN_FILES = {
         "data.min_sizes=8 is not a list of whole numbers; write data.min_sizes=[8].",
     ),
     "form": ("data: [", "is not YAML"),
+    "tab": ("data:\n\troot: mine", "with spaces in place of tabs"),
     "group": ("defaults: [override /data: nope]", "data=nope does not exist"),
 }
 

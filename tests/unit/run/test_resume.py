@@ -102,6 +102,9 @@ def test_a_named_checkpoint_or_run_folder() -> None:
     Path("empty").mkdir()
     with pytest.raises(CheckpointError, match="there is no checkpoint empty"):
         check_resume(Path("empty"), None)
+    Path("other.pt").write_bytes(b"of another tool")
+    with pytest.raises(CheckpointError, match="other.pt cannot be read .* give a checkpoint of"):
+        check_resume(Path("other.pt"), None)
 
 
 def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:

@@ -11,7 +11,7 @@ from retina_dist.strategies import ddp, horovod
 from retina_dist.strategies.ddp import DDPStrategy
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.select import make_strategy
+from retina_dist.strategies.select import make_strategy, why_alone
 from tests.commands import free_port
 
 PYTHON = Launch()
@@ -98,3 +98,10 @@ def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.Monkey
         match=r"Horovod is not installed; .*install_horovod.*strategy=ddp with torchrun",
     ):
         make_strategy("horovod", launch=PYTHON, device="cpu")
+
+
+def test_a_rank_without_a_world_size_is_said_with_the_remedy() -> None:
+    note = why_alone("auto", Launch(), {"RANK": "1"})
+    assert note
+    assert "RANK=1 is set without WORLD_SIZE" in note
+    assert note.endswith("unset RANK, or start by torchrun")
