@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -46,6 +47,22 @@ def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
     assert differences(tmp_path / "whole", tmp_path / "parts") == ""
     assert whole["sampler"] == {"epoch": 3, "cursor": 8}
     assert repr(whole["metrics"]) == repr(parts["metrics"])  # NaN where undefined
+
+
+def test_a_stop_between_two_log_rows_leaves_the_rows_as_they_are(tmp_path: Path) -> None:
+    """The stop wrote a row of its own, which the rows after the resume repeated."""
+
+    def rows(name: str) -> list[dict[str, str]]:
+        with (tmp_path / name / "metrics.csv").open(newline="") as file:
+            found = list(csv.DictReader(file))
+        return [{key: row[key] for key in row if not key.startswith("time/")} for row in found]
+
+    settings = ("trainer.max_duration=6steps", "trainer.log_every=2", "data.num_workers=0")
+    run(tmp_path / "whole", *settings)
+    run(tmp_path / "parts", *settings, "trainer.stop_after=3steps")
+    assert [row["step"] for row in rows("parts")] == ["2"]
+    run(tmp_path / "parts", *settings, "resume=auto")
+    assert rows("parts") == rows("whole")
 
 
 def test_an_early_stopped_run_has_nothing_to_do(
