@@ -24,6 +24,7 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import write_json
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.settings import setting
+from retina_dist.base.text import as_override
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.detection.settings import DetectionRunConfig
@@ -64,7 +65,8 @@ class DoctorConfig(DetectionRunConfig):
         super().check()
         if self.root and not self.checkpoint:
             raise ConfigError(
-                f"root={self.root} is read with checkpoint only; write data.root={self.root}."
+                f"root={self.root} is read with checkpoint only; "
+                f"write {as_override('data.root', self.root)}."
             )
         if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
             raise ConfigError(
@@ -75,7 +77,7 @@ class DoctorConfig(DetectionRunConfig):
         if self.checkpoint and root and not getattr(self.data, "shapes", None):
             raise ConfigError(
                 f"data.root={root} is not read with checkpoint={self.checkpoint}; "
-                f"write root={root}."
+                f"write {as_override('root', root)}."
             )
 
 

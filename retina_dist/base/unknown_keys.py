@@ -207,3 +207,19 @@ def _key_of_value(
         if key in known and key not in given:
             return key
     return "KEY"
+
+
+def in_settings_of(command: type, remedy: str) -> str:
+    """The remedy of a training in the settings of a command on its checkpoint.
+
+    What the command calls otherwise is renamed, and what it lacks left out.
+
+    >>> from retina_dist.evaluate import EvaluateConfig
+    >>> in_settings_of(EvaluateConfig, "give data.val_images=DIR, or set data.bad_images=skip.")
+    'give images=DIR.'
+    """
+    known = settings_by_key(command)
+    for prefix, key in re.findall(r"\b((?:data|strategy)\.(?:val_)?)(\w+)=", remedy):
+        if key in known:
+            remedy = remedy.replace(f"{prefix}{key}=", f"{key}=")
+    return re.sub(r",? or [^;,=]*\bdata(?:\.\w+)?=[^\s;,]+?(?=[;,.]?(?:\s|$))", "", remedy)

@@ -22,7 +22,7 @@ from torch import Tensor
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.base.seeding import held_out_rows
-from retina_dist.base.text import escape, pluralize, truncate
+from retina_dist.base.text import as_override, escape, pluralize, truncate
 from retina_dist.data.images import SUFFIXES, is_image, read_image
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import annotations_of, has_shards, read_index
@@ -142,7 +142,7 @@ def _refuse_yolo(root: PathOrUrl, split: str) -> None:
         if (folder / "images").is_dir() and (folder / "labels").is_dir():
             raise DataError(
                 f"{root} holds YOLO's images and labels; "
-                f"give task=detection data=auto data.root={root}."
+                f"give task=detection data=auto {as_override('data.root', root)}."
             )
 
 

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output
 from retina_dist.base.settings import limits_of
-from retina_dist.base.unknown_keys import alias
+from retina_dist.base.unknown_keys import alias, in_settings_of
 from retina_dist.config import compose
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.lost_peers import plain_reason
@@ -108,7 +108,13 @@ class Command:
             if self.attempt and is_sweep:
                 return self.attempt(settings, self.function, folder)
             with reported_errors(composed.get("debug") is True):
-                return self.function(settings())
+                config = settings()
+                try:
+                    return self.function(config)
+                except UserError as error:
+                    if "device" in type(config).__dataclass_fields__:  # of a checkpoint, not a run
+                        error.args = (in_settings_of(type(config), str(error)),)
+                    raise
 
     def _settings(self, composed: Any, overrides: list[str], folder: Path, is_sweep: bool) -> Any:
         """A job's settings, with Hydra's folder where that is the run's. Raises ConfigError, alike

@@ -96,5 +96,5 @@ def warn_of_emulation(device: torch.device, precision: str) -> str:
     return (
         "precision=bf16: this CPU has no bf16 instructions (avx512_bf16 or AMX), and a "
         f"convolution takes about {EMULATED_BF16_FACTOR} times the time of fp32; "
-        "use precision=auto or fp32."
+        "use trainer.precision=auto or fp32."
     )

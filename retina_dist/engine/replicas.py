@@ -158,7 +158,12 @@ def _public(thing: object) -> dict[str, Any]:
     return {name: value for name, value in vars(thing).items() if not name.startswith("_")}
 
 
-def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: int) -> None:
+def check_replicas(
+    parts: dict[str, Any],
+    strategy: DistributedStrategy,
+    step: int,
+    resume_with: str = "resume=RUN",
+) -> None:
     """Raise ReplicaMismatch, on every rank, if `parts` differ between ranks in one bit.
 
     `parts` are nested dicts, lists and plain objects of tensors, numbers and texts; other values,
@@ -193,7 +198,7 @@ def check_replicas(parts: dict[str, Any], strategy: DistributedStrategy, step: i
         what += f" and {len(different) - SHOWN} more"
     raise ReplicaMismatch(
         f"after step {step} the replicas differ in {what}; "
-        "check the devices, then continue with resume=auto."
+        f"check the devices, then continue with {resume_with}."
     )
 
 

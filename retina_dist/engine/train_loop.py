@@ -45,7 +45,7 @@ class TrainLoop:
         checkpoint_minutes: See `store`; None for no limit.
         stop_reason: Says why this process should end, or None. One step after any rank has a
             reason, all save and raise Preempted.
-        resume_with: What continues the run, for the message of Preempted.
+        resume_with: What continues the run, for the messages of errors.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TrainLoop:
         metadata: Mapping[str, Any] | None = None,
         checkpoint_minutes: float | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
-        resume_with: str = "resume=auto",
+        resume_with: str = "resume=RUN",
     ) -> None:
         self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
         self.state = train_step.state
@@ -139,7 +139,7 @@ class TrainLoop:
                 timed = action is StopAction.SAVE and self.saved_step < state.step - 1
                 due = plan.due(state.step, stopping=action is StopAction.STOP, timed=timed)
                 if due.check:
-                    check_replicas(state.replicated(), self.strategy, state.step)
+                    check_replicas(state.replicated(), self.strategy, state.step, self.resume_with)
                 if due.log:
                     # before saving, since a checkpoint holds what is not logged yet
                     self.train_logger.flush()

@@ -331,8 +331,8 @@ def _refuse_checkpoints_in(run_folder: Path | None) -> None:
 def _refuse_checkpoints_elsewhere(folder: PathOrUrl | None) -> None:
     if folder and _has_checkpoints(folder):
         raise ConfigError(
-            f"trainer.checkpoint_dir={folder} already holds checkpoints; continue with "
-            "resume=auto, or give another folder."
+            f"trainer.checkpoint_dir={folder} already holds checkpoints; add "
+            "resume=auto to this command to continue, or give another folder."
         )
 
 
@@ -349,7 +349,8 @@ def _check_locked(
         now = flattened(as_dict(config))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} does not say how it was trained; use it as model.weights={path}."
+            f"{path} does not say how it was trained; "
+            f"use it as {as_override('model.weights', path)}."
         ) from error
     for key in (*RESUME_LOCKED, *sorted(locked)):
         old = before.get(key)
@@ -361,7 +362,7 @@ def _check_locked(
             key = "task"  # the name of the group's entry
         raise ConfigError(
             f"{key}={new} differs from the {old} that {path} was trained with; "
-            f"give {key}={old}, or use model.weights={path}."
+            f"give {key}={old}, or use {as_override('model.weights', path)}."
         )
 
 
@@ -401,7 +402,7 @@ def restore(
             raise CheckpointError(
                 f"{run.resumed_from} was trained on other images than data={config.data.name}; "
                 "resume with the same ones, or start a new run with "
-                f"model.weights={run.resumed_from}."
+                f"{as_override('model.weights', run.resumed_from)}."
             )
         _warn_of_changes(content, state.best, config.trainer.precision)
         state.load_state_dict(content)

@@ -182,7 +182,8 @@ class SweepTable(Callback):
                 if any(folder.rglob(CHECKPOINTS)):
                     raise ConfigError(
                         f"{folder} holds a sweep; "
-                        "give resume=auto to continue it, or another output_dir."
+                        "add resume=auto to this command to continue it, "
+                        "or give another output_dir."
                     )
                 _forget_failed(folder)
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run

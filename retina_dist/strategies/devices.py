@@ -86,7 +86,7 @@ def _why_unusable(name: str, unusable: list[str], reason: str) -> str:
     return (
         f"{unusable[0]} has driver {driver_version() or 'unknown'}, torch {torch.__version__} "
         f"is built for CUDA {torch.version.cuda or '(none)'}: {reason}); update the driver, "
-        "install a torch for its CUDA (https://pytorch.org), or give device=cpu"
+        "install a torch for its CUDA (https://pytorch.org), or give strategy.device=cpu"
     )
 
 

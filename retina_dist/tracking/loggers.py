@@ -55,7 +55,8 @@ class LoggerCollection(Callback):
                 logger.log(defined, step)
         except OSError as error:
             raise DataError(
-                f"metrics cannot be written ({error}); correct the cause and give resume=auto."
+                f"metrics cannot be written ({error}); correct the cause, "
+                "and add resume=auto to the command."
             ) from error
 
     def on_validation(self, metrics: Mapping[str, float], step: int) -> None:

@@ -54,11 +54,11 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
     files = coco_files(root, split)
     if not files:
         looked = ", ".join(layout.format(split=split) for layout in LAYOUTS)
-        remedy = f"name the file with data.{split}_annotations=FILE (evaluate: annotations=FILE)"
+        remedy = f"name the file with data.{split}_annotations=FILE"
         if split == "val":
             remedy += ", or hold out a part of train with data.val_fraction=0.1"
         problem = f"{root} has no {split} annotations in COCO json: looked for {looked}"
-        raise DataError(f"{problem}; give data=auto for another format, or {remedy}.")
+        raise DataError(f"{problem}; {remedy}, or give data=auto for another format.")
 
     annotations = files[0]
     stem = annotations.stem.removeprefix("instances_")

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import read_bytes
-from retina_dist.base.text import is_text, truncate
+from retina_dist.base.text import as_override, is_text, truncate
 from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.formats import FolderReader
 from retina_dist.detection.readers.items import Box, Item, Items, class_names, numbered, split_of
@@ -37,7 +37,9 @@ def read_voc(root: Path, split: str) -> Items:
     below = sorted(root.glob("*/ImageSets/Main"))
     if below:
         place = below[0].parent.parent
-        raise DataError(f"{root} holds a folder with ImageSets; give it: data.root={place}.")
+        raise DataError(
+            f"{root} holds a folder with ImageSets; give it: {as_override('data.root', place)}."
+        )
 
     folder = root / "Annotations"
     paths = sorted((folder if folder.is_dir() else root).rglob("*.xml"))

@@ -269,7 +269,8 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
             logger.warning(f"{str(error).split(';')[0]}; going back to the checkpoint before it.")
     if names:
         raise CheckpointError(
-            f"every checkpoint in {folder} is damaged or missing; start a new run with resume=null."
+            f"every checkpoint in {folder} is damaged or missing; "
+            "start a new run in another folder."
         )
     return None
 

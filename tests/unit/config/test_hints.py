@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from retina_dist.base.errors import UserError
 from retina_dist.base.registry import FAMILIES, lookup, names
 from retina_dist.base.settings import settings_by_key
-from retina_dist.config.compose import config_dir, schema_of
+from retina_dist.config.compose import config_dir, load_config, schema_of
 from retina_dist.config.run_config import TASKS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "retina_dist"
@@ -58,4 +59,63 @@ def test_a_remedy_names_settings(path: Path, known: set[str]) -> None:
     wrong = []
     for line, text in remedies(path):
         wrong += [f"{path.name}:{line}: {key}" for key in KEY.findall(text) if key not in known]
+    assert not wrong
+
+
+# What the command has already, where a hint adds to it.
+BESIDE = {
+    "convert": ["output=rows.json"],
+    "export": ["checkpoint=best.pt", "output=model.onnx"],
+    "serve": ["checkpoint=best.pt"],
+    "shards": ["output=shards"],
+    "data=folders": ["task=classification"],
+    "optimizer.momentum=0.9": ["optimizer=sgd"],
+}
+LITERAL = re.compile(rf"(?!_){KEY.pattern}([\w.:/]*\w)(?=[\s;,.)\"']|$)")
+HINT = re.compile(r"\b(?:give|write|set|use|add|or|by|with)\b.*", re.DOTALL)
+
+
+def command_of(path: Path) -> str:
+    """The command that prints the hints of a file: its own, evaluate for a checkpoint's, or
+    train.
+    """
+    name = path.relative_to(PACKAGE).as_posix()
+    if name in ("detection/evaluation.py", "detection/detector.py", "task/predictor.py"):
+        return "evaluate"
+    if name.startswith("serving/"):
+        return "serve"
+    return path.stem if path.stem in COMMANDS else "train"
+
+
+def literals() -> dict[tuple[str, str], str]:
+    """Each (command, KEY=VALUE) that a text of the package says to write, and its place."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            hint = HINT.search(node.value)
+            if hint and "\n" not in node.value:
+                for key, value in LITERAL.findall(hint[0]):
+                    found[command_of(path), f"{key}={value}"] = f"{path.name}:{node.lineno}"
+    return found
+
+
+def test_every_hint_can_be_typed() -> None:
+    """Each after the command that prints it, without the other settings of a run."""
+    wrong = []
+    for (command, hint), place in literals().items():
+        try:
+            load_config(command, [*BESIDE.get(command, []), *BESIDE.get(hint, []), hint])
+        except UserError as error:
+            wrong.append(f"{place}: {command} {hint}: {error}")
+    assert len(literals()) >= 10
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_resume_by_auto_is_added_to_a_command() -> None:
+    """By itself it takes the settings of no run; resume=RUN does."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        wrong += re.findall(r"continue with[\s\"f]*resume=auto", path.read_text())
     assert not wrong

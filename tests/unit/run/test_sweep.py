@@ -238,7 +238,7 @@ def test_an_interrupted_sweep_goes_on(sweep: Sweep, capsys: pytest.CaptureFixtur
         ("preempted", "asked to."),
     ]
     assert sweep("seed=0,1,2", "output_dir=s", train=train) == 2
-    assert "error: s holds a sweep; give resume=auto to continue it" in capsys.readouterr().err
+    assert "error: s holds a sweep; add resume=auto to this command" in capsys.readouterr().err
     assert sweep("seed=0,1,2", "output_dir=s", "resume=auto", train=train) == 0
     assert begun == [(0, None), (1, None), (0, "auto"), (1, "auto"), (2, "auto")]
     assert [row["status"] for row in table("s")] == ["ok"] * 3

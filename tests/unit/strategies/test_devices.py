@@ -102,7 +102,7 @@ def test_gpus_that_torch_cannot_use_are_not_replaced_by_the_cpu(
     )
     assert begin == f"device={name} cannot be used ({tmp_path}/nvidia0 has driver 535.104.05"
     assert end.endswith(
-        "; update the driver, install a torch for its CUDA (https://pytorch.org), or give device=cpu."
+        "; update the driver, install a torch for its CUDA (https://pytorch.org), or give strategy.device=cpu."
     )
     assert resolve_device("cpu") == torch.device("cpu")
 

@@ -98,7 +98,7 @@ def test_metrics_that_cannot_be_written(path):
     path.unlink()
     path.mkdir()
     with pytest.raises(
-        DataError, match="metrics cannot be written .*; correct the cause and give resume=auto"
+        DataError, match="metrics cannot be written .*; correct the cause, and add resume=auto"
     ):
         logger.on_log({}, 3)
 
