@@ -58,7 +58,7 @@ def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
         if split == "val":
             remedy += ", or hold out a part of train with data.val_fraction=0.1"
         problem = f"{root} has no {split} annotations in COCO json: looked for {looked}"
-        raise DataError(f"{problem}; {remedy}, or give data=auto for another format.")
+        raise DataError(f"{problem}; {remedy}, or read another format by data=auto.")
 
     annotations = files[0]
     stem = annotations.stem.removeprefix("instances_")
@@ -89,7 +89,7 @@ def read_coco(path: PathOrUrl) -> Entry:
     remedy = "restore the file"
     if path.name.endswith(".gz"):
         remedy = "unpack it with gunzip"
-    missing = "name it with data.root or data.*_annotations"
+    missing = "check its path"
     content = parse_json(path, "JSON", remedy, missing=missing)
     if not isinstance(content, dict):
         expected = "give ground truth (instances_*.json), not results"

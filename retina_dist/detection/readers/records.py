@@ -70,7 +70,7 @@ def find_records(
         return Found(records, [])
     remedy = content.remedy
     if not remedy:
-        remedy = f"name their folder with data.{split}_images=FOLDER (evaluate: images=FOLDER)"
+        remedy = f"name their folder with data.{split}_images=FOLDER"
     there = drop_missing(records, images, data.missing_images, remedy)
     sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
     return Found(sized.records, [*there.warnings, *sized.warnings])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from retina_dist.base.errors import UserError
+from retina_dist.base.errors import DataError, UserError
 from retina_dist.base.registry import FAMILIES, lookup, names
 from retina_dist.base.settings import settings_by_key
 from retina_dist.config.compose import config_dir, load_config, schema_of
+from retina_dist.config.entry_point import Command
 from retina_dist.config.run_config import TASKS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "retina_dist"
@@ -111,6 +113,18 @@ def test_every_hint_can_be_typed() -> None:
             wrong.append(f"{place}: {command} {hint}: {error}")
     assert len(literals()) >= 10
     assert not wrong, "\n".join(wrong)
+
+
+def test_evaluate_speaks_of_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(config: object) -> None:
+        raise DataError("name it with data.val_annotations=FILE, or set data.bad_images=skip.")
+
+    monkeypatch.setattr(sys, "argv", ["evaluate", "checkpoint=best.pt"])
+    with pytest.raises(SystemExit):
+        Command("evaluate", fails, None).main()
+    assert capsys.readouterr().err == "error: name it with annotations=FILE.\n"
 
 
 def test_a_resume_by_auto_is_added_to_a_command() -> None:

@@ -79,7 +79,8 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
     (tmp_path / "train.csv").touch()
     assert recognise(tmp_path) == "csv"
     with pytest.raises(
-        DataError, match="has no val annotations in COCO json: .*; give data=auto for another"
+        DataError,
+        match="has no val annotations in COCO json: .*, or read another format by data=auto",
     ):
         find_split(tmp_path, "val")
 
