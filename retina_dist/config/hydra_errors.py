@@ -72,8 +72,7 @@ def _missing_entry(error: MissingConfigException) -> str:
     options = error.options or []
     value = value.removesuffix(".yaml")
     near = get_close_matches(value, options, 1, 0.75)
-    if len(value) > 3:
-        near = near or [each for each in options if each.startswith(value[:6])]
+    near = near or [each for each in options if value and each.startswith(value[:6])]
     hint = "there"
     if near:
         hint = f"did you mean {near[0]}? There"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -77,13 +78,8 @@ def fit(
 
 def _try_weights(config: RunConfig, task: Task, strategy: DistributedStrategy) -> None:
     """Raise CheckpointError for a file of `model.weights` that the run would refuse. Collective."""
-    weights = flattened(as_dict(config)).get("model.weights", "null")
-
-    def is_file() -> bool:
-        file = located(weights)
-        return isinstance(file, Path) and file.is_file()
-
-    if not config.resume and strategy.on_main(is_file):
+    weights = str(located(flattened(as_dict(config)).get("model.weights", "null")))
+    if not config.resume and strategy.on_main(partial(os.path.isfile, weights)):
         task.build_model()
 
 

@@ -295,9 +295,7 @@ def check_resume(source: PathOrUrl, elsewhere: object) -> None:
         return
     if source.is_file():
         load_checkpoint(source)
-        return
-    names = [*names_in(source / CHECKPOINTS), *names_in(source)]
-    if not any(name.endswith(".pt") for name in names):
+    elif not _has_checkpoints(source / CHECKPOINTS) and not _has_checkpoints(source):
         raise CheckpointError(NO_CHECKPOINT.format(source))
 
 
