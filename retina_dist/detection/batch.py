@@ -30,6 +30,20 @@ class Detections(TypedDict):
     labels: Tensor  # [N] int64, contiguous labels (not COCO category ids)
 
 
+def with_area(detections: Detections) -> Detections:
+    """The detections whose boxes have an area, on the CPU.
+
+    A box that lies beside the image has been clipped to its border.
+    """
+    boxes = detections["boxes"]
+    kept = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+    return Detections(
+        boxes=boxes[kept].cpu(),
+        scores=detections["scores"][kept].cpu(),
+        labels=detections["labels"][kept].cpu(),
+    )
+
+
 @dataclass(frozen=True)
 class Batch(TensorBatch):
     """B images of one padded shape, with their boxes padded to a common number.
@@ -99,7 +113,9 @@ def collate(
         images = blank_images(len(samples), canvas)
         for place, sample in zip(images, samples, strict=True):
             copy_to_canvas(sample, place)
-    real = torch.tensor([sample.real for sample in samples])
+    real = None
+    if not all(sample.real for sample in samples):
+        real = torch.tensor([sample.real for sample in samples])
     return Batch(
         images=images,
         image_sizes=torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples]),
@@ -109,7 +125,7 @@ def collate(
         labels=labels,
         num_boxes=torch.tensor(counts),
         weight=weight,
-        real=None if real.all() else real,
+        real=real,
     )
 
 

@@ -19,7 +19,7 @@ from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.buckets import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
-from retina_dist.detection.batch import Batch, Detections, Sample, collate
+from retina_dist.detection.batch import Batch, Detections, Sample, collate, with_area
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, detections_to_rows
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
@@ -276,19 +276,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def _detect(self, batch: Batch) -> list[Detections]:
         with self.autocast():
             detections = self.model(batch.to(self.device))
-        results = []
-        for each in detections:
-            # A box that lies beside the image has been clipped to its border.
-            sides = each["boxes"][:, 2:] - each["boxes"][:, :2]
-            kept = (sides > 0).all(dim=1)
-            results.append(
-                Detections(
-                    boxes=each["boxes"][kept].cpu(),
-                    scores=each["scores"][kept].cpu(),
-                    labels=each["labels"][kept].cpu(),
-                )
-            )
-        return results
+        return [with_area(each) for each in detections]
 
 
 @dataclass(frozen=True)

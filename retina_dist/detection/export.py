@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional import resize_image
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
 from retina_dist.data.images import AnyImage, pixels_of
-from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.batch import Batch, Detections, with_area
 from retina_dist.detection.data.synthetic import draw_scene
 from retina_dist.detection.detector import SHAPE_DIVISOR, Detector
 from retina_dist.detection.model.postprocess import best_candidates, offset_by_label
@@ -264,7 +264,7 @@ def run_exported(run: Runner, batch: Batch) -> Detections:
     height, width = batch.image_sizes[0].tolist()
     boxes, scores, labels = run(batch.images[..., :height, :width].contiguous())
     scale = (batch.original_sizes[0] / batch.image_sizes[0]).flip(0).repeat(2)
-    return Detections(boxes=boxes * scale.to(boxes), scores=scores, labels=labels)
+    return with_area(Detections(boxes=boxes * scale.to(boxes), scores=scores, labels=labels))
 
 
 def differences(

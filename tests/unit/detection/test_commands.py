@@ -78,7 +78,8 @@ def test_a_full_disk_is_said_with_the_file(
     monkeypatch.setattr(target, name, full_disk)
     with pytest.raises(UserError, match="make room in") as caught:
         predict(run, images, *settings)
-    assert str(caught.value).startswith(f"{images.parent / file} could not be written")
+    named = str(images.parent / file).replace("\n", "\\n")
+    assert str(caught.value).startswith(f"{named} could not be written")
 
 
 def packed(folder: Path) -> Path:

@@ -183,8 +183,10 @@ def test_torchvisions_backbones_by_name(monkeypatch: pytest.MonkeyPatch) -> None
 
 def settings_with(weights: str, **changes: object) -> ModelConfig:
     return ModelConfig(
-        backbone="resnet18", fpn_channels=32, weights=weights, **{"norm": "frozen_bn", **changes}
-    )  # type: ignore[arg-type]
+        fpn_channels=32,
+        weights=weights,
+        **{"backbone": "resnet18", "norm": "frozen_bn", **changes},  # type: ignore[arg-type]
+    )
 
 
 COCO_V1 = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
@@ -196,7 +198,9 @@ def test_every_rank_has_the_epsilon_of_the_weights(
     """It is not a tensor, and only the main rank has weights: torchvision's, a checkpoint of ours,
     or that of a resumed run.
     """
-    published = small(norm="frozen_bn").state_dict()
+    published = build_retinanet(
+        num_classes=3, backbone="resnet50", fpn_channels=32, norm="frozen_bn"
+    ).state_dict()
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
     shapes = ["data.shapes.num_train=4", "data.shapes.num_val=2", "data.shapes.image_size=64"]
     config = load_config("train", [*shapes, f"data.root={tmp_path / 'data'}"])
@@ -219,18 +223,18 @@ def test_every_rank_has_the_epsilon_of_the_weights(
         return on_ranks(2, build)
 
     contents: list[dict] = []
-    assert ranks(settings_with(COCO_V1)) == [0.0, 0.0]
+    assert ranks(settings_with(COCO_V1, backbone="resnet50")) == [0.0, 0.0]
     assert [content["model_arguments"]["norm_eps"] for content in contents] == [0.0, 0.0]
     checkpoint, path = contents[0], tmp_path / "ours.pt"
     path.write_bytes(sealed(checkpoint))
     assert batch_norm_eps(Detector.from_checkpoint(path).model) == 0.0
-    assert ranks(settings_with(str(path))) == [0.0, 0.0]
+    assert ranks(settings_with(str(path), backbone="resnet50")) == [0.0, 0.0]
     monkeypatch.setattr(
         WeightsEnum,
         "get_state_dict",
         lambda *args, **kwargs: pytest.fail("a resumed run has its weights"),
     )
-    assert ranks(settings_with(COCO_V1), checkpoint) == [0.0, 0.0]
+    assert ranks(settings_with(COCO_V1, backbone="resnet50"), checkpoint) == [0.0, 0.0]
 
 
 def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
