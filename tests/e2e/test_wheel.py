@@ -96,6 +96,7 @@ def test_the_wheel_holds_the_package_and_every_configuration(wheel: Path) -> Non
     scripts = {f"retina_dist/{path.relative_to(ROOT).as_posix()}" for path in kept}
     assert package == modules | scripts | settings | {
         "retina_dist/conf/__init__.py",
+        "retina_dist/conf/schema.json",
         "retina_dist/py.typed",
         "retina_dist/reporting/page.html",
         "retina_dist/serving/page.html",
