@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist.base import registry
 from retina_dist.strategies.devices import nvidia_gpus
 
 
@@ -31,6 +32,14 @@ def real_data() -> Path:
     if not (folder / "coco-mini").is_dir():
         pytest.skip(f"real photos are not part of the repository, and {folder} does not hold them")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def registered_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it: lists of names must not depend on the order."""
+    named = {family: dict(entries) for family, entries in registry._named.items()}
+    monkeypatch.setattr(registry, "_named", named)
+    monkeypatch.setattr(registry, "_from_outside", dict(registry._from_outside))
 
 
 @pytest.fixture
