@@ -1,22 +1,26 @@
 """Detectors drawn at random, to see how often the 95 % intervals of their AP hold the true one.
 
 A population draws images, objects and detections by a few numbers; its true AP is that of very many
-images. `python -m tests.simulated_detectors` prints the table of docs/evaluation.md.
+images. `python -m tests.simulated_detectors FILE` prints the tables of docs/evaluation.md; it takes
+about 40 minutes of a core, and goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import numpy as np
 
 from retina_dist.detection.ap_intervals import AREAS, IOUS, RECALLS, Ranking, resample
 from retina_dist.detection.coco_metrics import STATS, CocoResult
-from retina_dist.reporting.intervals import Resampled
+from retina_dist.reporting.intervals import Interval, Resampled
 
 NAMES = ("AP", "AP50", "AP75", "AP/class 0")
 IMAGES = (20, 100, 200, 1000)
@@ -27,13 +31,9 @@ FREQUENCIES = {
     20: 2.5 / np.arange(1, 21) / (1 / np.arange(1, 21)).sum(),
     80: 7.3 / np.arange(1, 81) / (1 / np.arange(1, 81)).sum(),
 }
-EMPTY = Ranking(
-    np.zeros(0),
-    np.zeros(0, np.int64),
-    np.zeros((len(IOUS), 0), bool),
-    np.zeros((len(IOUS), 0), bool),
-    np.zeros(0, np.int64),
-)
+# No criterion at all, so that an area without objects takes no time.
+NONE = np.zeros(0, np.int64)
+EMPTY = Ranking(np.zeros(0), NONE, np.zeros((0, 0), bool), np.zeros((0, 0), bool), NONE)
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,34 @@ class Population:
     sharpness: float  # how far the scores of right detections lie from those of false alarms
     quality: float  # mean IoU of right detections
     spread: float  # how much harder some images are than others
+    imbalance: float | None = None  # class k is as frequent as 1 / k ** imbalance; or FREQUENCIES
+    clumping: float = 0.0  # how many more objects some images have than others
+    small: float = 0.0  # share of small objects, found half as often and placed worse
+    shift: float = 0.0  # how much higher all scores of some images are than those of others
+
+    def frequencies(self, classes: int) -> np.ndarray:
+        """Objects of each class on an image."""
+        if self.imbalance is None:
+            return FREQUENCIES[classes]
+        share = 1 / np.arange(1, classes + 1) ** self.imbalance
+        return np.asarray(share / share.sum() * FREQUENCIES[classes].sum())
 
 
+# The rules for too little data were chosen on the first three; the others were made afterwards.
 POPULATIONS = {
     "weak": Population((0.25, 0.60), (0.8, 2.5), 2.5, 0.72, 0.8),
     "middling": Population((0.50, 0.90), (0.3, 1.0), 4.0, 0.80, 0.5),
     "strong": Population((0.85, 0.98), (0.05, 0.3), 7.0, 0.90, 0.3),
+    "crowded": Population(
+        (0.40, 0.80), (0.2, 1.5), 3.0, 0.76, 0.6, imbalance=0.0, clumping=1.0, shift=0.3
+    ),
+    "small": Population((0.60, 0.95), (0.4, 1.2), 5.0, 0.84, 0.4, imbalance=0.6, small=0.6),
+    "uneven": Population(
+        (0.70, 0.97), (0.1, 0.6), 6.0, 0.86, 1.2, imbalance=1.4, clumping=0.5, shift=0.6
+    ),
 }
+FIRST = ("weak", "middling", "strong")
+FRESH = ("crowded", "small", "uneven")
 
 
 def draw(
@@ -59,34 +80,49 @@ def draw(
     frequencies: np.ndarray,
     images: int,
     rng: np.random.Generator,
-    detectors: int = 1,
+    skills: Sequence[float] = (1.0,),
 ) -> list[list[Ranking]]:
-    """The rankings of each class by each detector; they find half of the objects alike."""
+    """The rankings of each class by a detector of each of `skills`, by which its recall is
+    multiplied; they find half of the objects alike.
+    """
     mixed = np.random.default_rng(5)
     inner = np.arange(1, len(frequencies) + 1) / (len(frequencies) + 1)
     recalls = mixed.permutation(np.interp(inner, (0, 1), population.recall))
     alarms = mixed.permutation(np.interp(inner, (0, 1), population.alarms)) * frequencies
-    hardness = rng.gamma(1 / population.spread, population.spread, images)  # its mean is 1
-    results: list[list[Ranking]] = [[] for _ in range(detectors)]
+    hardness = _of_mean_1(population.spread, images, rng)
+    crowding = _of_mean_1(population.clumping, images, rng)
+    brightness = np.exp(population.shift * rng.standard_normal(images))
+    results: list[list[Ranking]] = [[] for _ in skills]
     for frequency, recall, alarm in zip(frequencies, recalls, alarms, strict=True):
-        objects = np.repeat(np.arange(images), rng.poisson(frequency, images))
+        objects = np.repeat(np.arange(images), rng.poisson(frequency * crowding))
+        small = rng.random(len(objects)) < population.small
         common = rng.random(len(objects))
-        for result in results:
+        for skill, result in zip(skills, results, strict=True):
             own = rng.random(len(objects))
             luck = np.where(rng.random(len(objects)) < 0.5, common, own)
-            hit = objects[luck < recall ** hardness[objects]]
-            false = np.repeat(np.arange(images), rng.poisson(alarm * hardness))
-            quality = population.quality
-            overlap = rng.beta(12 * quality, 12 * (1 - quality), len(hit))
+            luck *= 1 + small
+            found = luck < skill * recall ** hardness[objects]
+            hit = objects[found]
+            false = np.repeat(np.arange(images), rng.poisson(alarm * hardness * crowding))
+            quality = population.quality - 0.12 * small[found]
+            overlap = rng.beta(12 * quality, 12 * (1 - quality))
             score = rng.beta(population.sharpness, 2, len(hit)) * (0.5 + overlap / 2)
             score = np.append(score, rng.beta(1.2, population.sharpness, len(false)))
+            places = np.append(hit, false)
+            score *= brightness[places]
             overlap = np.append(overlap, np.zeros(len(false)))
 
             order = np.argsort(-score)
             right = overlap[order] >= IOUS[:, None]
-            places = np.append(hit, false)[order]
-            result.append(Ranking(score[order], places, right, np.zeros_like(right), objects))
+            wrong = np.zeros_like(right)
+            result.append(Ranking(score[order], places[order], right, wrong, objects))
     return results
+
+
+def _of_mean_1(variance: float, count: int, rng: np.random.Generator) -> np.ndarray:
+    if variance == 0:
+        return np.ones(count)
+    return rng.gamma(1 / variance, variance, count)
 
 
 def average_precision(ranking: Ranking) -> np.ndarray:
@@ -133,79 +169,193 @@ def resampled(ranked: Sequence[Ranking], images: int) -> Resampled:
     return resample(result, [[ranking] + [EMPTY] * (len(AREAS) - 1) for ranking in ranked])
 
 
-def true_metrics(population: Population, frequencies: np.ndarray) -> dict[str, float]:
+def true_metrics(population: Population, classes: int, skill: float = 1.0) -> dict[str, float]:
     """The metrics of 150,000 images."""
     rng = np.random.default_rng(1)
-    values = [metrics_of(draw(population, frequencies, 30_000, rng)[0]) for _ in range(5)]
+    values = []
+    for _ in range(5):
+        ranked = draw(population, population.frequencies(classes), 30_000, rng, [skill])
+        values.append(metrics_of(ranked[0]))
     return {name: float(np.mean([each[name] for each in values])) for name in NAMES}
+
+
+def skill_below(population: Population, classes: int, difference: float) -> float:
+    """That of a detector whose true AP is lower by so much."""
+    wanted = true_metrics(population, classes)["AP"] - difference
+    low = 0.5
+    high = 1.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        if true_metrics(population, classes, middle)["AP"] < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 @dataclass
 class Counts:
-    """Of some draws: those with an interval, and those whose interval holds the true value."""
+    """Of some draws: those with an interval, and those whose interval is as it should be."""
 
     draws: int = 0
     shown: int = 0
     held: int = 0
 
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.draws + other.draws, self.shown + other.shown, self.held + other.held)
+
+    @property
+    def share(self) -> float:
+        return self.held / max(1, self.shown)
+
     def __str__(self) -> str:
+        """The share with its binomial standard error; the share of draws with an interval."""
         if self.shown < self.draws / 4:
             return "none"
-        share = f"{self.held / self.shown:.3f}"
-        return share if self.shown == self.draws else f"{share} ({self.shown / self.draws:.2f})"
+        error = math.sqrt(self.share * (1 - self.share) / self.shown)
+        text = f"{self.share:.3f} ± {error:.3f}"
+        return text if self.shown == self.draws else f"{text} ({self.shown / self.draws:.2f})"
 
 
-def coverage(
-    population: Population, frequencies: np.ndarray, images: int, draws: int
-) -> dict[str, Counts]:
+def coverage(population: Population, classes: int, images: int, draws: int) -> dict[str, Counts]:
     """How often the intervals hold the true value, by metric."""
-    truth = true_metrics(population, frequencies)
-    counts: dict[str, Counts] = defaultdict(Counts)
+    truth = true_metrics(population, classes)
+    counts = {name: Counts() for name in NAMES}
     for seed in range(draws):
-        rng = np.random.default_rng([2, images, seed])
-        found = resampled(draw(population, frequencies, images, rng)[0], images)
+        rng = np.random.default_rng([12, images, classes, seed])
+        ranked = draw(population, population.frequencies(classes), images, rng)[0]
+        found = resampled(ranked, images)
         for name in NAMES:
             bars = found.interval(f"coco/{name}")
-            counts[name].draws += 1
-            counts[name].shown += int(not np.isnan(bars.low))
-            counts[name].held += int(bars.low <= truth[name] <= bars.high)
+            held = bars.low <= truth[name] <= bars.high
+            counts[name] += Counts(1, int(not np.isnan(bars.low)), int(held))
     return counts
 
 
-def equal_pairs(
-    population: Population, frequencies: np.ndarray, images: int, draws: int
-) -> dict[str, Counts]:
-    """Of two detectors of one population on the same images: how often the difference holds 0."""
-    counts: dict[str, Counts] = defaultdict(Counts)
+def differences(
+    population: Population, classes: int, images: int, draws: int, skill: float = 1.0
+) -> Iterator[dict[str, Interval]]:
+    """Of a detector minus one of another skill, on the same images."""
     for seed in range(draws):
-        rng = np.random.default_rng([3, images, seed])
-        pair = draw(population, frequencies, images, rng, detectors=2)
+        rng = np.random.default_rng([13, images, classes, seed])
+        pair = draw(population, population.frequencies(classes), images, rng, (1.0, skill))
         first, second = (resampled(ranked, images) for ranked in pair)
-        for name in NAMES:
-            gain = second.difference(first, f"coco/{name}")
-            counts[name].draws += 1
-            counts[name].shown += int(not np.isnan(gain.low))
-            counts[name].held += int(gain.low <= 0 <= gain.high)
+        yield {name: first.difference(second, f"coco/{name}") for name in NAMES}
+
+
+def equal_pairs(population: Population, classes: int, images: int, draws: int) -> dict[str, Counts]:
+    """How often the interval of the difference of two equally good detectors holds 0."""
+    counts = {name: Counts() for name in NAMES}
+    for gains in differences(population, classes, images, draws):
+        for name, gain in gains.items():
+            shown = not np.isnan(gain.low)
+            counts[name] += Counts(1, int(shown), int(shown and gain.holds_zero))
     return counts
 
 
-def main() -> None:
-    """Print the tables; fewer draws where one takes longer."""
+def unequal_pairs(
+    population: Population, classes: int, images: int, draws: int
+) -> dict[str, Counts]:
+    """How often the better of two detectors is told apart; their true AP differs by .03."""
+    skill = skill_below(population, classes, 0.03)
+    counts = {name: Counts() for name in NAMES}
+    for gains in differences(population, classes, images, draws, skill):
+        for name, gain in gains.items():
+            counts[name] += Counts(1, int(not np.isnan(gain.low)), int(gain.low > 0))
+    return counts
+
+
+MEASURES = {
+    "the interval holds the true value": coverage,
+    "the difference of equal detectors holds 0": equal_pairs,
+    "the better detector is told apart": unequal_pairs,
+}
+# (images, classes), the most important first.
+SIZES = [(200, 5), (100, 5), (1000, 5), (100, 1), (200, 20), (20, 5), (1000, 20), (20, 1)]
+SIZES += [(200, 1), (100, 20), (1000, 1), (200, 80), (1000, 80), (100, 80), (20, 20), (20, 80)]
+
+
+def cells() -> Iterator[tuple[str, int, int]]:
+    """The measure, images and classes of each cell of the table, the most important first."""
+    coverage_name, equal, unequal = MEASURES
+    for images, classes in SIZES:
+        yield coverage_name, images, classes
+        if classes <= 20 and (images, classes) != (20, 20):  # else the mean has no interval
+            yield equal, images, classes
+        if images == 200 and classes <= 5:
+            yield unequal, images, classes
+
+
+def draws_of(images: int, classes: int, most: int) -> int:
+    """Fewer where one takes longer."""
+    return max(1, most // {1: 1, 5: 1, 20: 2, 80: 4}[classes] // (2 if images == 1000 else 1))
+
+
+def read(file: Path) -> dict[tuple[str, int, int, str], dict[str, Counts]]:
+    """What `main` appended to the file, by measure, images, classes and population.
+
+    A last line without its end is taken away.
+    """
+    found: dict[tuple[str, int, int, str], dict[str, Counts]] = {}
+    if not file.is_file():
+        return found
+    lines = file.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        file.write_text("".join(lines[:-1]))
+        lines.pop()
+    for line in lines:
+        entry = json.loads(line)
+        key = (entry["measure"], entry["images"], entry["classes"], entry["population"])
+        found[key] = {name: Counts(*entry["counts"][name]) for name in NAMES}
+    return found
+
+
+def tables(found: dict[tuple[str, int, int, str], dict[str, Counts]]) -> Iterator[str]:
+    """Lines of Markdown; each share is of three populations together."""
+    for measure in MEASURES:
+        yield f"| {measure} | populations | draws | " + " | ".join(NAMES) + " |"
+        yield "|---|---|---|" + "---|" * len(NAMES)
+        for images, classes in sorted(SIZES):
+            for title, names in (("first", FIRST), ("fresh", FRESH)):
+                each = [found.get((measure, images, classes, name)) for name in names]
+                known = [counts for counts in each if counts]
+                if not known:
+                    continue
+                pooled = [sum((counts[name] for counts in known), Counts()) for name in NAMES]
+                title = title if len(known) == 3 else f"{len(known)} {title}"
+                columns = " | ".join(map(str, pooled))
+                yield f"| {images:,} x {classes} | {title} | {pooled[0].draws} | {columns} |"
+        yield ""
+
+
+def main(command: Sequence[str] | None = None) -> None:
+    """Append each cell to a file, leaving out those that it has; then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("file", type=Path, help="where results are appended, a JSON line a cell")
+    parser.add_argument("--draws", type=int, default=200, help="of a small cell")
     parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
     parser.add_argument("--classes", type=int, nargs="*", default=list(FREQUENCIES))
-    arguments = parser.parse_args()
-    for title, measure in (("held", coverage), ("equal pairs", equal_pairs)):
-        print(f"| {title} | " + " | ".join(NAMES) + " |\n|" + "---|" * (len(NAMES) + 1))
-        for images in arguments.images:
-            for classes in arguments.classes:
-                for name, population in POPULATIONS.items():
-                    start = time.perf_counter()
-                    counts = measure(population, FREQUENCIES[classes], images, arguments.draws)
-                    cells = " | ".join(str(counts[metric]) for metric in NAMES)
-                    took = f"<!-- {time.perf_counter() - start:.0f} s -->"
-                    print(f"| {images} x {classes} {name} | {cells} | {took}", flush=True)
+    arguments = parser.parse_args(command)
+    known = read(arguments.file)
+    todo = []
+    for measure, images, classes in cells():
+        for name in POPULATIONS:
+            wanted = images in arguments.images and classes in arguments.classes
+            if wanted and (measure, images, classes, name) not in known:
+                todo.append((measure, images, classes, name))
+
+    start = time.perf_counter()
+    for i, (measure, images, classes, name) in enumerate(todo):
+        draws = draws_of(images, classes, arguments.draws)
+        counts = MEASURES[measure](POPULATIONS[name], classes, images, draws)
+        entry = {"measure": measure, "images": images, "classes": classes, "population": name}
+        listed = {metric: astuple(each) for metric, each in counts.items()}
+        with arguments.file.open("a") as file:
+            file.write(json.dumps(entry | {"counts": listed}) + "\n")
+        minutes = (time.perf_counter() - start) / 60
+        text = f"{i + 1} of {len(todo)}, {minutes:.1f} min: {measure}, {images} x {classes} {name}"
+        print(text, file=sys.stderr, flush=True)
+    print("\n".join(tables(read(arguments.file))))
 
 
 if __name__ == "__main__":
