@@ -107,6 +107,10 @@ FAMILIES = {
         contract="retina_dist.tracking.loggers.MetricLogger",
         settings="retina_dist.tracking.settings.LoggingConfig",
         key="",
+        entries={
+            "csv": "retina_dist.tracking.loggers.CsvLogger",
+            "tensorboard": "retina_dist.tracking.loggers.TensorBoardLogger",
+        },
     ),
 }
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,28 +143,26 @@ class Resampled:
         Raises:
             DataError: the file cannot be read.
         """
-        if not (folder / FILE).is_file():
+        file = folder / FILE
+        if not file.is_file():
             return None
         try:
-            with np.load(folder / FILE, allow_pickle=False) as content:
+            with np.load(file, allow_pickle=False) as content:
                 if "samples" in content and "reasons" not in content:
                     return None
-                names = content["names"].tolist()
-                values = dict(zip(names, content["values"].tolist(), strict=True))
-                samples = dict(zip(names, content["samples"], strict=True))
-                reasons = dict(zip(names, content["reasons"].tolist(), strict=True))
-                return cls(str(content["images"]), values, samples, reasons)
-        except (
-            OSError,
-            EOFError,
-            KeyError,
-            TypeError,
-            ValueError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+                arrays = dict(content)
+            values = arrays["values"]
+            samples = arrays["samples"]
+            is_series = samples.ndim == 2 or samples.size == 0
+            if not is_series or {values.dtype.kind, samples.dtype.kind} != {"f"}:
+                raise ValueError("it holds no resamples")
+            names = arrays["names"].tolist()
+            of_names = (values.tolist(), samples, arrays["reasons"].tolist())
+            columns = [dict(zip(names, column, strict=True)) for column in of_names]
+            return cls(str(arrays["images"]), *columns)
+        except Exception as error:  # a damaged file can raise nearly anything
             raise DataError(
-                f"{folder / FILE} cannot be read ({first_line(error)}); remove or repair it."
+                f"{file} cannot be read ({first_line(error)}); remove or repair it."
             ) from error
 
 

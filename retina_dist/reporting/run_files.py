@@ -8,8 +8,8 @@ is one sentence that names it.
 from __future__ import annotations
 
 import base64
-import csv
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ from retina_dist.base.errors import DataError, first_line
 from retina_dist.base.files import open_regular, read_bytes
 from retina_dist.base.settings import flattened
 from retina_dist.base.yaml_files import load_yaml
-from retina_dist.reporting.intervals import FILE, Resampled
+from retina_dist.reporting.intervals import Resampled
+from retina_dist.tracking.loggers import STEP, read_rows
 
 FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
 LISTS = ("worst", "confident", "best")  # of images in analysis.json
 MAX_LISTED = 6  # images of a list that are shown
 MAX_POINTS = 1500  # of a curve
 MAX_PICTURE = 8 << 20  # bytes of an image in a report
-STEP = "step"
 
 T = TypeVar("T")
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]  # finite, as JSON and charts need it
@@ -293,8 +293,10 @@ class RunFiles:
         self.details = read_typed(folder / "details.json", Details, Details())
         self.analysis = read_typed(folder / "analysis.json", Analysis, None)
         self.series: dict[str, Series] = {}
-        if (folder / "metrics.csv").is_file():
-            self.series = read_series(folder / "metrics.csv")
+        file = folder / "metrics.csv"
+        if file.is_file():
+            with reading(file):
+                self.series = read_series(inside(file))
 
     def _settings(self) -> dict[str, str]:
         file = self.folder / "config.yaml"
@@ -384,7 +386,7 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (OSError, ValueError, RecursionError, OverflowError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, OverflowError) as error:
         raise DataError(
             f"{file} cannot be read ({first_line(error)}); remove or repair it."
         ) from error
@@ -403,28 +405,12 @@ def read_typed(file: Path, kind: type[T], missing: Any) -> T:
         return msgspec.convert(content, kind)
 
 
-def load_resamples(folder: Path) -> Resampled | None:
-    """`Resampled.load`, with arrays that can be computed with. Raises DataError."""
-    try:
-        resampled = Resampled.load(folder)
-    except (MemoryError, OverflowError) as error:  # a header may claim any size
-        raise DataError(f"{folder / FILE} cannot be read; remove or repair it.") from error
-    if resampled is None:
-        return None
-    for name, samples in resampled.samples.items():
-        is_series = samples.dtype.kind == "f" and samples.ndim == 1
-        if not (is_series and isinstance(resampled.values[name], float)):
-            raise DataError(f"{folder / FILE} holds no resamples; remove or repair it.")
-    return resampled
-
-
 def are_paired(first: Resampled | None, second: Resampled | None, metric: str) -> bool:
     """Whether both results have the metric in the same resamples of the same images."""
     if first is None or second is None or first.images != second.images:
         return False
-    if metric not in first.samples or metric not in second.samples:
-        return False
-    return len(first.samples[metric]) == len(second.samples[metric])
+    one = first.samples.get(metric, ())
+    return len(one) > 0 and len(one) == len(second.samples.get(metric, ()))
 
 
 def inside(file: Path) -> Path:
@@ -448,57 +434,35 @@ def jpeg_source(file: Path) -> str | None:
 
 
 def read_series(file: Path) -> dict[str, Series]:
-    """Each metric of a metrics.csv, thinned while it is read, so that memory and time grow with the
-    rows alone.
+    """Each metric of a metrics.csv, thinned while it is read.
 
-    Rows that fill the same columns are thinned together: the few of the validations stay beside the
-    many of the steps. Raises DataError unless a CsvLogger wrote the file.
+    Rows that fill the same columns are thinned together, to an even choice with the first and the
+    last: the few of the validations stay beside the many of the steps. Raises DataError unless a
+    CsvLogger wrote the file.
     """
-    series: dict[str, Series] = {}
-    with reading(file), inside(file).open(encoding="utf-8", newline="") as lines:
-        rows = csv.reader(
-            line for line in lines if line.endswith("\n")
-        )  # a killed run cuts the last
-        header = next(rows, [STEP])
-        if header[:1] != [STEP]:
-            raise DataError(
-                f"{file}: the first column is not '{STEP}'; "
-                "give a run's metrics.csv or move this file away."
-            )
-        for row in _thinned_rows(rows, len(header)):
-            step = int(row[0])
-            if step > 2**53:
-                raise ValueError(f"step {row[0][:20]}")
-            for name, text in zip(header[1:], row[1:], strict=True):
-                if text:
-                    each = series.setdefault(name, Series())
-                    each.steps.append(step)
-                    each.values.append(float(text))
-    return series
-
-
-def _thinned_rows(rows: Iterator[list[str]], width: int) -> list[list[str]]:
-    """The rows in their order, of each set of filled columns an even choice of at most 2 x
-    MAX_POINTS and the last.
-    """
-    kept: dict[bytes, dict[int, list[str]]] = {}
-    counts: dict[bytes, list[int]] = {}  # the rows so far, and of how many one is kept
-    last: dict[bytes, tuple[int, list[str]]] = {}
-    for number, row in enumerate(rows):
-        if len(row) != width or not row[0].isdecimal():
+    totals = Counter(tuple(cells) for cells in _filled(file))
+    seen: Counter[tuple[str, ...]] = Counter()
+    series: dict[str, Series] = defaultdict(Series)
+    for cells in _filled(file):
+        key = tuple(cells)
+        place = seen[key] * MAX_POINTS
+        span = max(1, totals[key] - 1)
+        seen[key] += 1
+        if place // span == (place - MAX_POINTS) // span:
             continue
-        filled = bytes(map(bool, row))
-        chosen = kept.setdefault(filled, {})
-        count = counts.setdefault(filled, [0, 1])
-        if count[0] % count[1] == 0:
-            chosen[number] = row
-            if len(chosen) == MAX_POINTS:
-                kept[filled] = {place: chosen[place] for place in list(chosen)[::2]}
-                count[1] *= 2
-        count[0] += 1
-        last[filled] = number, row
 
-    chosen = dict(last.values())
-    for each in kept.values():
-        chosen |= each
-    return [chosen[number] for number in sorted(chosen)]
+        step = int(cells.pop(STEP))
+        if step > 2**53:
+            raise ValueError(f"a step has {len(str(step))} digits")
+        for name, text in cells.items():
+            series[name].steps.append(step)
+            series[name].values.append(float(text))
+    return dict(series)
+
+
+def _filled(file: Path) -> Iterator[dict[str, str]]:
+    """The cells of each row that are not empty, by column."""
+    rows = read_rows(file)
+    header = next(rows)
+    for row in rows:
+        yield {name: text for name, text in zip(header, row, strict=True) if text}

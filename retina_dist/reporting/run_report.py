@@ -11,9 +11,9 @@ from pathlib import Path
 
 from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
-from retina_dist.reporting.intervals import Interval
+from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.page import REPORT, format_number, write_page
-from retina_dist.reporting.run_files import Metric, RunFiles, are_paired, load_resamples
+from retina_dist.reporting.run_files import Metric, RunFiles, are_paired
 
 
 @dataclass
@@ -80,8 +80,8 @@ def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
 
     The interval is of pairs of resamples, where both were validated on the same images.
     """
-    before = load_resamples(first.folder)
-    after = load_resamples(second.folder)
+    before = Resampled.load(first.folder)
+    after = Resampled.load(second.folder)
     apart: dict[str, Interval] = {}
     if before and after:
         for key in before.values:

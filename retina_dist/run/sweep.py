@@ -45,7 +45,7 @@ from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.run_config import RunConfig
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
-from retina_dist.reporting.run_files import Result, are_paired, load_resamples, read_typed
+from retina_dist.reporting.run_files import Result, are_paired, read_typed
 from retina_dist.run.records import LOSS, RESULT, read_result
 from retina_dist.run.resume import CHECKPOINTS
 from retina_dist.strategies.launch_environment import detect_launch
@@ -400,7 +400,7 @@ def _resamples_of(row: SweepRow, metric: str) -> Resampled | None:
     if not row.ended_well:
         return None
     try:
-        resampled = load_resamples(row.folder)
+        resampled = Resampled.load(row.folder)
     except DataError:  # the other jobs are compared all the same
         return None
     if resampled and resampled.values.get(metric, math.nan) == row.result.best:

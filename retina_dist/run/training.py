@@ -26,7 +26,7 @@ from retina_dist.base.errors import (
     set_status,
 )
 from retina_dist.base.files import write_json
-from retina_dist.base.registry import class_of, is_custom
+from retina_dist.base.registry import class_of, is_custom, lookup, names
 from retina_dist.base.text import as_override
 from retina_dist.config.run_config import RunConfig, changed_settings
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
@@ -44,12 +44,7 @@ from retina_dist.run.resume import Run, checkpoint_folder
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.tracking.callbacks import Callback, CallbackList, TrainingStart
 from retina_dist.tracking.console import Console, print_redacted
-from retina_dist.tracking.loggers import (
-    CsvLogger,
-    LoggerCollection,
-    MetricLogger,
-    TensorBoardLogger,
-)
+from retina_dist.tracking.loggers import LoggerCollection, MetricLogger, TensorBoardLogger
 from retina_dist.tracking.mlflow import MlflowRun
 from retina_dist.tracking.progress import Progress
 
@@ -108,7 +103,7 @@ class Training:
         return metrics
 
     def _loggers(self, console: Console, mlflow: MlflowRun) -> list[Callback]:
-        """Progress, metrics.csv, MLflow, TensorBoard and a custom logger, on the main rank."""
+        """Progress, the package's loggers, a custom one and MLflow, on the main rank."""
         if not self.strategy.is_main:
             return []
         settings = self.config.logging
@@ -124,13 +119,13 @@ class Training:
         )
         console.write = progress.write
         console.beat = progress.beat
-        loggers: list[MetricLogger] = [CsvLogger(folder / "metrics.csv", step)]
+        kinds = [lookup("logger", name) for name in names("logger")]
+        kinds = [kind for kind in kinds if kind.settings.is_on(settings)]
+        if is_custom(settings):
+            kinds.append(class_of(settings))
+        loggers: list[MetricLogger] = [kind(settings, folder, step) for kind in kinds]
         if mlflow.is_started:
             loggers.append(mlflow)
-        if settings.tensorboard:
-            loggers.append(TensorBoardLogger(folder / "tensorboard", step))
-        if is_custom(settings):
-            loggers.append(class_of(settings)(settings, folder, step))
         heard = [each for each in loggers if isinstance(each, Callback)]
         return [progress, LoggerCollection(*loggers), *heard]
 
@@ -261,7 +256,7 @@ class Training:
         changed = {key: value for key, value, _ in changed_settings(self.config)}
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         images = sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")])
-        tensorboard = TensorBoardLogger(folder / "tensorboard", step)
+        tensorboard = TensorBoardLogger(self.config.logging, folder, step)
         tensorboard.log_results(changed, finite, images, step)
         tensorboard.close()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.base.files import write_csv
 from retina_dist.base.text import NUMBER
 from retina_dist.tracking.callbacks import Callback
+from retina_dist.tracking.settings import LoggerSettings, TensorBoardSettings
 
 STEP = "step"
 
@@ -26,9 +27,9 @@ STEP = "step"
 class MetricLogger(Protocol):
     """Logs metrics, on the main rank.
 
-    An entry of the group `logging` may name a class of this kind, which is called as
-    CLASS(settings, folder, resume_step): its `settings` are below `LoggingConfig`, `folder` is the
-    run's, `resume_step` is None in a fresh run.
+    A class of this kind is called as CLASS(settings, folder, resume_step): `folder` is the run's,
+    `resume_step` is None in a fresh run. The `settings` of one that an entry of the group `logging`
+    names are below `LoggingConfig`.
     """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
@@ -79,20 +80,25 @@ class CsvLogger(MetricLogger):
     half-written last row; else an existing file is replaced.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
-        self.path = path
-        columns = [STEP]
-        rows: list[dict[str, str]] = []
-        if resume_step is not None and path.exists():
-            columns, rows = _read_rows(path)
-            rows = [row for row in rows if int(row[STEP]) <= resume_step]
-        self._rewrite(columns, rows)
+    settings = LoggerSettings
+
+    def __init__(
+        self, settings: LoggerSettings, folder: Path, resume_step: int | None = None
+    ) -> None:
+        self.path = folder / "metrics.csv"
+        self._columns = [STEP]
+        rows: list[list[str]] = []
+        if resume_step is not None and self.path.exists():
+            self._columns, *rows = read_rows(self.path)
+            rows = [row for row in rows if int(row[0]) <= resume_step]
+        write_csv(self.path, [self._columns, *rows])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         new = [name for name in metrics if name not in self._columns]
         if new:
-            columns, rows = _read_rows(self.path)
-            self._rewrite(columns + new, rows)
+            header, *rows = read_rows(self.path)
+            self._columns = header + new
+            write_csv(self.path, [self._columns, *(row + [""] * len(new) for row in rows)])
         # repr gives every digit: the values read back are exact
         values = {name: repr(float(value)) for name, value in metrics.items()}
         with self.path.open("a", newline="", encoding="utf-8") as file:
@@ -100,22 +106,19 @@ class CsvLogger(MetricLogger):
                 {STEP: step, **values}
             )
 
-    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
-        filled = [[row.get(name, "") for name in columns] for row in rows]
-        write_csv(self.path, [columns, *filled])
-        self._columns = columns
 
+class TensorBoardLogger(MetricLogger):
+    """Scalars for TensorBoard; with `resume_step`, later steps of the earlier run are purged."""
 
-class TensorBoardLogger:
-    """Scalars for TensorBoard; with `resume_step`, the later steps of the earlier run
-    are purged.
-    """
+    settings = TensorBoardSettings
 
-    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+    def __init__(
+        self, settings: TensorBoardSettings, folder: Path, resume_step: int | None = None
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if resume_step is None else resume_step + 1
-        self._writer = SummaryWriter(folder, purge_step=purge_step, flush_secs=30)
+        self._writer = SummaryWriter(folder / "tensorboard", purge_step=purge_step, flush_secs=30)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -145,39 +148,26 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-def read_metrics(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Metric name -> (steps, values) in the order logged. Raises DataError unless a CsvLogger wrote
-    the file.
+def read_rows(path: Path) -> Iterator[list[str]]:
+    """The columns of a CsvLogger's file, then its complete rows, without one cut short by a killed
+    run or a full disk.
+
+    Raises DataError for the file of someone else.
     """
-    series: dict[str, tuple[list[int], list[float]]] = {}
-    for row in _read_rows(path)[1]:
-        step = int(row.pop(STEP))
-        for name, text in row.items():
-            if text:
-                steps, values = series.setdefault(name, ([], []))
-                steps.append(step)
-                values.append(float(text))
-    return series
-
-
-def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the complete rows, without one cut short by a killed run or a full disk."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(line for line in file if line.endswith("\n"))
+            header = next(rows, [STEP])
+            if header[:1] != [STEP]:
+                raise DataError(
+                    f"{path}: the first column is not '{STEP}'; "
+                    "give a run's metrics.csv or move this file away."
+                )
+            yield header
+            for row in rows:
+                if len(row) == len(header) and row[0].isdecimal():
+                    yield row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{path}: cannot read the metrics ({error}); give a run's metrics.csv."
         ) from error
-    complete = text[: text.rfind("\n") + 1]
-    header, *lines = list(csv.reader(complete.splitlines())) or [[STEP]]
-    if header[:1] != [STEP]:
-        raise DataError(
-            f"{path}: the first column is not '{STEP}'; "
-            "give a run's metrics.csv or move this file away."
-        )
-    rows = [
-        dict(zip(header, line, strict=True))
-        for line in lines
-        if len(line) == len(header) and line[0].isdecimal()
-    ]
-    return header, rows

@@ -27,7 +27,7 @@ from retina_dist.base.files import PathOrUrl, read_bytes, write_json
 from retina_dist.base.redaction import redacted
 from retina_dist.base.text import format_duration, pluralize
 from retina_dist.tracking.loggers import MetricLogger
-from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
+from retina_dist.tracking.settings import MLFLOW_PARENT, MlflowSettings
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ CLIENT = {
 }
 
 
-def tracking_server(settings: LoggingConfig) -> str | None:
+def tracking_server(settings: MlflowSettings) -> str | None:
     """The URI of the MLflow server to use, None without one.
 
     `logging.mlflow=auto` logs why a named server is not used; `true` raises ConfigError.
@@ -116,7 +116,7 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
     repeated while it is away. It warns of the first failure, and at the end of missing values.
     """
 
-    def __init__(self, settings: LoggingConfig) -> None:
+    def __init__(self, settings: MlflowSettings) -> None:
         self.settings = settings
         self.is_started = False
         self._run: Any = None

@@ -8,19 +8,35 @@ from typing import ClassVar
 from retina_dist.base.arguments import KnownArguments
 from retina_dist.base.settings import setting
 
-MLFLOW_PARENT = (
-    "RETINA_DIST_MLFLOW_PARENT"  # environment: the parent of the MLflow runs of a sweep's jobs
-)
+# environment: the parent of the MLflow runs of a sweep's jobs
+MLFLOW_PARENT = "RETINA_DIST_MLFLOW_PARENT"
 
 
 @dataclass
-class LoggingConfig(KnownArguments):
-    """What a run writes beside its checkpoints."""
+class LoggerSettings(KnownArguments):
+    """Base of the settings of a logger, whose class has them as `settings`."""
 
     family: ClassVar[str] = "logger"
 
+    def is_on(self) -> bool:
+        """Whether a run makes the logger."""
+        return True
+
+
+@dataclass
+class TensorBoardSettings(LoggerSettings):
+    """Settings of the events for TensorBoard."""
+
     tensorboard: bool = True
-    plots: bool = setting(True, "first_batch.jpg and report.html")
+
+    def is_on(self) -> bool:
+        return self.tensorboard
+
+
+@dataclass
+class MlflowSettings(LoggerSettings):
+    """Settings of the MLflow run."""
+
     mlflow: str = setting(
         "auto", "auto: if a server is named and mlflow installed", choices=("auto", "true", "false")
     )
@@ -36,3 +52,10 @@ class LoggingConfig(KnownArguments):
         None, "MLflow's experiment; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist"
     )
     run_name: str | None = setting(None, "MLflow's name of the run; null: the run folder's")
+
+
+@dataclass
+class LoggingConfig(MlflowSettings, TensorBoardSettings):
+    """What a run writes beside its checkpoints: the settings of all loggers of the package."""
+
+    plots: bool = setting(True, "first_batch.jpg and report.html")

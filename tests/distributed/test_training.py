@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.tracking.loggers import read_metrics
 from tests.commands import run_command, run_process
 from tests.distributed.ranks import ROOT, launched
 from tests.e2e.conftest import SMALL
+from tests.metric_files import read_metrics
 
 MODULE = "tests.distributed.float64"
 GOLDEN = ROOT / "tests" / "golden" / "losses.json"

@@ -24,11 +24,11 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.run.assemble import train
 from retina_dist.tracking import mlflow as mlflow_run
-from retina_dist.tracking.loggers import read_metrics
 from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
 from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
 from tests.commands import free_port, wait_for
 from tests.e2e.conftest import SMALL
+from tests.metric_files import read_metrics
 
 NEEDED = (
     "mlflow",

@@ -13,7 +13,7 @@ import pytest
 
 from retina_dist.config.compose import load_config
 from retina_dist.run.assemble import train
-from retina_dist.tracking.loggers import read_metrics
+from tests.metric_files import read_metrics
 from tests.plugins.test_plugins import FOUND, HERE, documented
 
 CHOSEN = [FOUND, "task=discs", "logging=jsonl", "logging.digits=3"]

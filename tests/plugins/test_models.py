@@ -21,7 +21,7 @@ from retina_dist.detection.task import DetectionTask
 from retina_dist.run.assemble import train
 from retina_dist.task.predictor import task_of
 from retina_dist.testing.task_contract import task_contract
-from retina_dist.tracking.loggers import read_metrics
+from tests.metric_files import read_metrics
 from tests.plugins.test_plugins import FOUND, documented
 
 CHOSEN = [FOUND, "data=parity", "model=cells"]

@@ -28,9 +28,9 @@ from retina_dist.detection.splits import read_split
 from retina_dist.detection.task import DetectionTask
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, why_missing
-from retina_dist.tracking.loggers import read_metrics
 from tests.chaos import differences
 from tests.commands import run_command, run_process
+from tests.metric_files import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -23,7 +23,9 @@ from retina_dist.classification.metrics import (
 from retina_dist.classification.samples import Samples
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import Job, ThreadRank
-from retina_dist.tracking.loggers import CsvLogger, LoggerCollection, read_metrics
+from retina_dist.tracking.loggers import CsvLogger, LoggerCollection
+from retina_dist.tracking.settings import LoggerSettings
+from tests.metric_files import read_metrics
 
 
 def rows(*items: tuple[int, int, int, float, float]) -> np.ndarray:
@@ -94,7 +96,7 @@ def test_a_metric_with_an_empty_denominator_is_nan_and_in_no_log(
     assert {name for name, value in found.to_dict().items() if value is None} == {
         n[4:] for n in undefined
     }
-    logger = LoggerCollection(CsvLogger(tmp_path / "metrics.csv"))
+    logger = LoggerCollection(CsvLogger(LoggerSettings(), tmp_path))
     logger.on_validation(found.metrics, 1)
     assert set(read_metrics(tmp_path / "metrics.csv")) == set(METRICS + BINARY) - undefined
 

@@ -26,6 +26,7 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import differences, write_report
 from retina_dist.tracking.loggers import CsvLogger
+from retina_dist.tracking.settings import LoggerSettings
 from tests import browser
 
 pytest.importorskip("plotly", reason='needs pip install "retina-dist[analysis]"')
@@ -37,7 +38,7 @@ NASTY = '</script><img src=x onerror="window.broken=1">'  # a class, a file and 
 
 def write_run(folder: Path, task: str = "detection", lr: float = 0.01) -> Path:
     """A run folder with everything that a report reads."""
-    logger = CsvLogger(folder / "metrics.csv")
+    logger = CsvLogger(LoggerSettings(), folder)
     for step in range(1, 301):
         wild = 1000.0 if step == 3 else math.inf if step == 4 else 1.0
         logger.log({"train/loss": wild, "train/loss_boxes": 0.5, "train/loss_classes": 0.5}, step)
@@ -131,7 +132,7 @@ def test_curves_show_what_is_usual_and_every_metric(tmp_path: Path) -> None:
 
 
 def test_long_curves_are_thinned_to_their_ends(tmp_path: Path) -> None:
-    logger = CsvLogger(tmp_path / "metrics.csv")
+    logger = CsvLogger(LoggerSettings(), tmp_path)
     logger.path.write_text("step,train/loss\n" + "".join(f"{i},{i}\n" for i in range(1, 10_001)))
     chart = next(curves([RunFiles(tmp_path)]))
     assert 1000 < len(chart.data[0]["x"]) == len(chart.data[1]["y"]) < 1600

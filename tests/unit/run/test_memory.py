@@ -27,7 +27,7 @@ from retina_dist.run.build import build_plan, build_state, build_train_step
 from retina_dist.run.memory import MemoryEstimate, MemoryPlan, StepMemory, plan_memory
 from retina_dist.strategies.devices import CONTEXT_GIB, GPUS, find_gpu, memory_of
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.tracking.loggers import read_metrics
+from tests.metric_files import read_metrics
 from tests.unit.strategies.test_strategy_base import on_ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -14,7 +14,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.run.assemble import fit
 from retina_dist.testing.thread_ranks import on_ranks
 from retina_dist.tracking.callbacks import CallbackError, CallbackList, TrainingStart
-from retina_dist.tracking.loggers import read_metrics
+from tests.metric_files import read_metrics
 
 SMALL = [
     "data=synthetic",

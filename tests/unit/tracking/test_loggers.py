@@ -8,8 +8,9 @@ from retina_dist.tracking.loggers import (
     CsvLogger,
     LoggerCollection,
     TensorBoardLogger,
-    read_metrics,
 )
+from retina_dist.tracking.settings import LoggerSettings, TensorBoardSettings
+from tests.metric_files import read_metrics
 
 
 class Recorder:
@@ -28,20 +29,24 @@ def path(tmp_path):
     return tmp_path / "run" / "metrics.csv"
 
 
+def csv_logger(path, resume_step=None):
+    return CsvLogger(LoggerSettings(), path.parent, resume_step)
+
+
 def lines(path):
     return path.read_text().splitlines()
 
 
 def test_undefined_metrics_reach_no_logger(path):
     events = []
-    logger = LoggerCollection(CsvLogger(path), Recorder(events, "other"))
+    logger = LoggerCollection(csv_logger(path), Recorder(events, "other"))
     logger.on_validation({"coco/AP": 0.5, "coco/APl": math.nan, "val/loss": math.inf}, 3)
     assert lines(path) == ["step,coco/AP,val/loss", "3,0.5,inf"]
     assert [sorted(metrics) for _, metrics, _ in events] == [["coco/AP", "val/loss"]]
 
 
 def test_csv_has_a_row_per_log_at_once_and_empty_cells_where_nothing_was_logged(path):
-    logger = CsvLogger(path)
+    logger = csv_logger(path)
     logger.log({"train/loss": 1.5, "train/lr": 0.01}, 10)
     logger.log({"train/lr": 0.02}, 20)
     assert lines(path) == ["step,train/loss,train/lr", "10,1.5,0.01", "20,,0.02"]  # before close
@@ -55,17 +60,17 @@ def test_csv_has_a_row_per_log_at_once_and_empty_cells_where_nothing_was_logged(
     assert [file.name for file in path.parent.iterdir()] == [
         "metrics.csv"
     ]  # nothing temporary left
-    CsvLogger(path).log({"new": 2.0}, 10)
+    csv_logger(path).log({"new": 2.0}, 10)
     assert lines(path) == ["step,new", "10,2.0"]
 
 
 def test_csv_resume_drops_later_rows_and_keeps_columns(path):
-    first = CsvLogger(path)
+    first = csv_logger(path)
     first.log({"train/loss": 3.0}, 10)
     first.log({"train/loss": 2.0}, 20)
     first.log({"coco/AP": 0.1}, 20)
     first.log({"train/loss": 1.0, "val/loss": 7.0}, 30)
-    resumed = CsvLogger(path, resume_step=20)
+    resumed = csv_logger(path, 20)
     resumed.log({"coco/AP": 0.2, "train/loss": 1.1}, 30)
     assert lines(path) == [
         "step,train/loss,coco/AP,val/loss",
@@ -78,10 +83,10 @@ def test_csv_resume_drops_later_rows_and_keeps_columns(path):
 
 @pytest.mark.parametrize("tail", ["20", "20,1.5,0.0"])
 def test_csv_resume_survives_a_row_that_was_cut_short(path, tail):
-    CsvLogger(path).log({"train/loss": 3.0, "train/lr": 0.01}, 10)
+    csv_logger(path).log({"train/loss": 3.0, "train/lr": 0.01}, 10)
     with path.open("a") as file:
         file.write(tail)  # no end of line: nobody knows whether the last number is complete
-    CsvLogger(path, resume_step=20).log({"train/loss": 2.0}, 30)
+    csv_logger(path, 20).log({"train/loss": 2.0}, 30)
     assert lines(path) == ["step,train/loss,train/lr", "10,3.0,0.01", "30,2.0,"]
 
 
@@ -89,12 +94,12 @@ def test_csv_resume_refuses_a_file_of_someone_else(path):
     path.parent.mkdir()
     path.write_text("name,age\nAda,36\n")
     with pytest.raises(DataError, match="first column is not 'step'"):
-        CsvLogger(path, resume_step=20)
+        csv_logger(path, 20)
     assert path.read_text() == "name,age\nAda,36\n"
 
 
 def test_metrics_that_cannot_be_written(path):
-    logger = LoggerCollection(CsvLogger(path))
+    logger = LoggerCollection(csv_logger(path))
     path.unlink()
     path.mkdir()
     with pytest.raises(
@@ -104,7 +109,7 @@ def test_metrics_that_cannot_be_written(path):
 
 
 def test_read_metrics_gives_back_every_digit(path):
-    logger = LoggerCollection(CsvLogger(path))
+    logger = LoggerCollection(csv_logger(path))
     for step, value in enumerate([1 / 3, 1e-30, math.inf, math.nan]):
         logger.on_log({"a": value}, step)
     logger.on_log({"b": 5}, 4)
@@ -114,11 +119,11 @@ def test_read_metrics_gives_back_every_digit(path):
 def test_tensorboard_logger_hides_what_was_logged_after_the_resume_step(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for resume_step, steps in ((None, (10, 20, 30)), (20, (25,))):
-        logger = TensorBoardLogger(tmp_path, resume_step)
+        logger = TensorBoardLogger(TensorBoardSettings(), tmp_path, resume_step)
         for step in steps:
             logger.log({"loss": 1.0}, step)
         logger.close()
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
     assert [event.step for event in events] == [10, 20, 25]
 
 
@@ -126,7 +131,7 @@ def test_tensorboard_gets_images_and_hyperparameters(tmp_path):
     """In the form that its page HPARAMS reads: the event files of one folder."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     Image.new("RGB", (40, 30), (10, 200, 30)).save(tmp_path / "first_batch.png")
-    logger = TensorBoardLogger(tmp_path / "tensorboard")
+    logger = TensorBoardLogger(TensorBoardSettings(), tmp_path)
     logger.log({"coco/AP": 0.5}, 7)
     logger.log_results(
         {"optimizer.lr": "1e-3", "data.name": "cells"},
