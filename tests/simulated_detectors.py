@@ -12,7 +12,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -204,6 +205,11 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.draws + other.draws, self.shown + other.shown, self.held + other.held)
 
+    @classmethod
+    def of(cls, interval: Interval, held: bool) -> Counts:
+        shown = not math.isnan(interval.low)
+        return cls(1, int(shown), int(shown and held))
+
     @property
     def share(self) -> float:
         return self.held / max(1, self.shown)
@@ -217,86 +223,73 @@ class Counts:
         return text if self.shown == self.draws else f"{text} ({self.shown / self.draws:.2f})"
 
 
-def coverage(population: Population, classes: int, images: int, draws: int) -> dict[str, Counts]:
-    """How often the intervals hold the true value, by metric."""
-    truth = true_metrics(population, classes)
-    counts = {name: Counts() for name in NAMES}
-    for seed in range(draws):
-        rng = np.random.default_rng([12, images, classes, seed])
-        ranked = draw(population, population.frequencies(classes), images, rng)[0]
-        found = resampled(ranked, images)
-        for name in NAMES:
-            bars = found.interval(f"coco/{name}")
-            held = bars.low <= truth[name] <= bars.high
-            counts[name] += Counts(1, int(not np.isnan(bars.low)), int(held))
-    return counts
-
-
-def differences(
-    population: Population, classes: int, images: int, draws: int, skill: float = 1.0
-) -> Iterator[dict[str, Interval]]:
-    """Of a detector minus one of another skill, on the same images."""
-    for seed in range(draws):
-        rng = np.random.default_rng([13, images, classes, seed])
+def pairs(
+    population: Population, classes: int, images: int, seeds: Iterable[int], skill: float = 1.0
+) -> Iterator[tuple[Resampled, Resampled]]:
+    """A detector and one of another skill on the same images, for each seed."""
+    for seed in seeds:
+        rng = np.random.default_rng([7, images, classes, seed])
         pair = draw(population, population.frequencies(classes), images, rng, (1.0, skill))
         first, second = (resampled(ranked, images) for ranked in pair)
-        yield {name: first.difference(second, f"coco/{name}") for name in NAMES}
+        yield first, second
 
 
-def equal_pairs(population: Population, classes: int, images: int, draws: int) -> dict[str, Counts]:
-    """How often the interval of the difference of two equally good detectors holds 0."""
-    counts = {name: Counts() for name in NAMES}
-    for gains in differences(population, classes, images, draws):
-        for name, gain in gains.items():
-            shown = not np.isnan(gain.low)
-            counts[name] += Counts(1, int(shown), int(shown and gain.holds_zero))
-    return counts
+def equal_pairs(
+    population: Population, classes: int, images: int, seeds: Iterable[int]
+) -> dict[str, dict[str, Counts]]:
+    """Whether an interval holds the true value, and that of a difference 0, by metric."""
+    truth = true_metrics(population, classes)
+    held = {name: Counts() for name in NAMES}
+    zero = {name: Counts() for name in NAMES}
+    for first, second in pairs(population, classes, images, seeds):
+        for name in NAMES:
+            bars = first.interval(f"coco/{name}")
+            gain = first.difference(second, f"coco/{name}")
+            held[name] += Counts.of(bars, bars.low <= truth[name] <= bars.high)
+            zero[name] += Counts.of(gain, gain.low <= 0 <= gain.high)
+    return {"held": held, "zero": zero}
 
 
 def unequal_pairs(
-    population: Population, classes: int, images: int, draws: int
-) -> dict[str, Counts]:
-    """How often the better of two detectors is told apart; their true AP differs by .03."""
+    population: Population, classes: int, images: int, seeds: Iterable[int]
+) -> dict[str, dict[str, Counts]]:
+    """Whether the better of two detectors is told apart; their true AP differs by .03."""
     skill = skill_below(population, classes, 0.03)
-    counts = {name: Counts() for name in NAMES}
-    for gains in differences(population, classes, images, draws, skill):
-        for name, gain in gains.items():
-            counts[name] += Counts(1, int(not np.isnan(gain.low)), int(gain.low > 0))
-    return counts
+    told = {name: Counts() for name in NAMES}
+    for first, second in pairs(population, classes, images, seeds, skill):
+        for name in NAMES:
+            gain = first.difference(second, f"coco/{name}")
+            told[name] += Counts.of(gain, gain.low > 0)
+    return {"told": told}
 
 
-MEASURES = {
-    "the interval holds the true value": coverage,
-    "the difference of equal detectors holds 0": equal_pairs,
-    "the better detector is told apart": unequal_pairs,
+TITLES = {
+    "held": "the interval holds the true value",
+    "zero": "the difference of two equal detectors holds 0",
+    "told": "a detector whose AP is better by .03 is told apart",
 }
 # (images, classes), the most important first.
-SIZES = [(200, 5), (100, 5), (1000, 5), (100, 1), (200, 20), (20, 5), (1000, 20), (20, 1)]
+SIZES = [(1000, 5), (200, 5), (100, 5), (100, 1), (200, 20), (1000, 20), (20, 5), (20, 1)]
 SIZES += [(200, 1), (100, 20), (1000, 1), (200, 80), (1000, 80), (100, 80), (20, 20), (20, 80)]
+DRAWS = {1: 50, 5: 50, 20: 25, 80: 5}  # in a round, by classes; half as many of 1,000 images
+Cell = tuple[str, int, int, str]
 
 
-def cells() -> Iterator[tuple[str, int, int]]:
-    """The measure, images and classes of each cell of the table, the most important first."""
-    coverage_name, equal, unequal = MEASURES
-    for images, classes in SIZES:
-        yield coverage_name, images, classes
-        if classes <= 20 and (images, classes) != (20, 20):  # else the mean has no interval
-            yield equal, images, classes
-        if images == 200 and classes <= 5:
-            yield unequal, images, classes
+def cells(rounds: int) -> Iterator[tuple[int, Cell, range]]:
+    """Round, measure and seeds of each cell of the tables, the most important first."""
+    for part in range(rounds):
+        for images, classes in SIZES:
+            draws = DRAWS[classes] // (2 if images == 1000 else 1)
+            seeds = range(part * draws, (part + 1) * draws)
+            for name in POPULATIONS:
+                yield part, ("equal", images, classes, name), seeds
+                if images == 200 and classes <= 5:
+                    yield part, ("unequal", images, classes, name), seeds
 
 
-def draws_of(images: int, classes: int, most: int) -> int:
-    """Fewer where one takes longer."""
-    return max(1, most // {1: 1, 5: 1, 20: 2, 80: 4}[classes] // (2 if images == 1000 else 1))
-
-
-def read(file: Path) -> dict[tuple[str, int, int, str], dict[str, Counts]]:
-    """What `main` appended to the file, by measure, images, classes and population.
-
-    A last line without its end is taken away.
-    """
-    found: dict[tuple[str, int, int, str], dict[str, Counts]] = {}
+def read(file: Path) -> dict[tuple[int, Cell], dict[str, dict[str, Counts]]]:
+    """What `main` appended to the file. A last line without its end is taken away."""
+    found: dict[tuple[int, Cell], dict[str, dict[str, Counts]]] = {}
     if not file.is_file():
         return found
     lines = file.read_text().splitlines(keepends=True)
@@ -304,27 +297,30 @@ def read(file: Path) -> dict[tuple[str, int, int, str], dict[str, Counts]]:
         file.write_text("".join(lines[:-1]))
         lines.pop()
     for line in lines:
-        entry = json.loads(line)
-        key = (entry["measure"], entry["images"], entry["classes"], entry["population"])
-        found[key] = {name: Counts(*entry["counts"][name]) for name in NAMES}
+        part, cell, content = json.loads(line)
+        counts = found[part, tuple(cell)] = {}
+        for kind, each in content.items():
+            counts[kind] = {name: Counts(*numbers) for name, numbers in each.items()}
     return found
 
 
-def tables(found: dict[tuple[str, int, int, str], dict[str, Counts]]) -> Iterator[str]:
+def tables(found: dict[tuple[int, Cell], dict[str, dict[str, Counts]]]) -> Iterator[str]:
     """Lines of Markdown; each share is of three populations together."""
-    for measure in MEASURES:
-        yield f"| {measure} | populations | draws | " + " | ".join(NAMES) + " |"
+    sums: dict[tuple[str, int, int, str, str], Counts] = defaultdict(Counts)
+    for (_, (_, images, classes, population)), counts in found.items():
+        group = "fresh" if population in FRESH else "first"
+        for kind, each in counts.items():
+            for name in NAMES:
+                sums[kind, images, classes, group, name] += each[name]
+    for kind, title in TITLES.items():
+        yield f"| {title} | populations | draws | " + " | ".join(NAMES) + " |"
         yield "|---|---|---|" + "---|" * len(NAMES)
         for images, classes in sorted(SIZES):
-            for title, names in (("first", FIRST), ("fresh", FRESH)):
-                each = [found.get((measure, images, classes, name)) for name in names]
-                known = [counts for counts in each if counts]
-                if not known:
-                    continue
-                pooled = [sum((counts[name] for counts in known), Counts()) for name in NAMES]
-                title = title if len(known) == 3 else f"{len(known)} {title}"
-                columns = " | ".join(map(str, pooled))
-                yield f"| {images:,} x {classes} | {title} | {pooled[0].draws} | {columns} |"
+            for group in ("first", "fresh"):
+                row = [sums[kind, images, classes, group, name] for name in NAMES]
+                if row[0].draws:
+                    start = f"| {images:,} x {classes} | {group} | {row[0].draws} | "
+                    yield start + " | ".join(map(str, row)) + " |"
         yield ""
 
 
@@ -332,28 +328,28 @@ def main(command: Sequence[str] | None = None) -> None:
     """Append each cell to a file, leaving out those that it has; then print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="where results are appended, a JSON line a cell")
-    parser.add_argument("--draws", type=int, default=200, help="of a small cell")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="of 50 draws of a small cell; 0: print"
+    )
     parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
     parser.add_argument("--classes", type=int, nargs="*", default=list(FREQUENCIES))
     arguments = parser.parse_args(command)
     known = read(arguments.file)
     todo = []
-    for measure, images, classes in cells():
-        for name in POPULATIONS:
-            wanted = images in arguments.images and classes in arguments.classes
-            if wanted and (measure, images, classes, name) not in known:
-                todo.append((measure, images, classes, name))
+    for part, cell, seeds in cells(arguments.rounds):
+        wanted = cell[1] in arguments.images and cell[2] in arguments.classes
+        if wanted and (part, cell) not in known:
+            todo.append((part, cell, seeds))
 
     start = time.perf_counter()
-    for i, (measure, images, classes, name) in enumerate(todo):
-        draws = draws_of(images, classes, arguments.draws)
-        counts = MEASURES[measure](POPULATIONS[name], classes, images, draws)
-        entry = {"measure": measure, "images": images, "classes": classes, "population": name}
-        listed = {metric: astuple(each) for metric, each in counts.items()}
+    for i, (part, cell, seeds) in enumerate(todo):
+        kind, images, classes, name = cell
+        measure = equal_pairs if kind == "equal" else unequal_pairs
+        counts = measure(POPULATIONS[name], classes, images, seeds)
         with arguments.file.open("a") as file:
-            file.write(json.dumps(entry | {"counts": listed}) + "\n")
+            file.write(json.dumps([part, cell, counts], default=astuple) + "\n")
         minutes = (time.perf_counter() - start) / 60
-        text = f"{i + 1} of {len(todo)}, {minutes:.1f} min: {measure}, {images} x {classes} {name}"
+        text = f"{i + 1} of {len(todo)}, {minutes:.1f} min: {kind}, {images} x {classes} {name}"
         print(text, file=sys.stderr, flush=True)
     print("\n".join(tables(read(arguments.file))))
 
