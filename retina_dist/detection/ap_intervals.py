@@ -173,9 +173,8 @@ def _precision(hits: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndar
     variance /= some
     lower = precision - np.sqrt(variance, out=variance)
     lower[own == 0] = 0  # of an image that is left out
-    for i in range(len(lower) - 2, -1, -1):
-        np.maximum(precision[i], lower[i + 1], out=precision[i])
-        np.maximum(lower[i], lower[i + 1], out=lower[i])
+    later = np.maximum.accumulate(lower[:0:-1])[::-1]
+    np.maximum(precision[:-1], later, out=precision[:-1])
     precision[counts == 0] = 0
     return precision
 
@@ -214,9 +213,7 @@ def _running_sums(
     taken = torch.from_numpy(images[picked[: bounds.max(initial=0)]])
     starts = torch.from_numpy(np.concatenate(([0], bounds[:-1]))[: len(places)])
     sums = embedding_bag(taken, torch.from_numpy(weights), starts, mode="sum").numpy()
-    for i in range(1, len(sums)):
-        sums[i] += sums[i - 1]
-    return np.asarray(sums)
+    return np.asarray(sums.cumsum(axis=0))
 
 
 def _mean_of_known(estimates: np.ndarray) -> np.ndarray:
