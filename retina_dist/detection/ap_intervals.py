@@ -220,11 +220,9 @@ def _mean_of_known(estimates: np.ndarray) -> np.ndarray:
     """[1 + G], the mean over the classes with objects of estimates [K, T, 1 + G]; NaN
     without one.
     """
-    known = np.isfinite(estimates)
-    counts = known.sum(axis=(0, 1))
-    total = np.where(known, estimates, 0).sum(axis=(0, 1))
-    with np.errstate(invalid="ignore"):
-        return np.asarray(total / counts)
+    counts = np.isfinite(estimates).sum(axis=(0, 1))
+    total = np.nansum(estimates, axis=(0, 1))
+    return np.asarray(total / np.where(counts, counts, np.nan))
 
 
 def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:
