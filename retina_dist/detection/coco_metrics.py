@@ -268,7 +268,7 @@ class CocoEvaluator(Evaluator[CocoResult]):
             raise DataError(
                 "no validation image could be read, so there is no metric.", collective=True
             )
-        images = len(self.val.coco["images"])
+        images = len(self.val.truth.images)
         missing = images - len(image_ids)
         if missing:
             logger.warning(f"{missing} of {images} validation images are left out of the metrics.")

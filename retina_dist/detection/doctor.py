@@ -22,7 +22,6 @@ from retina_dist.detection.readers.annotations import (
     CLIPPED,
     Annotations,
     box_faults,
-    boxes_of,
     clean,
     sizes_of,
 )
@@ -220,7 +219,7 @@ def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotati
         if check.size and not record.size:
             record = replace(record, width=check.size[0], height=check.size[1])
         records.append(record)
-    cleaned = clean(data.coco, records, data.categories)
+    cleaned = clean(data.truth, records, data.categories)
     return replace(cleaned, warnings=data.warnings, box_format=data.box_format)
 
 
@@ -257,21 +256,19 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
 
 def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     """A line on each faulty box, by its fault."""
-    row_of = {record.image_id: row for row, record in enumerate(data.records)}
-    entries = [entry for entry in data.coco["annotations"] if not entry["iscrowd"]]
-    rows = np.array([row_of[entry["image_id"]] for entry in entries], dtype=np.int64)
-    boxes = boxes_of(entries)
+    objects = data.truth.of_objects(~data.truth.crowd)
+    rows = objects.rows_in([record.image_id for record in data.records])
     faulty: dict[str, list[str]] = {}
-    for fault, mask in box_faults(boxes, sizes_of(data.records)[rows])[1].items():
+    for fault, mask in box_faults(objects.boxes, sizes_of(data.records)[rows])[1].items():
         examples = faulty[fault] = []
         for number in np.flatnonzero(mask).tolist():
             record = data.records[rows[number]]
-            box = ", ".join(f"{value:g}" for value in boxes[number])
+            box = ", ".join(f"{value:g}" for value in objects.boxes[number])
             size = "an unknown size"
             if record.width and record.height:
                 size = f"{record.width} x {record.height}"
             where = f"{record.file_name} of {size}"
-            examples.append(f"annotation {entries[number]['id']}: [{box}] in {where}")
+            examples.append(f"annotation {objects.ids[number]}: [{box}] in {where}")
     return faulty
 
 

@@ -119,8 +119,9 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     problem = implausible_boxes(annotations, "the ground truth")
     if problem:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
-    rows = read_results(Path(str(config.results)), annotations.coco)
-    return evaluate_rows(annotations.coco, rows), annotations
+    coco = annotations.coco
+    rows = read_results(Path(str(config.results)), coco)
+    return evaluate_rows(coco, rows), annotations
 
 
 def predictor_of(

@@ -114,7 +114,8 @@ def write_report_details(
     threshold of best F1.
     """
     records = {record.image_id: record for record in annotations.records}
-    names = {category["id"]: category["name"] for category in annotations.coco["categories"]}
+    coco = annotations.coco
+    names = {category["id"]: category["name"] for category in coco["categories"]}
 
     def read(image_id: int) -> Tensor:
         record = records[image_id]
@@ -122,7 +123,7 @@ def write_report_details(
 
     def marks(image_id: int, analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
         found = []
-        for entry in annotations.coco["annotations"]:
+        for entry in coco["annotations"]:
             if entry["image_id"] == image_id:
                 name = names[entry["category_id"]]
                 found.append({"kind": "object", "place": entry["bbox"], "text": name})

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
-from retina_dist.detection.readers.annotations import Annotations, boxes_of, column
+from retina_dist.detection.readers.annotations import Annotations, sizes_of
+from retina_dist.detection.readers.ground_truth import GroundTruth
 
 MIN_BOXES = 4  # Below this many boxes, do not guess how they were written.
 MIN_BOXES_CENTRED = 20  # nor below this many that x, y is a centre
@@ -19,13 +17,13 @@ def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
     Boxes read in the wrong form mostly leave their image or have no area, and fit when read in
     another. `data.box_format=xywh` overrules this judgement. Crowd regions do not count.
     """
-    entries = [entry for entry in part.coco["annotations"] if not entry["iscrowd"]]
-    boxes = boxes_of(entries)
+    objects = part.truth.of_objects(~part.truth.crowd)
+    boxes = objects.boxes
     if len(boxes) and (np.abs(boxes[:, 2:]) <= 1).all():
         remedy = "multiply shares of the image by its width and height"
         return "no box is larger than one pixel", remedy
 
-    misread = _misread(part, entries, boxes)
+    misread = _misread(part, objects)
     if misread is not None:
         return misread
 
@@ -36,21 +34,17 @@ def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
     return f"no box is left ({', '.join(causes)})", remedy
 
 
-def _misread(
-    part: Annotations, entries: Sequence[dict[str, Any]], boxes: np.ndarray
-) -> tuple[str, str] | None:
-    """The form in which most boxes would fit, and the remedy, where they do not as they were read.
-
-    `boxes` [n, 4] x, y, width, height are those of `entries`.
+def _misread(part: Annotations, objects: GroundTruth) -> tuple[str, str] | None:
+    """The form in which most boxes would fit, and the remedy, where they do not as they were
+    read.
     """
     if part.box_format == "xywh":
         return None
-    size_of = {record.image_id: (record.width, record.height) for record in part.records}
-    of_boxes = list(map(size_of.get, column(entries, "image_id")))
-    sizes = np.array(of_boxes, dtype=np.float64).reshape(-1, 2)
-    start = boxes[:, :2]
-    side = boxes[:, 2:]
-    known = sizes.min(axis=1, initial=np.inf) > 0
+    rows = objects.rows_in([record.image_id for record in part.records])
+    sizes = sizes_of(part.records)[rows]
+    start = objects.boxes[:, :2]
+    side = objects.boxes[:, 2:]
+    known = np.isfinite(sizes).all(axis=1)
     fits = _fits(start, start + side, sizes)
     share = fits[known].mean() if known.any() else 1.0
     if known.sum() < MIN_BOXES or share >= 0.9:

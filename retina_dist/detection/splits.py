@@ -67,13 +67,14 @@ def sized_coco(part: Annotations, max_pixels: int) -> dict[str, Any]:
     """The ground truth with width and height of each image whose file is there and small enough."""
     sized = fill_sizes(part.records, "skip", max_pixels).records
     size_of = {record.image_id: record for record in sized}
+    coco = part.coco
     images = []
-    for entry in part.coco["images"]:
+    for entry in coco["images"]:
         record = size_of.get(entry["id"])
         if record is not None:
             entry = {**entry, "width": record.width, "height": record.height}
         images.append(entry)
-    return part.coco | {"images": images}
+    return coco | {"images": images}
 
 
 def describe_split(part: Annotations) -> str:

@@ -88,10 +88,11 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
                 continue
             evaluator = detector.evaluator_of(annotations, data, strategy)
             rows, image_ids = evaluator.detect(detector.model)
-            ranked = suspects_of(annotations.coco, rows, image_ids)
+            coco = annotations.coco
+            ranked = suspects_of(coco, rows, image_ids)
             suspects = [each for each in ranked if each.suspicion >= MIN_SUSPICION]
             page = folder / f"suspicious_{split}.html"
-            write_proposals(annotations.coco, suspects, page.with_suffix(".json"))
+            write_proposals(coco, suspects, page.with_suffix(".json"))
             write_page(annotations, suspects, page, data.max_pixels)
 
             files = {record.image_id: record.file_name for record in annotations.records}
@@ -182,8 +183,9 @@ def write_page(
 ) -> None:
     """One self-contained page of the first suspects: the label in question, and the proposal."""
     records = {record.image_id: record for record in annotations.records}
-    labels = {entry["id"]: entry for entry in annotations.coco["annotations"]}
-    names = {each["id"]: each["name"] for each in annotations.coco["categories"]}
+    coco = annotations.coco
+    labels = {entry["id"]: entry for entry in coco["annotations"]}
+    names = {each["id"]: each["name"] for each in coco["categories"]}
     parts = []
     for each in suspects[:SHOWN]:
         record = records[each.image_id]

@@ -29,6 +29,7 @@ from retina_dist.data.synthetic import (
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.ground_truth import check
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData, SyntheticConfig
 
@@ -227,9 +228,10 @@ def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
     names = [f"synthetic-{i}" for i in range(settings.num_images)]
     records = tuple(ImageRecord(i, Path(name), name, width, height) for i, name in enumerate(names))
     ids = tuple(range(settings.num_classes))
-    return Annotations(
-        {}, records, boxes, labels, Categories(ids, tuple(f"class {i}" for i in ids))
-    )
+    categories = Categories(ids, tuple(f"class {i}" for i in ids))
+    named = [{"id": i, "name": name} for i, name in zip(ids, categories.names, strict=True)]
+    nothing = {"images": [], "annotations": [], "categories": named}
+    return Annotations(check(nothing, "synthetic data")[0], records, boxes, labels, categories)
 
 
 def synthetic_batch(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
 from retina_dist.detection.readers.categories import Categories, Entry
+from retina_dist.detection.readers.ground_truth import GroundTruth
 from retina_dist.detection.readers.records import ImageRecord
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class Annotations:
     """A data set's images with the boxes to train on, and the ground truth to judge by.
 
     Args:
-        coco: in COCO's form, boxes as in the file, missing id, area and iscrowd filled in.
+        truth: boxes as in the file, missing id, area and iscrowd filled in.
         records: the images.
         boxes: of each record, float32 [n, 4] xyxy within the image; no crowd regions.
         labels: of each record, int64 [n].
@@ -40,7 +41,7 @@ class Annotations:
             vouch for, "xywh"; None: xywh, which nobody has said.
     """
 
-    coco: Entry
+    truth: GroundTruth
     records: tuple[ImageRecord, ...]
     boxes: list[np.ndarray]
     labels: list[np.ndarray]
@@ -52,6 +53,11 @@ class Annotations:
     format: str = ""
     held_out: float | None = None
     box_format: str | None = None
+
+    @property
+    def coco(self) -> Entry:
+        """The ground truth as COCO's dictionary, made anew each time."""
+        return self.truth.to_coco()
 
     def digest(self) -> str:
         """A digest of the images' names and sizes, and of the boxes and the classes to train on."""
@@ -66,7 +72,8 @@ class Annotations:
         their boxes.
         """
         records = _taken(self.records, rows)
-        part = clean(ground_truth_of(self.coco, records), records, self.categories)
+        truth = self.truth.of_images({record.image_id for record in records})
+        part = clean(truth, records, self.categories)
         return replace(part, warnings=self.warnings, format=self.format, box_format=self.box_format)
 
     def held_out_part(self, fraction: float, split: str) -> Annotations:
@@ -83,14 +90,6 @@ class Annotations:
 
 def _taken(column: Sequence[T], rows: Sequence[int]) -> list[T]:
     return [column[row] for row in rows]
-
-
-def ground_truth_of(coco: Entry, records: Sequence[ImageRecord]) -> Entry:
-    """The part of a COCO dictionary that is about these images."""
-    ids = {record.image_id for record in records}
-    images = [image for image in coco["images"] if image["id"] in ids]
-    annotations = [entry for entry in coco["annotations"] if entry["image_id"] in ids]
-    return coco | {"images": images, "annotations": annotations}
 
 
 def box_faults(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -129,25 +128,16 @@ def sizes_of(records: Sequence[ImageRecord]) -> np.ndarray:
     return np.array(sizes, dtype=np.float64).reshape(-1, 2)
 
 
-def column(entries: Sequence[Entry], key: str) -> list[Any]:
-    """The values of one key."""
-    return [entry[key] for entry in entries]
+def clean(
+    truth: GroundTruth, records: Sequence[ImageRecord], categories: Categories
+) -> Annotations:
+    """The boxes to train on: finite, clipped to their image, with an area, no crowd regions.
 
-
-def boxes_of(entries: Sequence[Entry]) -> np.ndarray:
-    """The bbox of each annotation, float64 [n, 4]."""
-    return np.array(column(entries, "bbox"), dtype=np.float64).reshape(-1, 4)
-
-
-def clean(coco: Entry, records: Sequence[ImageRecord], categories: Categories) -> Annotations:
-    """The boxes to train on: finite, clipped to their image, with an area, no crowd regions."""
-    entries = coco["annotations"]
-    crowd = np.array(column(entries, "iscrowd"), dtype=bool)
-    ids = np.array(column(entries, "category_id"), dtype=np.int64)
-    row_of = {record.image_id: row for row, record in enumerate(records)}
-    rows = np.array(list(map(row_of.get, column(entries, "image_id"))), dtype=np.int64)
-
-    inside, faults = box_faults(boxes_of(entries), sizes_of(records)[rows])
+    `records` are of all images of `truth`.
+    """
+    crowd = truth.crowd
+    rows = truth.rows_in([record.image_id for record in records])
+    inside, faults = box_faults(truth.boxes, sizes_of(records)[rows])
     clipped = faults.pop(CLIPPED) & ~crowd
     good = ~crowd
     dropped: dict[str, int] = {}
@@ -162,9 +152,9 @@ def clean(coco: Entry, records: Sequence[ImageRecord], categories: Categories) -
     if records:
         cuts = np.searchsorted(rows[order], np.arange(1, len(records)))
         boxes = np.split(inside[order], cuts)
-        labels = np.split(categories.labels_of(ids[order]), cuts)
+        labels = np.split(categories.labels_of(truth.category_ids[order]), cuts)
     return Annotations(
-        coco=coco,
+        truth=truth,
         records=tuple(records),
         boxes=boxes,
         labels=labels,

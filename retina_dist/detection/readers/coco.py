@@ -5,11 +5,12 @@ https://cocodataset.org/#format-data
 from __future__ import annotations
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import PathOrUrl
+from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.formats import Content, FileReader, Place
-from retina_dist.detection.readers.parsing import parse_json
+from retina_dist.detection.readers.ground_truth import CocoContent, decode_coco
+from retina_dist.detection.readers.parsing import reading
 from retina_dist.detection.settings import FILE_SETTINGS
 
 LAYOUTS = (  # of annotation files below data.root
@@ -84,14 +85,14 @@ def coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
     return files
 
 
-def read_coco(path: PathOrUrl) -> Entry:
-    """The dictionary of a COCO json. Raises DataError."""
+def read_coco(path: PathOrUrl) -> CocoContent | Entry:
+    """The content of a COCO json, which may still be wrong. Raises DataError for no JSON."""
     remedy = "restore the file"
     if path.name.endswith(".gz"):
         remedy = "unpack it with gunzip"
-    missing = "check its path"
-    content = parse_json(path, "JSON", remedy, missing=missing)
-    if not isinstance(content, dict):
+    with reading(path, "JSON", remedy, missing="check its path"):
+        content = decode_coco(read_bytes(path))
+    if not isinstance(content, CocoContent | dict):
         expected = "give ground truth (instances_*.json), not results"
         raise DataError(f"{path} holds a {type(content).__name__}; {expected}.")
     return content

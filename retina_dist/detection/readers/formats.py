@@ -17,6 +17,7 @@ from retina_dist.base.files import PathOrUrl, Url, parse_path
 from retina_dist.base.registry import lookup, names
 from retina_dist.data.images import is_image
 from retina_dist.detection.readers.categories import Entry
+from retina_dist.detection.readers.ground_truth import CocoContent
 from retina_dist.detection.readers.items import Items
 from retina_dist.detection.readers.parsing import head_of
 from retina_dist.detection.readers.records import ImageSource
@@ -50,7 +51,7 @@ class Content(NamedTuple):
         title: the format's, if it was recognised.
     """
 
-    coco: Entry
+    coco: CocoContent | Entry
     images: Path | PathOrUrl | str
     source: object = None
     warnings: Sequence[str] = ()

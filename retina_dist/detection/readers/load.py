@@ -12,10 +12,10 @@ from typing import Any
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, parse_path
 from retina_dist.base.registry import lookup
-from retina_dist.detection.readers.annotations import Annotations, clean, ground_truth_of
+from retina_dist.detection.readers.annotations import Annotations, clean
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.check import check_content
 from retina_dist.detection.readers.formats import Content, FileReader, Place
+from retina_dist.detection.readers.ground_truth import check
 from retina_dist.detection.readers.records import find_records
 from retina_dist.detection.settings import DetectionData
 
@@ -73,23 +73,23 @@ def annotations_of(
     content = content._replace(source=source)
     box_format = content.box_format or data.box_format
     has_corners = box_format == "xyxy"
-    coco, warnings = check_content(content.coco, source, has_corners=has_corners)
+    truth, warnings = check(content.coco, source, has_corners=has_corners)
 
     if categories is None:
-        labels = Categories.from_coco(coco["categories"])
+        labels = Categories.from_coco(truth.categories)
         for name, times in labels.repeated_names.items():
             named = f"{times} categories are named {name!r} and stay apart"
             warnings.append(f"{source}: {named}; rename or merge them")
     else:
-        labels = categories.matched(coco["categories"], source)
+        labels = categories.matched(truth.categories, source)
         if categories.renumbered_by(labels):
             same = "gives other ids to the same category names"
             warnings.append(f"{source} {same}; the names decide")
 
-    found = find_records(coco["images"], content, data, split)
-    if len(found.records) < len(coco["images"]):
-        coco = ground_truth_of(coco, found.records)
-    part = clean(coco, found.records, labels)
+    found = find_records(truth.images, content, data, split)
+    if len(found.records) < len(truth.images):
+        truth = truth.of_images({record.image_id for record in found.records})
+    part = clean(truth, found.records, labels)
     part.warnings = [*warnings, *content.warnings, *found.warnings]
     part.format = content.title
     part.box_format = "xyxy" if has_corners or content.has_corners else data.box_format

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.files import PathOrUrl, Url, parse_path
-from retina_dist.base.text import escape, truncate
+from retina_dist.base.text import truncate
 from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import (
     ArchiveMember,
@@ -22,7 +22,7 @@ from retina_dist.data.sources import (
     objects_in,
     read_in_turn,
 )
-from retina_dist.detection.readers.categories import Entry
+from retina_dist.detection.readers.ground_truth import CocoImage
 
 if TYPE_CHECKING:
     from retina_dist.detection.readers.formats import Content
@@ -33,7 +33,7 @@ MAX_SIDE = 2**31
 ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImageRecord:
     """One image of a data set; width and height are those its boxes are in, in pixels."""
 
@@ -57,39 +57,39 @@ class Found(NamedTuple):
 
 
 def find_records(
-    entries: Sequence[Entry], content: Content, data: DetectionData, split: str
+    images: Sequence[CocoImage], content: Content, data: DetectionData, split: str
 ) -> Found:
-    """The record of each entry of `images`, as far as `data` wants its image to be there and
+    """The record of each image, as far as `data` wants its image to be there and
     readable.
 
     `content` has the folder of the images, or where their bytes are. Raises DataError.
     """
-    images = parse_path(content.images)
-    records = [make_record(entry, images, content.source, content.sources) for entry in entries]
+    folder = parse_path(content.images)
+    records = [make_record(image, folder, content.source, content.sources) for image in images]
     if data.missing_images == "ignore":
         return Found(records, [])
     remedy = content.remedy
     if not remedy:
         remedy = f"name their folder with data.{split}_images=FOLDER"
-    there = drop_missing(records, images, data.missing_images, remedy)
+    there = drop_missing(records, folder, data.missing_images, remedy)
     sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
     return Found(sized.records, [*there.warnings, *sized.warnings])
 
 
 def make_record(
-    entry: Entry,
+    image: CocoImage,
     images: PathOrUrl,
     source: object,
     sources: Mapping[int, ImageSource] | None = None,
 ) -> ImageRecord:
-    """The record of an entry of `images` in COCO's form, read from `source`.
+    """The record of an image of COCO's form, read from `source`.
 
     The image is a file in the folder `images`, or where `sources` says by its id. Raises DataError.
     """
-    name = entry["file_name"]
-    where = f"{source}: image {entry['id']}"
+    name = image.file_name
+    where = f"{source}: image {image.id}"
     if sources is not None:  # the file's name names no file
-        inside: str | None = f"(no shard holds image {entry['id']})"
+        inside: str | None = f"(no shard holds image {image.id})"
     elif isinstance(images, Url):
         inside = _within_url(name, images)
     else:
@@ -98,18 +98,15 @@ def make_record(
         outside = f"has file_name {name[:120]!r}, which is outside {images}"
         raise DataError(f"{where} {outside}; write a path below that.")
 
-    for side in ("width", "height"):
-        value = entry.get(side)
-        if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIDE):
-            raise DataError(f"{where} has {side} {escape(value, 80)}, not a number of pixels.")
+    for side, value in (("width", image.width), ("height", image.height)):
+        if value is not None and not 1 <= value <= MAX_SIDE:
+            raise DataError(f"{where} has {side} {value}, not a number of pixels; correct it.")
     path: ImageSource = RemoteFile(str(images), inside)
     if isinstance(images, Path):
         path = images / inside
     if sources is not None:
-        path = sources.get(entry["id"], path)
-    width = entry.get("width") or 0
-    height = entry.get("height") or 0
-    return ImageRecord(entry["id"], path, name, width, height)
+        path = sources.get(image.id, path)
+    return ImageRecord(image.id, path, name, image.width or 0, image.height or 0)
 
 
 def _within_folder(name: str, images: Path) -> str | None:

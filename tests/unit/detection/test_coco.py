@@ -136,8 +136,8 @@ def test_values_that_evaluators_fail_on_or_leave_out_in_silence(tmp_path: Path, 
             (int, 0, 400),
             (int, 0, 205),
         ]
-        area = value.get("area")
-        text = f"2 areas that no metric can use (annotation 1: {area}, annotation 2: {area})"
+        area = value.get("area", 0)
+        text = f"2 areas that no metric can use (annotation 1: {area:g}, annotation 2: {area:g})"
         assert found.warnings == (
             [f"{tmp_path}/a.json: {text}; width x height is taken instead"]
             if "area" in value
@@ -224,7 +224,10 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
             "has no list 'categories'; give COCO's",
         ),
         ({**COCO, "images": COCO["images"][:1] * 2}, "id 7 stands 2 times in 'images'"),
-        (changed("images", id="7"), "an entry of 'images' has id '7'"),
+        (changed("images", id="x7"), r"images\[0\].id .id x7. is 'x7': expected `int`"),
+        (changed("images", id=-7), "an entry of 'images' has id -7, not a whole number"),
+        (changed("images", height=0), "image 7 has height 0, not a number of pixels"),
+        (changed("annotations", iscrowd=2), "annotation 1 has iscrowd 2, not 0 or 1"),
         (
             changed("images", file_name="../a.png"),
             "image 7 has file_name '../a.png', which is outside",
@@ -234,17 +237,46 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
             changed("annotations", category_id=2),
             "of category 2, which is not listed .1 of 2 annotations.; correct",
         ),
-        (changed("annotations", bbox=[1, 2, "3", 4]), "annotation 1 has bbox"),
+        (
+            changed("annotations", bbox=[1, 2, "wide", 4]),
+            r"annotations\[0\].bbox\[2\] .* is 'wide'",
+        ),
+        (changed("annotations", bbox=[1, 2, 3]), r"annotations\[0\].bbox .*length 4, got 3"),
         (
             changed("categories", name="a\x1b[2Jb"),
             "category 18 has no name without control characters",
         ),
-        (changed("images", height="\x1b[31m"), r"image 7 has height \\x1b\[31m, not"),
+        (changed("images", height="\x1b[31m"), r"images\[0\].height .id 7. is '\\x1b\[31m'"),
     ],
 )
 def test_errors_name_file_and_entry(tmp_path: Path, coco: Any, message: str):
     with pytest.raises(DataError, match=f"a.json.*{message}"):
         load(tmp_path, coco)
+
+
+@pytest.mark.parametrize(
+    ("coco", "place"),
+    [
+        (changed("images", id="7"), r"images\[0\].id .id 7. is '7': expected `int`, got `str`"),
+        (changed("images", width=100.0), r"images\[0\].width .id 7. is 100.0"),
+    ],
+)
+def test_numbers_in_another_type_are_taken_and_said(tmp_path: Path, coco: Any, place: str):
+    found = load(tmp_path, coco)
+    assert found.coco == load(tmp_path, COCO).coco
+    (warning,) = found.warnings
+    assert re.search(f"a.json: {place}.*taken for the whole numbers that they mean", warning)
+
+
+def test_areas_that_are_all_zero_are_replaced(tmp_path: Path):
+    """Some labelling services write them; with them no object would be small, medium or large."""
+    coco = copy.deepcopy(COCO)
+    for entry in coco["annotations"]:
+        entry["area"] = 0
+    found = load(tmp_path, coco)
+    boxes = [entry["bbox"] for entry in coco["annotations"]]
+    assert found.truth.areas.tolist() == [width * height for _, _, width, height in boxes]
+    assert found.warnings[0].endswith("every area is 0; width x height is taken instead")
 
 
 @pytest.mark.parametrize(
@@ -419,7 +451,14 @@ def test_cleaning_is_what_a_loop_over_boxes_does(folder: Path, coco: dict[str, A
     kept = sum(map(len, found.boxes))
     assert kept + found.num_crowd + sum(found.dropped.values()) == len(coco["annotations"])
     assert 0 <= found.clipped <= kept
-    assert json.dumps(found.coco) == json.dumps(coco)  # NaN is not NaN otherwise
+    assert found.coco["images"] == coco["images"]
+    assert found.coco["categories"] == coco["categories"]
+    for key, column in (("bbox", "boxes"), ("area", "areas"), ("iscrowd", "crowd")):
+        given = np.array([entry[key] for entry in coco["annotations"]])
+        written = getattr(found.truth, column)
+        if key == "area" and not given.any():
+            continue
+        np.testing.assert_array_equal(written, given.reshape(written.shape))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.ground_truth import check
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -286,7 +287,9 @@ def batch_of(*image_ids: int) -> Batch:
 
 
 def annotations_of(truth: dict[str, Any]) -> Annotations:
-    return Annotations(truth, (), [], [], Categories.from_coco(truth["categories"]))
+    return Annotations(
+        check(truth, "truth")[0], (), [], [], Categories.from_coco(truth["categories"])
+    )
 
 
 def evaluate_on_two_ranks(

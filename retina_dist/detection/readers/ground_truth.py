@@ -1,0 +1,320 @@
+"""Ground truth in COCO's form, whoever wrote it: decoded, checked, and kept as columns, so that a
+million images need no dictionary each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from retina_dist.base.errors import DataError
+from retina_dist.base.text import escape, is_text, pluralize, truncate
+from retina_dist.detection.readers.categories import Entry
+
+# Beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours.
+MAX_INTEGER = 2**53
+NO_ID = -1
+CHUNK = 4096
+MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
+
+
+class CocoImage(msgspec.Struct, gc=False, omit_defaults=True):
+    """An entry of `images`; width and height in pixels."""
+
+    id: int
+    file_name: str
+    width: int | None = None
+    height: int | None = None
+
+
+class CocoBox(msgspec.Struct, gc=False):
+    """An entry of `annotations`; bbox is x, y, width, height, or two corners, in pixels."""
+
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    id: int = NO_ID
+    area: float | None = None
+    iscrowd: float | bool = 0
+
+
+class CocoCategory(msgspec.Struct):
+    """An entry of `categories`."""
+
+    id: int
+    name: str
+
+
+class CocoJson(msgspec.Struct):
+    """What is read of a COCO json; each object is decoded later."""
+
+    images: list[CocoImage]
+    annotations: list[msgspec.Raw]
+    categories: list[CocoCategory]
+
+
+class CocoDictionary(CocoJson):
+    """The same of a dictionary."""
+
+    annotations: list[CocoBox]  # type: ignore[assignment]
+
+
+class CocoContent(msgspec.Struct):
+    """What was read of a COCO json, or of a dictionary like it; `objects` as of `rows_of`."""
+
+    images: list[CocoImage]
+    objects: np.ndarray
+    categories: list[CocoCategory]
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """Checked ground truth of I images and A objects.
+
+    Args:
+        images: [I].
+        categories: their ids and names, as in COCO's json.
+        ids: of the objects, int64 [A].
+        image_ids: the image of each object, int64 [A].
+        category_ids: the class of each object, int64 [A].
+        boxes: x, y, width, height in pixels as in the file, float64 [A, 4].
+        areas: in square pixels, float64 [A].
+        crowd: which objects are crowd regions, bool [A].
+    """
+
+    images: Sequence[CocoImage]
+    categories: list[Entry]
+    ids: np.ndarray
+    image_ids: np.ndarray
+    category_ids: np.ndarray
+    boxes: np.ndarray
+    areas: np.ndarray
+    crowd: np.ndarray
+
+    def of_images(self, ids: Collection[int]) -> GroundTruth:
+        """The part about these images."""
+        images = [image for image in self.images if image.id in ids]
+        kept = np.isin(self.image_ids, np.array([image.id for image in images], dtype=np.int64))
+        return replace(self.of_objects(kept), images=images)
+
+    def of_objects(self, kept: np.ndarray) -> GroundTruth:
+        """The objects of a mask [A]; all images stay."""
+        return replace(
+            self,
+            ids=self.ids[kept],
+            image_ids=self.image_ids[kept],
+            category_ids=self.category_ids[kept],
+            boxes=self.boxes[kept],
+            areas=self.areas[kept],
+            crowd=self.crowd[kept],
+        )
+
+    def rows_in(self, image_ids: Sequence[int]) -> np.ndarray:
+        """The place of each object's image in `image_ids`, int64 [A]; -1 where it is not there."""
+        return places_in(np.array(image_ids, dtype=np.int64), self.image_ids)
+
+    def to_coco(self) -> Entry:
+        """COCO's dictionary, for the evaluators and for files."""
+        columns = zip(
+            self.ids.tolist(),
+            self.image_ids.tolist(),
+            self.category_ids.tolist(),
+            self.boxes.tolist(),
+            self.areas.tolist(),
+            self.crowd.astype(int).tolist(),
+            strict=True,
+        )
+        keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+        return {
+            "images": msgspec.to_builtins(self.images),
+            "annotations": [dict(zip(keys, values, strict=True)) for values in columns],
+            "categories": self.categories,
+        }
+
+
+def places_in(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The index in `known` [n] of each of `wanted` [m], int64 [m]; -1 for one that is not there."""
+    if not len(known):
+        return np.full(len(wanted), -1)
+    order = np.argsort(known)
+    places = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
+    return np.where(known[places] == wanted, places, -1)
+
+
+def rows_of(objects: Iterable[CocoBox]) -> np.ndarray:
+    """A row for each object, float64 [A, 10]: its id, image, class, whether it is a crowd region,
+    the four numbers of its box, its area, NaN without one, and whether it has none.
+    """
+    rows = []
+    for each in objects:
+        area = each.area
+        ids = (each.id, each.image_id, each.category_id, each.iscrowd)
+        rows.append((*ids, *each.bbox, area, area is None))
+    return np.array(rows, dtype=np.float64).reshape(-1, 10)
+
+
+def decode_coco(content: bytes) -> CocoContent | Entry:
+    """A COCO json; as a dictionary where something in it is not as COCO documents it.
+
+    Objects are decoded some thousands at a time, so that a large file needs little memory beyond
+    its bytes. Raises ValueError for what is no JSON.
+    """
+    decode = msgspec.json.Decoder(list[CocoBox]).decode
+    try:
+        found = msgspec.json.decode(content, type=CocoJson)
+        parts = [rows_of([])]
+        for start in range(0, len(found.annotations), CHUNK):
+            chunk = found.annotations[start : start + CHUNK]
+            parts.append(rows_of(decode(b"[" + b",".join(map(bytes, chunk)) + b"]")))
+    except msgspec.MsgspecError:
+        import json
+
+        # knows NaN and other encodings than UTF-8; `check` says what is wrong
+        decoded: Entry = json.loads(content)
+        return decoded
+    return CocoContent(found.images, np.concatenate(parts), found.categories)
+
+
+def check(
+    content: CocoContent | Entry, source: object, *, has_corners: bool = False
+) -> tuple[GroundTruth, list[str]]:
+    """The ground truth of a decoded file or of a dictionary, and warnings.
+
+    Ids are whole and unique, references resolve, boxes are four numbers. With `has_corners` each
+    bbox is two corners and becomes [x, y, width, height]. An area that no metric can use is
+    replaced, with a warning. Raises DataError, naming `source` and entry.
+    """
+    warnings: list[str] = []
+    if not isinstance(content, CocoContent):
+        content, warnings = _typed(content, source)
+    images = content.images
+    categories = content.categories
+    objects = content.objects
+    if not categories:
+        raise DataError(f"{source} has no category; there is nothing to detect.")
+
+    category_ids = _ids([each.id for each in categories], "categories", source)
+    image_ids = _ids([each.id for each in images], "images", source)
+    _check_texts([(each.id, each.name) for each in categories], "category", "name", source)
+    _check_texts([(each.id, each.file_name) for each in images], "image", "file_name", source)
+    if (objects[:, 0] == NO_ID).all():
+        objects[:, 0] = np.arange(1, len(objects) + 1)
+    ids = _ids(objects[:, 0].tolist(), "annotations", source)
+    crowd = objects[:, 3]
+    wrong = np.flatnonzero((crowd != 0) & (crowd != 1))
+    if len(wrong):
+        first = f"annotation {ids[wrong[0]]} has iscrowd {crowd[wrong[0]]:g}"
+        raise DataError(f"{source}: {first}, not 0 or 1; correct it.")
+
+    boxes = objects[:, 4:8].copy()
+    if has_corners:
+        boxes[:, 2:] -= boxes[:, :2]
+    areas, said = _usable_areas(ids, boxes, objects[:, 8], objects[:, 9] == 0)
+    truth = GroundTruth(
+        images=images,
+        categories=msgspec.to_builtins(categories),
+        ids=ids,
+        image_ids=_references(ids, objects[:, 1], image_ids, "image", source),
+        category_ids=_references(ids, objects[:, 2], category_ids, "category", source),
+        boxes=boxes,
+        areas=areas,
+        crowd=crowd == 1,
+    )
+    return truth, [*warnings, *(f"{source}: {each}" for each in said)]
+
+
+def _typed(content: Entry, source: object) -> tuple[CocoContent, list[str]]:
+    """The content of a dictionary, and a warning where values were taken for what they mean."""
+    remedy = "give COCO's ground truth, such as instances_*.json"
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), list):
+            raise DataError(f"{source} has no list '{key}'; {remedy}.")
+    warnings = []
+    try:
+        try:
+            found = msgspec.convert(content, CocoDictionary)
+        except msgspec.ValidationError as error:
+            taken = "such values are taken for the whole numbers that they mean"
+            warnings = [f"{source}: {_place_of(error, content)}; {taken}"]
+            found = msgspec.convert(content, CocoDictionary, strict=False)
+    except UnicodeError as error:
+        raise DataError(f"{source} holds half a character ({error}); correct it.") from error
+    except msgspec.ValidationError as error:
+        raise DataError(f"{source}: {_place_of(error, content)}; correct it.") from error
+    return CocoContent(found.images, rows_of(found.annotations), found.categories), warnings
+
+
+def _place_of(error: msgspec.ValidationError, content: Entry) -> str:
+    """Entry, key, value and what belongs there, of a value of another type."""
+    problem, _, path = str(error).partition(" - at `$")
+    keys: list[Any] = []
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        keys.append(key or int(index))
+    value = reduce(getitem, keys, content)
+    where = path.strip(".`")
+    if len(keys) > 1 and isinstance(content[keys[0]][keys[1]], dict):
+        where += f" (id {escape(content[keys[0]][keys[1]].get('id'), 40)})"
+    return f"{where} is {escape(repr(value), 80)}: {problem[0].lower()}{problem[1:]}"
+
+
+def _ids(values: list[Any], key: str, source: object) -> np.ndarray:
+    ids = np.array(values, dtype=np.float64)  # exact up to 2^53, and without an overflow
+    wrong = np.flatnonzero(~((ids >= 0) & (ids <= MAX_INTEGER)))
+    if len(wrong):
+        problem = f"has id {values[wrong[0]]:.0f}, not a whole number from 0 to 2^53"
+        raise DataError(f"{source}: an entry of '{key}' {problem}; correct it.")
+    found, counts = np.unique(ids, return_counts=True)
+    if len(found) < len(ids):
+        most = counts.argmax()
+        problem = f"id {found[most]:.0f} stands {counts[most]} times in '{key}'"
+        raise DataError(f"{source}: {problem}; ids must be unique.")
+    return ids.astype(np.int64)
+
+
+def _check_texts(texts: list[tuple[int, str]], thing: str, key: str, source: object) -> None:
+    for number, text in texts:
+        if not is_text(text):
+            problem = f"{thing} {number} has no {key} without control characters"
+            raise DataError(f"{source}: {problem}; add one.")
+
+
+def _references(
+    ids: np.ndarray, values: np.ndarray, known: np.ndarray, thing: str, source: object
+) -> np.ndarray:
+    """The ids [A] of what each object is of, all of which are listed."""
+    strangers = np.flatnonzero(~np.isin(values, known))
+    if len(strangers):
+        first = f"annotation {ids[strangers[0]]} is of {thing} {values[strangers[0]]:.0f}"
+        count = f"{len(strangers)} of {pluralize(len(values), 'annotation')}"
+        problem = f"{first}, which is not listed ({count})"
+        raise DataError(f"{source}: {problem}; correct the ids, or list them.")
+    return values.astype(np.int64)
+
+
+def _usable_areas(
+    ids: np.ndarray, boxes: np.ndarray, areas: np.ndarray, is_given: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    """Areas [A] that the metrics can use, and sentences on those of the file that they cannot."""
+    width, height = boxes[:, 2:].T
+    with np.errstate(invalid="ignore", over="ignore"):
+        own = width * height
+        own[~((width >= 0) & (height >= 0) & (own <= MAX_AREA))] = 0
+        usable = (areas >= 0) & (areas <= MAX_AREA)
+    taken = "width x height is taken instead"
+    if is_given.all() and not areas.any() and own.any():
+        return own, [f"every area is 0; {taken}"]
+
+    wrong = np.flatnonzero(is_given & ~usable)
+    said = []
+    if len(wrong):
+        examples = [f"annotation {ids[i]}: {areas[i]:g}" for i in wrong[:6]]
+        unusable = f"{pluralize(len(wrong), 'area')} that no metric can use"
+        said.append(f"{unusable} ({truncate(examples)}); {taken}")
+    return np.where(usable, areas, own), said
