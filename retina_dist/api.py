@@ -97,6 +97,9 @@ class _Run(TrainerConfig):
 
         Such as a recipe's: `load_config("train", ["experiment=bccd", "data.root=/data"])`.
         """
+        if not isinstance(config, RunConfig):
+            given = type(config).__name__
+            raise ConfigError(f'config is of type {given}; give rd.load_config("train", [...]).')
         is_for_task = issubclass(task_class(config), lookup("task", cls._task))
         if config.task.name != cls._task and not is_for_task:
             raise ConfigError(

@@ -307,6 +307,8 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
     for kind in kinds_of(hint):
         if kind in _REMEDIES:
             return f"{sentence}; write {_REMEDIES[kind]}."
+    if "list" in str(hint):
+        return f"{sentence}; write each item in digits."
     return f"{sentence}."
 
 

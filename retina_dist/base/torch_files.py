@@ -53,8 +53,7 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
             reason = "damaged, or with objects in it that could run code, which are refused"
         raise CheckpointError(
             f"{source} cannot be read as a file of tensors ({reason}); give a checkpoint of "
-            "retina_dist, such as runs/NAME, or as model.weights the file of "
-            "torch.save(model.state_dict(), FILE)."
+            "retina_dist, such as runs/NAME, or a saved model.state_dict() as model.weights=FILE."
         ) from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
     if isinstance(content, dict) and content.keys() >= {"format", "step"} and not is_whole:

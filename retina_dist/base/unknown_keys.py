@@ -42,9 +42,14 @@ default_root_dir save_dir work_dir project output: output_dir
 path data_dir data_path dataset train_dir train_path val_dir val_path: data.root | root
 data train: data.root | root | input
 logger loggers: logging
+freeze freeze_backbone frozen_stages: model.trainable_layers
 anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 format: data.format | output=model.onnx
 val_split: data.val_fraction
+split: data.val_fraction | give annotations=FILE images=FOLDER of another split
+opset half simplify dynamic: leave it out
+backbone model.name arch: model.backbone | model.architecture
+name run_name experiment_name: output_dir
 iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
 config config_file: put it into FOLDER/experiment and give --config-dir FOLDER experiment=NAME
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
@@ -93,7 +98,7 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
 def unknown_key(command: str, key: str, known: Collection[str], value: object = None) -> str:
     """Message for an unknown key of `python -m retina_dist.COMMAND`, with the closest known one.
 
-    First one of its section by spelling, then what other tools call it, its name in another
+    First what other tools call it, then one of its section by spelling, its name in another
     section, and a similar spelling.
     """
     if key.endswith("_target_"):
@@ -115,13 +120,13 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
 def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
     """The known keys that `key` may mean, or a clause that tells."""
     section, _, end = key.rpartition(".")
+    meant = alias(key, known, value) or alias(end, known, value)
+    if meant:
+        return [meant]
     of_section = [k for k in known if section and k.rpartition(".")[0] == section]
     near = _spelled_like(end, of_section)
     if near:
         return near
-    meant = alias(end, known, value)
-    if meant:
-        return [meant]
     near = [k for k in known if k.rpartition(".")[2] == end]
     near = near or get_close_matches(key, known, 1, 0.85)
     if near or section in known:
@@ -168,9 +173,9 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
         return f"{word} is not KEY=VALUE; {remedy}."
 
     given = {override.partition("=")[0] for override in overrides if "=" in override}
-    if "input" in given:  # the shell has made several words of a pattern
-        return f'{word} is not KEY=VALUE; write "input=photos/*.jpg".'
     bare = [each for each in overrides if "=" not in each and each not in known]
+    if "input" in known and ("input" in given or len(bare) > 2):  # the shell's words of a pattern
+        return f'{word} is not KEY=VALUE; write "input=photos/*.jpg".'
     written = []
     for each in bare:
         key = _key_of_value(each, known, given, is_one_of_several=len(bare) > 1)
@@ -188,6 +193,10 @@ def _remedy_of_word(
         return "leave out the spaces around = and between the items of a list"
     if word in known:
         return f"write {word}=VALUE"
+    if word == "help":
+        return "write --help"
+    if word in ("epochs", "steps", "images"):
+        return f"write 12{word}, without a space"
     stem, _, ending = word.rpartition(".")
     name = os.path.basename(stem)
     if ending in ("yaml", "yml") and "data.root" in known and name != "data":
@@ -200,13 +209,13 @@ def _key_of_value(
 ) -> str:
     """The key that a value without one may be of: a run's, a file's or a folder's."""
     is_run = word.endswith(".pt") or os.path.isdir(f"{word}/checkpoints")
-    keys = ("data.root", "input", "root", "run")
-    if is_run or (is_one_of_several and "input" in known):
-        keys = ("checkpoint", "resume", "input", "run")
+    keys = ["data.root", "input", "root", "run", "output"]
+    if is_run or (is_one_of_several and "checkpoint" in known):
+        keys = ["checkpoint", "resume", "input", "root", "run", "output"]
     for key in keys:
         if key in known and key not in given:
             return key
-    return "KEY"
+    return "experiment" if "data.root" in known else "KEY"
 
 
 def in_settings_of(command: type, remedy: str) -> str:
@@ -222,4 +231,6 @@ def in_settings_of(command: type, remedy: str) -> str:
     for prefix, key in re.findall(r"\b((?:data|strategy)\.(?:val_)?)(\w+)=", remedy):
         if key in known:
             remedy = remedy.replace(f"{prefix}{key}=", f"{key}=")
-    return re.sub(r",? or [^;,=]*\bdata(?:\.\w+)?=[^\s;,]+?(?=[;,.]?(?:\s|$))", "", remedy)
+    return re.sub(
+        r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=[^\s;,]+?(?=[;,.]?(?:\s|$))", "", remedy
+    )

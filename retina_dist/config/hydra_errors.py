@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -55,6 +55,8 @@ def unreadable(text: str) -> str:
     closed = re.findall(r"[\]})]", value)
     if len(opened) != len(closed):
         return f"{sentence}; close its brackets, or write {quoted} as text."
+    if value.endswith(",]"):
+        return f'{sentence}; write "{key}={value[:-2]}]".'
     if value.startswith("(") and value.endswith(")"):
         return f'{sentence}; write "{key}=[{value[1:-1]}]".'
     return f"{sentence}; write {quoted}."
@@ -71,11 +73,10 @@ def _missing_entry(error: MissingConfigException) -> str:
 
     options = error.options or []
     value = value.removesuffix(".yaml")
-    near = get_close_matches(value, options, 1, 0.75)
-    near = near or [each for each in options if value and each.startswith(value[:6])]
+    near = _options_like(value, options)
     hint = "there"
     if near:
-        hint = f"did you mean {near[0]}? There"
+        hint = f"did you mean {' or '.join(near)}? There"
     elif group == "model" and _is_torchvisions(value):
         classifier = f"task=classification model=classifier model.architecture={value}"
         hint = f"give model.backbone={value}, or {classifier}; there"
@@ -86,6 +87,15 @@ def _missing_entry(error: MissingConfigException) -> str:
         f"{sentence}; an entry of your own needs --config-dir FOLDER, where "
         f"FOLDER/{group}/{value}.yaml is."
     )
+
+
+def _options_like(value: str, options: Sequence[str]) -> list[str]:
+    """Those that `value` begins, else the one that is spelled alike, else begins alike."""
+    if not value:
+        return []
+    begun = [each for each in options if each.startswith(value)]
+    alike = get_close_matches(value, options, 1, 0.75)
+    return begun or alike or [each for each in options if each.startswith(value[:6])][:1]
 
 
 def _instead_of_entry(group: str, value: str) -> str:

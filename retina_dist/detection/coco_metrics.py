@@ -205,7 +205,7 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
     try:
         entries = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
-        raise DataError(f"{path} cannot be read as COCO results ({error}).") from error
+        raise DataError(f"{path} cannot be read as COCO results ({error}); give a json.") from error
     if not isinstance(entries, list):
         raise DataError(
             f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …]."

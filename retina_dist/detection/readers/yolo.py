@@ -256,8 +256,8 @@ def _names_of(root: Path, named: _Split) -> list[str]:
     if unnamed is not None:
         remedy = "add names: [CLASS, CLASS], and train: FOLDER"
         raise DataError(f"{unnamed} lacks names or train; {remedy}.")
-    problem = "has YOLO labels but neither data.yaml nor classes.txt"
-    raise DataError(f"{root} {problem}; write a class name a line into it.")
+    remedy = "write classes.txt with a class name a line, or give data.format=auto for others"
+    raise DataError(f"{root} has neither data.yaml nor classes.txt of YOLO; {remedy}.")
 
 
 def _checked(names: Any, path: Path) -> list[str]:

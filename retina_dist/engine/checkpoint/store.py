@@ -286,7 +286,8 @@ def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
     content: Any = load_torch(source)[0]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise CheckpointError(
-            f"{source} is not a checkpoint of retina_dist; plain weights go into model.weights."
+            f"{source} is not a checkpoint of retina_dist; give a run folder or its .pt file "
+            "(plain weights start a training, by model.weights=FILE)."
         )
     if content["format"] > FORMAT:
         raise NewerFormat(

@@ -54,6 +54,7 @@ def test_an_emulated_bf16_is_warned_of_with_the_factor(cpu_has_bf16: bool) -> No
     warning = warn_of_emulation(CPU, "bf16")
     assert ("25 times" in warning) is not cpu_has_bf16
     assert warn_of_emulation(CPU, "fp32") == ""
+    assert "100 times" in warn_of_emulation(CPU, "fp16")
 
 
 def test_the_start_says_what_auto_chose_and_why(cpu_has_bf16: bool) -> None:

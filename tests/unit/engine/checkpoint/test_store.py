@@ -359,7 +359,7 @@ def test_a_hostile_pickle_is_refused_and_not_run(
         (b"text", "cannot be read"),
         (
             {"w": torch.zeros(1)},
-            "not a checkpoint of retina_dist; plain weights go into model.weights",
+            "not a checkpoint of retina_dist; give a run folder or its .pt file",
         ),
         ({"format": 1}, "its step is None"),
         ({"format": 1, "step": 5}, "does not end with its SHA-256"),
