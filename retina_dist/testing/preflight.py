@@ -15,8 +15,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torchvision.models import resnet18
@@ -34,7 +35,7 @@ from retina_dist.strategies.launch_environment import detect_launch
 
 T = TypeVar("T")
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = "/dev/shm"
 # Equal in all containers of a machine, and on no other machine.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Enough to show a power cap; heat shows after minutes only.
@@ -57,7 +58,7 @@ class Facts:
     boot_id: str | None = None
     gpu: str | None = None  # its name; None on the CPU
     memory_gib: float | None = None  # of the GPU
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)  # that the host's own name resolves to
     shm_bytes: int | None = None  # free in /dev/shm
     open_files: int | None = None  # the soft limit
@@ -65,11 +66,6 @@ class Facts:
     data: str | None = None  # fingerprint of the training data; the first rank of a host reads it
     step_ms: float | None = None
     unread: dict[str, str] = field(default_factory=dict)  # fact -> why it could not be read
-
-    @property
-    def machine(self) -> str:
-        """Equal for the ranks of a machine only, even if two machines have the same name."""
-        return f"{self.host}/{self.boot_id or ''}"
 
     @property
     def device(self) -> str:
@@ -90,41 +86,29 @@ class Facts:
 def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     """The facts of this rank's process and machine, without communication."""
     facts = Facts(strategy.rank, socket.gethostname())
-    facts.boot_id = facts.attempt("boot_id", lambda: BOOT_ID.read_text().strip())
-    facts.versions = {name: version for name, version in versions().items() if name != "platform"}
-    facts.versions["CUDA of torch"] = str(torch.version.cuda)
+    read = facts.attempt
+    facts.boot_id = read("boot_id", lambda: BOOT_ID.read_text().strip())
+    facts.versions = {**versions(), "CUDA of torch": str(torch.version.cuda)}
+    del facts.versions["platform"]
     if strategy.device.type == "cuda":
-        _read_gpu(facts, strategy.device)
+        gpu = read("GPU", lambda: torch.cuda.get_device_properties(strategy.device))
+        if gpu:
+            facts.gpu = gpu.name
+            facts.memory_gib = round(gpu.total_memory / 2**30, 1)
+        facts.versions["driver"] = driver_version()
+        facts.versions["NCCL"] = read("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))
     # With an interface named, no name is resolved.
     if not (os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")):
-        resolved = facts.attempt(
-            "address of the host's name", lambda: socket.getaddrinfo(facts.host, None)
-        )
-        facts.addresses = sorted({str(entry[4][0]) for entry in resolved or ()})
-    facts.shm_bytes = facts.attempt(
-        str(SHARED_MEMORY), lambda: shutil.disk_usage(SHARED_MEMORY).free
-    )
-    facts.open_files = facts.attempt(
+        found = read("address of the host's name", lambda: socket.getaddrinfo(facts.host, None))
+        facts.addresses = sorted({str(entry[4][0]) for entry in found or ()})
+    facts.shm_bytes = read(SHARED_MEMORY, lambda: shutil.disk_usage(SHARED_MEMORY).free)
+    facts.open_files = read(
         "limit of open files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     )
-    facts.disk_free = facts.attempt(
+    facts.disk_free = read(
         "disk space", lambda: shutil.disk_usage(nearest_existing(run_folder)).free
     )
     return facts
-
-
-def _read_gpu(facts: Facts, device: torch.device) -> None:
-    """Add the name and memory of the GPU, and the versions of its driver and NCCL."""
-    gpu = facts.attempt("GPU", lambda: torch.cuda.get_device_properties(device))
-    if gpu:
-        facts.gpu = gpu.name
-        facts.memory_gib = round(gpu.total_memory / 2**30, 1)
-    driver = facts.attempt("driver", driver_version)
-    if driver is not None:
-        facts.versions["driver"] = driver
-    nccl: tuple[int, ...] | None = facts.attempt("NCCL", torch.cuda.nccl.version)
-    if nccl is not None:
-        facts.versions["NCCL"] = ".".join(map(str, nccl))
 
 
 def time_step(device: torch.device) -> float:
@@ -143,9 +127,9 @@ def time_step(device: torch.device) -> float:
     while len(times) <= MIN_STEPS or time.monotonic() < until:
         started = time.perf_counter()
         model.zero_grad()
-        model(images).sum().backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        loss = model(images).sum()
+        loss.backward()
+        float(loss)  # waits for a GPU
         times.append((time.perf_counter() - started) * 1e3)
     return statistics.median(times[1:])  # the first allocates, and chooses kernels
 
@@ -213,7 +197,10 @@ REMEDIES = {
     "as in docs/clusters.md.",
     "unknown": "It was not checked.",
 }
-Problem = tuple[Level, str, str]  # level, key of REMEDIES, what
+
+
+def _problem(level: Level, where: str, what: str) -> Finding:
+    return Finding(level, where, what, REMEDIES[where])
 
 
 def findings(
@@ -235,32 +222,31 @@ def findings(
     workers = 0
     if not getattr(config.data, "synthetic", None):
         workers = getattr(config.data, "num_workers", 0)
-    problems = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
+    found = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
     free = ranks[0].disk_free
     if free is not None and free < MIN_DISK:
         space = f"{format_bytes(free)} free for {folder}, where checkpoints go"
-        problems.append(("error", "disk", f"{ranks[0].host} has {space}"))
+        found.append(_problem("error", "disk", f"{ranks[0].host} has {space}"))
     if links and expect_gb_s:
         reached = links[-1].gb_s(len(ranks))
         if reached < expect_gb_s:
             speed = f"{reached:.2f} GB/s, below expect_gb_s={expect_gb_s:g}"
             text = f"an all-reduce of {links[-1].size_mb} MB reaches {speed}"
-            problems.append(("error", "network", text))
-    problems += _unread(ranks)
-    return [Finding(level, where, what, REMEDIES[where]) for level, where, what in problems]
+            found.append(_problem("error", "network", text))
+    return [*found, *_unread(ranks)]
 
 
-def first_of_hosts(ranks: Sequence[Facts]) -> list[Facts]:
-    """One rank of each machine, the lowest."""
-    return list({facts.machine: facts for facts in reversed(ranks)}.values())[::-1]
-
-
-def _differences(ranks: Sequence[Facts]) -> Iterator[Problem]:
-    """Another version of a library, another GPU or other training data on some rank."""
-    names: dict[str, None] = {}
+def by_machine(ranks: Sequence[Facts]) -> list[list[Facts]]:
+    """The ranks of each machine, the lowest first, even if two machines have the same name."""
+    machines: dict[object, list[Facts]] = defaultdict(list)
     for facts in ranks:
-        names |= dict.fromkeys(facts.versions)
-    for name in names:
+        machines[facts.host, facts.boot_id].append(facts)
+    return list(machines.values())
+
+
+def _differences(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """Another version of a library, another GPU or other training data on some rank."""
+    for name in dict.fromkeys(chain.from_iterable(facts.versions for facts in ranks)):
         versions = {}
         for facts in ranks:
             if name not in facts.unread:
@@ -272,48 +258,43 @@ def _differences(ranks: Sequence[Facts]) -> Iterator[Problem]:
 
     devices = {facts.rank: facts.device for facts in ranks}
     yield from _odd_ones("warning", "devices", "the device", devices, ranks)
-    read_data = {facts.rank: facts.data for facts in first_of_hosts(ranks) if facts.data}
+    read_data = {own[0].rank: own[0].data for own in by_machine(ranks) if own[0].data}
     yield from _odd_ones("error", "data", "the training data", read_data, ranks)
 
 
-def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Problem]:
+def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Finding]:
     """What is wrong with a machine for so many data `workers` a rank, or with its name."""
-    hosts = first_of_hosts(ranks)
-    for host, machines in Counter(facts.host for facts in hosts).items():
-        if machines > 1:
-            yield "error", "host names", f"{machines} machines are called {host}"
-    ranks_on = Counter(facts.machine for facts in ranks)
-    for facts in hosts:
-        yield from _too_little(facts, workers, ranks_on[facts.machine], len(ranks))
+    machines = by_machine(ranks)
+    for host, count in Counter(own[0].host for own in machines).items():
+        if count > 1:
+            yield _problem("error", "host names", f"{count} machines are called {host}")
+    # Libraries and logs; pipes and tensors of a worker; sockets.
+    files = 256 + 40 * workers + 4 * (len(ranks) - 1)
+    for own in machines:
+        facts = own[0]
+        shm = SHM_OF_WORKER * workers * len(own)
+        if facts.shm_bytes is not None and facts.shm_bytes < shm:
+            text = (
+                f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data "
+                f"workers of its {pluralize(len(own), 'rank')} may need {format_bytes(shm)}"
+            )
+            yield _problem("warning", "/dev/shm", text)
+        if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
+            text = (
+                f"{facts.host} lets a process open {facts.open_files} files, "
+                f"and a rank may need about {files}"
+            )
+            yield _problem("warning", "open files", text)
         loopback = [a for a in facts.addresses if a.startswith("127.") or a == "::1"]
-        if loopback and len(hosts) > 1:
+        if loopback and len(machines) > 1:
             text = (
                 f"{facts.host} resolves its own name to {loopback[0]}, "
                 "where no other host can reach it"
             )
-            yield "warning", "addresses", text
+            yield _problem("warning", "addresses", text)
 
 
-def _too_little(facts: Facts, workers: int, own_ranks: int, all_ranks: int) -> Iterator[Problem]:
-    """Too little /dev/shm or too few open files on a host with `own_ranks` of `all_ranks`."""
-    shm = SHM_OF_WORKER * workers * own_ranks
-    if facts.shm_bytes is not None and facts.shm_bytes < shm:
-        text = (
-            f"{facts.host} has {format_bytes(facts.shm_bytes)} free in /dev/shm, and the data "
-            f"workers of its {pluralize(own_ranks, 'rank')} may need {format_bytes(shm)}"
-        )
-        yield "warning", "/dev/shm", text
-    # Libraries and logs; pipes and tensors of a worker; sockets.
-    files = 256 + 40 * workers + 4 * (all_ranks - 1)
-    if facts.open_files is not None and 0 <= facts.open_files < files:  # -1: no limit
-        text = (
-            f"{facts.host} lets a process open {facts.open_files} files, "
-            f"and a rank may need about {files}"
-        )
-        yield "warning", "open files", text
-
-
-def _slow_ranks(ranks: Sequence[Facts]) -> Iterator[Problem]:
+def _slow_ranks(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """The slowest rank, where it is much slower than the median; of two, the faster is that."""
     times = [(facts.step_ms, facts.rank) for facts in ranks if facts.step_ms]
     if not times:
@@ -328,10 +309,10 @@ def _slow_ranks(ranks: Sequence[Facts]) -> Iterator[Problem]:
             f"rank {rank} on {ranks[rank].host} takes {slowest_ms:.1f} ms for a step, "
             f"{ratio:.2f} times the median: every step waits for it"
         )
-        yield "warning", "step", text
+        yield _problem("warning", "step", text)
 
 
-def _unread(ranks: Sequence[Facts]) -> Iterator[Problem]:
+def _unread(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """Facts that could not be read, so that nothing was checked with them."""
     reasons = defaultdict(list)
     for facts in ranks:
@@ -343,14 +324,14 @@ def _unread(ranks: Sequence[Facts]) -> Iterator[Problem]:
             who = "no rank"
         text = f"{who} could not read the {fact} ({why})"
         if fact == DATA:
-            yield "error", "data", text
+            yield _problem("error", "data", text)
         else:
-            yield "warning", "unknown", text
+            yield _problem("warning", "unknown", text)
 
 
 def _odd_ones(
     level: Level, remedy: str, what: str, values: Mapping[int, str], ranks: Sequence[Facts]
-) -> Iterator[Problem]:
+) -> Iterator[Finding]:
     """The problem that some ranks have another value than most; none where all agree.
 
     In a tie the lowest rank is right.
@@ -369,7 +350,7 @@ def _odd_ones(
     others = "the others"
     if len(values) <= 2:
         others = ranks[first].host
-    yield level, remedy, f"{what}: {'; '.join(parts)}, but {usual} on {others}"
+    yield _problem(level, remedy, f"{what}: {'; '.join(parts)}, but {usual} on {others}")
 
 
 Show = Callable[[DoctorReport], None]
@@ -388,19 +369,31 @@ def check_cluster(config: RunConfig, expect_gb_s: float | None, show: Show) -> i
 def _check(
     config: RunConfig, expect_gb_s: float | None, strategy: DistributedStrategy, show: Show
 ) -> int:
-    folder = _written_folder(config)
-    facts = _on_each(strategy, "reading the machine", lambda: read_machine(strategy, folder))
-    if strategy.is_main:
-        _on_each(strategy, "drawing the data", lambda: task_class(config).prepare(config))
-    else:
-        _on_each(strategy, "drawing the data", lambda: None)
+    # Where checkpoints go, or the run folder where they go to a URL.
+    place = config.trainer.checkpoint_dir
+    if not place or "://" in place:
+        place = config.output_dir or "runs"
+    kind = task_class(config)
+
+    def prepare() -> None:
+        if strategy.is_main:
+            kind.prepare(config)
 
     def read_data() -> str | None:
         if strategy.local_rank:
             return None
-        return facts.attempt(DATA, lambda: _describe_data(config, strategy))
+        task = kind(config, strategy)
+        return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
 
-    facts.data = _on_each(strategy, "reading data", read_data)
+    def show_report(links: Sequence[Link]) -> int:
+        report = _report(ranks, links, strategy, findings(ranks, links, config, place, expect_gb_s))
+        if strategy.is_main:
+            show(report)
+        return report.count("error")
+
+    facts = _on_each(strategy, "reading the machine", lambda: read_machine(strategy, Path(place)))
+    _on_each(strategy, "drawing the data", prepare)
+    facts.data = _on_each(strategy, "reading data", lambda: facts.attempt(DATA, read_data))
     # All at once, as in a training: they share power, memory and cores.
     facts.step_ms = _on_each(
         strategy,
@@ -410,37 +403,14 @@ def _check(
     set_status("gathering the facts")
     ranks = _gather(facts, strategy)
 
-    job = f"{strategy.backend} under {detect_launch()}"
-    # NCCL connects at its first collective, and may hang: show what is known before.
-    if strategy.device.type == "cuda" and strategy.world_size > 1:
-        first = _report(ranks, (), job, findings(ranks, (), config, str(folder)))
-        _on_each(strategy, "the first report", lambda: _show_on_main(strategy, show, first))
     links = []
     if strategy.world_size > 1:
+        # NCCL connects at its first collective, and may hang: show what is known before.
+        if strategy.device.type == "cuda":
+            _on_each(strategy, "the first report", lambda: show_report(()))
         set_status("measuring the network")
         links = [measure_link(strategy, size) for size in SIZES_MB]
-    found = findings(ranks, links, config, str(folder), expect_gb_s)
-    report = _report(ranks, links, job, found)
-    _show_on_main(strategy, show, report)
-    return report.count("error")
-
-
-def _show_on_main(strategy: DistributedStrategy, show: Show, report: DoctorReport) -> None:
-    if strategy.is_main:
-        show(report)
-
-
-def _written_folder(config: RunConfig) -> Path:
-    """Where checkpoints go, or the run folder where they go to a URL."""
-    place = config.trainer.checkpoint_dir
-    if place and "://" not in place:
-        return Path(place)
-    return Path(config.output_dir or "runs")
-
-
-def _describe_data(config: RunConfig, strategy: DistributedStrategy) -> str:
-    task = task_class(config)(config, strategy)
-    return f"{task.fingerprint()[:16]}…, {' '.join(task.describe().split())}"
+    return show_report(links)
 
 
 def _on_each(strategy: DistributedStrategy, phase: str, work: Callable[[], T]) -> T:
@@ -454,63 +424,58 @@ def _on_each(strategy: DistributedStrategy, phase: str, work: Callable[[], T]) -
 
 def _gather(facts: Facts, strategy: DistributedStrategy) -> list[Facts]:
     """Every rank's facts, sent over the CPUs' network."""
-    own = torch.frombuffer(bytearray(json.dumps(asdict(facts)).encode()), dtype=torch.uint8)
-    lengths = strategy.all_gather(torch.tensor([len(own)])).tolist()
-    ranks = []
-    for part in strategy.all_gather(own).split(lengths):
-        ranks.append(Facts(**json.loads(bytes(part.tolist()))))
-    return ranks
+    line = json.dumps(asdict(facts)) + "\n"
+    own = torch.frombuffer(bytearray(line.encode()), dtype=torch.uint8)
+    lines = bytes(strategy.all_gather(own).tolist()).splitlines()
+    return [Facts(**json.loads(line)) for line in lines]
 
 
 def _report(
-    ranks: Sequence[Facts], links: Sequence[Link], job: str, found: list[Finding]
+    ranks: Sequence[Facts],
+    links: Sequence[Link],
+    strategy: DistributedStrategy,
+    found: list[Finding],
 ) -> DoctorReport:
     """The findings below a table of the hosts."""
-    hosts = first_of_hosts(ranks)
-    count = len(ranks)
+    machines = by_machine(ranks)
+    job = f"{strategy.backend} under {detect_launch()}"
     versions = ", ".join(f"{name} {value or '?'}" for name, value in ranks[0].versions.items())
     lines = [
-        f"{job}, {pluralize(len(hosts), 'host')}",
+        f"{job}, {pluralize(len(machines), 'host')}",
         "",
-        *_table(ranks, hosts),
+        *_table(machines),
         "",
         f"Versions on the main rank: {versions}",
         f"Data: {ranks[0].data}",
     ]
+    details: dict[str, Any] = {"job": job, "all_reduce": []}
     for link in links:
-        speed = f"{link.ms:>9.2f} ms  {link.gb_s(count):>8.2f} GB/s of bus bandwidth"
-        lines.append(f"All-reduce of {link.size_mb:>2} MB over {count} ranks: {speed}")
-    details = {
-        "job": job,
-        "all_reduce": [{**link._asdict(), "gb_s": link.gb_s(count)} for link in links],
-        "ranks": [asdict(facts) for facts in ranks],
-    }
+        gb_s = link.gb_s(len(ranks))
+        speed = f"{link.ms:>9.2f} ms  {gb_s:>8.2f} GB/s of bus bandwidth"
+        lines.append(f"All-reduce of {link.size_mb:>2} MB over {len(ranks)} ranks: {speed}")
+        details["all_reduce"].append({**link._asdict(), "gb_s": gb_s})
+    details["ranks"] = list(map(asdict, ranks))
     return DoctorReport(lines, found, details)
 
 
-def _table(ranks: Sequence[Facts], hosts: Sequence[Facts]) -> list[str]:
-    rows = [("host", "ranks", "device", "/dev/shm", "disk free", "files", "step")]
-    for facts in hosts:
-        own = [other for other in ranks if other.machine == facts.machine]
-        steps = [other.step_ms for other in own if other.step_ms]
-        step = "?"
-        if steps:
-            step = f"{max(steps):.1f} ms"
+def _table(machines: Sequence[Sequence[Facts]]) -> list[str]:
+    rows: list[tuple[str, ...]] = [
+        ("host", "ranks", "device", "/dev/shm", "disk free", "files", "step")
+    ]
+    for own in machines:
+        facts = own[0]
+        sizes = []
+        for size in (facts.shm_bytes, facts.disk_free):
+            sizes.append("?" if size is None else format_bytes(size))
+        slowest_ms = max(other.step_ms or 0 for other in own)
         row = (
             facts.host,
             format_ranks(other.rank for other in own).partition(" ")[2],
             f"{len(own)} x {facts.device.removeprefix('the ')}",
-            _size(facts.shm_bytes),
-            _size(facts.disk_free),
+            *sizes,
             str(facts.open_files or "?"),
-            step,
+            f"{slowest_ms:.1f} ms" if slowest_ms else "?",
         )
         rows.append(row)
     widths = [max(map(len, column)) + 2 for column in zip(*rows)]
     return ["  " + "".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _size(number: int | None) -> str:
-    if number is None:
-        return "?"
-    return format_bytes(number)

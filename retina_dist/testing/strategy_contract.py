@@ -150,8 +150,9 @@ def check_training(
     _close(result, alone, tolerance, f"training, {name}")
     for key in ("weights", "momentum"):
         x = result[key].to(strategy.device)
-        same = torch.equal(strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max"))
-        assert same, f"training, {name}: the {key} of the ranks differ"
+        assert torch.equal(strategy.all_reduce(x, "min"), strategy.all_reduce(x, "max")), (
+            f"training, {name}: the {key} of the ranks differ"
+        )
     assert result["keys"] == sorted(Net().state_dict()), "prepare renames parameters of the model"
 
 
@@ -192,12 +193,11 @@ def check_errors(strategy: DistributedStrategy) -> None:
         strategy.run_collectively(fail)
         raise AssertionError("run_collectively must raise on every rank")
     except UserError as error:
-        is_lost = isinstance(error, PeerLost)
-        collective = error.collective
-    assert is_lost == (strategy.rank != last), (
+        raised = error
+    assert isinstance(raised, PeerLost) == (strategy.rank != last), (
         "the rank that failed raises its own error, the others PeerLost"
     )
-    assert collective == (last > 0), "the error is collective"
+    assert raised.collective == (last > 0), "the error is collective"
     assert strategy.on_main(lambda: strategy.rank) == 0
 
 
@@ -261,9 +261,7 @@ def small_training(
     model = Net(strategy.rank, options.strided).to(strategy.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scaler = torch.amp.GradScaler(
-        strategy.device.type,
-        init_scale=options.scale or 1.0,
-        enabled=options.scale is not None,
+        strategy.device.type, options.scale or 1.0, enabled=options.scale is not None
     )
     state = TrainState(model, optimizer, scaler)
     plan = resolve_plan(
@@ -284,9 +282,7 @@ def small_training(
         groups = torch.arange(ROWS).chunk(options.accumulate)
         if step == STEPS - 1:
             groups = groups[: options.last]
-        factor = 1.0
-        if options.bad == (strategy.rank, step):
-            factor = float("inf")
+        factor = torch.inf if options.bad == (strategy.rank, step) else 1.0
         values = train_step(_micro_batches(strategy, step, groups, factor))
         norms.append(float(values.get("train/grad_norm", torch.nan)))  # NaN of a skipped step
         state.step += 1

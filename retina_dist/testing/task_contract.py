@@ -11,6 +11,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, get_type_hints
 
 import torch
@@ -171,10 +172,7 @@ def _check_shares(
 def _check_mean(results: list[Tensors], expected: Tensors, where: str) -> None:
     """The mean of each loss and gradient over the ranks, within rounding of one rank's."""
     total = math.hypot(*(float(x.norm()) for name, x in expected.items() if name != LOSS))
-    names: dict[str, None] = {}
-    for result in results:
-        names |= dict.fromkeys(result)
-    for name in names:
+    for name in dict.fromkeys(chain.from_iterable(results)):
         lacks = [rank for rank, result in enumerate(results) if name not in result]
         assert not lacks, (
             f"{where}: rank {lacks[0]} lacks {name}; all ranks must use the same parameters"
@@ -236,11 +234,8 @@ def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
 
     That step is short where so few images allow it.
     """
-    batch_size = min(5, num_images)
-    for size in (5, 4, 3):
-        if num_images % size:
-            batch_size = size
-            break
+    fitting = [size for size in (5, 4, 3) if num_images % size]
+    batch_size = next(iter(fitting), min(5, num_images))
     data = dataclasses.replace(config.data, batch_size=batch_size)
     trainer = dataclasses.replace(config.trainer, accumulate=min(2, batch_size))
     shared = dataclasses.replace(config, data=data, trainer=trainer)
@@ -267,10 +262,9 @@ def _losses_and_gradients(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> l
         for batch in micro_batches:
             losses = model(batch.to(torch.device("cpu"), non_blocking=True))
             loss = torch.stack(list(losses.values())).sum()
-            if batch.weight:
-                loss = loss * batch.weight
-            else:
-                loss = loss.nan_to_num(0.0, 0.0, 0.0) * 0
+            if not batch.weight:
+                loss = loss.nan_to_num(0.0, 0.0, 0.0)
+            loss = loss * batch.weight
             loss.backward()
             total = total + loss.detach()
         result = {LOSS: total}
@@ -304,12 +298,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _plain(value: Any) -> list[Any]:
     """Plain values that are equal for equal batches."""
-    plain: list[Any] = []
+    plain = []
     for leaf in _leaves(value):
-        if hasattr(leaf, "tolist"):
-            plain.append((str(leaf.dtype), leaf.tolist()))
-        else:
-            plain.append(leaf)
+        plain.append((str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf)
     return plain
 
 

@@ -15,6 +15,12 @@ from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 T = TypeVar("T")
+OPS: dict[str, Callable[..., Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "min": torch.amin,
+    "max": torch.amax,
+}
 
 
 class Job:
@@ -56,14 +62,7 @@ class ThreadRank(SingleDeviceStrategy):
                 parameter.grad.copy_(self.all_reduce(parameter.grad))
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "mean") -> Tensor:
-        everyone = torch.stack(self.exchange(f"all_reduce {op}", x))
-        if op == "min":
-            return everyone.amin(0)
-        if op == "max":
-            return everyone.amax(0)
-        if op == "sum":
-            return everyone.sum(0)
-        return everyone.mean(0)
+        return OPS[op](torch.stack(self.exchange(f"all_reduce {op}", x)), dim=0)
 
     def all_gather(self, rows: Tensor) -> Tensor:
         return torch.cat(self.exchange("all_gather", rows))
