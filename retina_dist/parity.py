@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -74,7 +74,7 @@ class Case:
     accumulate: int = 1
     clip: float | None = None
     loss_scale: bool = False
-    ema: bool = False
+    ema_decay: float | None = None
     agrees: bool = True
 
 
@@ -83,7 +83,7 @@ CASES = (
     Case("accumulate 2", accumulate=2),
     Case("clip", clip=1.0),
     Case("loss scale", loss_scale=True),
-    Case("all of these, average", accumulate=2, clip=1.0, loss_scale=True, ema=True),
+    Case("all of these, average", accumulate=2, clip=1.0, loss_scale=True, ema_decay=0.9),
     Case("synchronised batch norm", norm="sync_bn"),
     Case("live batch norm", norm="bn", agrees=False),
 )
@@ -91,11 +91,11 @@ CASES = (
 
 def difference(one: Outcome, other: Outcome) -> float:
     """The largest relative difference of any kind in any step."""
-    differences: list[float] = []
+    differences = [0.0]
     for kind, steps in one.items():
         differences += map(_relative, steps, other[kind])
         assert len(steps) == len(other[kind]), f"other steps of {kind}"
-    return _largest(differences)
+    return max(differences)
 
 
 def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) -> Outcome:
@@ -122,16 +122,15 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         loss = train_step(micro_batches)["train/loss"]
         state.step += 1
         check_replicas(state.replicated(), strategy, state.step)
-        outcome["losses"].append({"loss": strategy.all_reduce(loss.double())})
+        outcome["losses"].append(_copied({"loss": strategy.all_reduce(loss.double())}))
 
     ends: Tensors = {}
     for name, buffer in state.model.named_buffers():
         if name.endswith(("running_mean", "running_var")):
-            ends[name] = buffer.cpu().clone()
+            ends[name] = buffer
     if state.ema:
-        for name, tensor in state.ema.model.state_dict().items():
-            ends[name] = tensor.cpu().clone()
-    outcome["ends"] = [ends]
+        ends |= state.ema.model.state_dict()
+    outcome["ends"] = [_copied(ends)]
     return outcome
 
 
@@ -168,23 +167,15 @@ def compare(config: ParityConfig) -> Differences:
     with build_strategy(config) as strategy:
         alone = SingleDeviceStrategy(str(strategy.device))
         for case in cases_of(config):
-            reference: Outcome = {}
-            if strategy.is_main:
-                reference = _reference(case, config, alone)
+            # The first job computes what one process gives, later jobs read its file.
+            file = Path(str(config.worker)).with_name(f"one process, {case.name}.pt")
+            if strategy.is_main and not file.exists():
+                torch.save(run_case(case, config, alone), file)
             outcome = run_case(case, config, strategy)
             if strategy.is_main:
-                differences[case.name] = difference(reference, outcome)
+                differences[case.name] = difference(torch.load(file, weights_only=True), outcome)
                 print(f"{case.name} differs by {differences[case.name]:.1e}", flush=True)
     return differences
-
-
-def _reference(case: Case, config: ParityConfig, alone: DistributedStrategy) -> Outcome:
-    """The outcome of one process: the first job computes it, later jobs read its file."""
-    file = Path(str(config.worker)).with_name(f"one process, {case.name}.pt")
-    if not file.exists():
-        torch.save(run_case(case, config, alone), file)
-    outcome: Outcome = torch.load(file, map_location="cpu", weights_only=True)
-    return outcome
 
 
 def parity(config: ParityConfig) -> bool:
@@ -246,14 +237,11 @@ def _settings(case: Case, config: ParityConfig) -> ParityConfig:
     model = config.model
     if hasattr(model, "norm"):
         model = replace(model, norm=case.norm)
-    ema_decay = None
-    if case.ema:
-        ema_decay = 0.9
     trainer = replace(
         config.trainer,
         accumulate=case.accumulate,
         gradient_clip=case.clip,
-        ema_decay=ema_decay,
+        ema_decay=case.ema_decay,
         precision="fp32",
         max_duration=f"{config.steps}steps",
         validate_every="0steps",
@@ -264,27 +252,22 @@ def _settings(case: Case, config: ParityConfig) -> ParityConfig:
 
 
 def _relative(a: Tensors, b: Tensors) -> float:
-    """max |a - b| / max |a| over all tensors; infinite when one lacks a tensor of the other."""
+    """max |a - b| / max |a| over all tensors.
+
+    Infinite when one lacks a tensor of the other, or a number is not finite.
+    """
     if a.keys() != b.keys():
-        return float("inf")
-    differences = []
-    sizes = []
-    for name, tensor in a.items():
-        if tensor.numel():
-            differences.append(float((tensor.double() - b[name].double()).abs().max()))
-            sizes.append(float(tensor.double().abs().max()))
-    apart = _largest(differences)
-    size = _largest(sizes)
-    if 0 < size < math.inf:
-        return apart / size
-    return apart
-
-
-def _largest(values: Sequence[float]) -> float:
-    """Their maximum, 0 without any, infinite if one is not a number: `max` would overlook that."""
-    if any(map(math.isnan, values)):
         return math.inf
-    return max(values, default=0.0)
+    size = _flat(a).abs().max()
+    apart = (_flat(a) - _flat(b)).abs().max()
+    if size > 0:
+        apart /= size
+    return float(apart.nan_to_num(math.inf, math.inf))  # `max` would overlook NaN
+
+
+def _flat(tensors: Tensors) -> Tensor:
+    parts = [tensors[name].double().flatten() for name in sorted(tensors)]
+    return torch.cat([*parts, torch.zeros(1, dtype=torch.float64)])
 
 
 @entry_point("parity", ParityConfig)
