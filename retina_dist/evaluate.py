@@ -19,15 +19,15 @@ from pathlib import Path
 
 from retina_dist.base.settings import setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import OfCheckpoint, command_of_task
+from retina_dist.config.run_config import command_of_task
 from retina_dist.reporting.page import page_if_possible
 from retina_dist.reporting.run_report import write_report
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.task.predictor import task_of
+from retina_dist.task.predictor import PredictorConfig, task_of
 
 
 @dataclass
-class EvaluateConfig(OfCheckpoint):
+class EvaluateConfig(PredictorConfig):
     """`python -m retina_dist.evaluate`."""
 
     checkpoint: str | None = setting(
@@ -43,17 +43,8 @@ class EvaluateConfig(OfCheckpoint):
     output_dir: str | None = setting(
         None, "a folder for metrics and their report; null: none", writes="folder"
     )
-    tile: int | None = setting(
-        None, "px: detect in windows of this size too, for small objects", at_least=32
-    )
-    tile_overlap: float = setting(
-        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
-    )
-    device: str = "auto"
-    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     batch_size: int = setting(8, at_least=1)
     num_workers: int = setting(2, at_least=0)
-    debug: bool = False
 
 
 @entry_point("evaluate", EvaluateConfig)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import OfCheckpoint, command_of_task
+from retina_dist.config.run_config import command_of_task
 from retina_dist.data.settings import MAX_PIXELS
-from retina_dist.task.predictor import task_of
+from retina_dist.task.predictor import PredictorConfig, task_of
 
 
 @dataclass
-class PredictConfig(OfCheckpoint):
+class PredictConfig(PredictorConfig):
     """`python -m retina_dist.predict`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
@@ -31,16 +31,7 @@ class PredictConfig(OfCheckpoint):
     format: str = setting(
         "coco", "for a tool too (detectors)", choices=("coco", "fiftyone", "label_studio", "cvat")
     )
-    tile: int | None = setting(
-        None, "px: detect in windows of this size too, for small objects", at_least=32
-    )
-    tile_overlap: float = setting(
-        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
-    )
     max_pixels: int = setting(MAX_PIXELS, "a file whose header claims more is left out", at_least=1)
-    device: str = "auto"
-    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
-    debug: bool = False
 
 
 @entry_point("predict", PredictConfig)

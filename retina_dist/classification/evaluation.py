@@ -22,13 +22,11 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.task.predictor import data_of_checkpoint
+from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
 from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
-    from retina_dist.predict import PredictConfig
-    from retina_dist.serving.settings import ServeConfig
 
 # Settings of evaluate, predict and serve that only a detector has, with their values unless given.
 OF_DETECTORS = {
@@ -46,8 +44,16 @@ def evaluate(config: EvaluateConfig) -> str:
 
     Their files and report.html go to `output_dir`. Every rank calls it.
     """
+
+    def read(device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
+        classifier = predictor_of(config, device)
+        data = data_of_checkpoint(
+            classifier.record, ClassificationData, config.checkpoint, root=config.root
+        )
+        return classifier, data, classifier.val_of(data)
+
     with make_strategy(device=config.device) as strategy, heartbeat():
-        classifier, data, val = strategy.run_collectively(partial(_open, config, strategy.device))
+        classifier, data, val = strategy.run_collectively(partial(read, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = classifier.evaluator_of(val, data, strategy).evaluate(classifier.model)
     if detect_launch().rank:
@@ -84,20 +90,7 @@ def format_table(result: ClassificationResult, resampled: Resampled) -> str:
     return "\n".join(lines)
 
 
-def _open(
-    config: EvaluateConfig, device: torch.device
-) -> tuple[TrainedClassifier, ClassificationData, Samples]:
-    """The classifier, and the images to evaluate it on."""
-    classifier = predictor_of(config, device)
-    data = data_of_checkpoint(
-        classifier.record, ClassificationData, config.checkpoint, root=config.root
-    )
-    return classifier, data, classifier.val_of(data)
-
-
-def predictor_of(
-    config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device
-) -> TrainedClassifier:
+def predictor_of(config: PredictorConfig, device: str | torch.device) -> TrainedClassifier:
     """The classifier of `config.checkpoint`.
 
     Raises ConfigError for a setting that only a detector has.

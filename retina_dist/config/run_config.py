@@ -169,6 +169,7 @@ class OfCheckpoint:
     the class of model settings.
     """
 
+    checkpoint: str | None = None
     outside_task: type[Any] | None = None
     outside_model: type[ModelSettings] | None = None
 

@@ -31,13 +31,11 @@ from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.task.predictor import data_of_checkpoint
+from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
 from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
-    from retina_dist.predict import PredictConfig
-    from retina_dist.serving.settings import ServeConfig
 
 
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
@@ -124,9 +122,7 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     return evaluate_rows(coco, rows), annotations
 
 
-def predictor_of(
-    config: EvaluateConfig | PredictConfig | ServeConfig, device: str | torch.device
-) -> Detector:
+def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detector:
     """The detector of `config.checkpoint`."""
     detector = Detector.from_checkpoint(
         str(config.checkpoint),

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import MISSING, setting, validate
-from retina_dist.config.run_config import OfCheckpoint
+from retina_dist.task.predictor import PredictorConfig
 
 
 @dataclass
-class ServeConfig(OfCheckpoint):
+class ServeConfig(PredictorConfig):
     """`python -m retina_dist.serve`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
@@ -21,12 +21,6 @@ class ServeConfig(OfCheckpoint):
     )
     score_threshold: float = setting(
         0.0, "in addition to the checkpoint's own", at_least=0, below=1
-    )
-    tile: int | None = setting(
-        None, "px: detect in windows of this size too, for small objects", at_least=32
-    )
-    tile_overlap: float = setting(
-        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
     )
     max_body_mb: float = setting(20.0, "1e6 bytes of a request", at_least=0.001, at_most=2000)
     max_pixels: int = setting(
@@ -45,9 +39,6 @@ class ServeConfig(OfCheckpoint):
     shutdown_s: int = setting(
         30, "after SIGTERM, for running requests; later ones get 503", at_least=0, at_most=86_400
     )
-    device: str = "auto"
-    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
-    debug: bool = False
 
     def __post_init__(self) -> None:
         validate(self)

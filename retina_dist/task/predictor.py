@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, get_args
 
@@ -26,7 +26,7 @@ from retina_dist.base.errors import (
 from retina_dist.base.files import Url, check_folder, parse_path
 from retina_dist.base.redaction import redacted
 from retina_dist.base.registry import is_custom, lookup, names_class
-from retina_dist.base.settings import make, validate
+from retina_dist.base.settings import make, setting, validate
 from retina_dist.base.text import truncate
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.config.run_config import (
@@ -54,18 +54,8 @@ RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions
 # Data settings that say where files are.
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 
-# What a checkpoint of other content raises where it is read.
-WRONG_CONTENT = (
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    AssertionError,
-    RuntimeError,
-)
-
-Input = TypeVar("Input")
-Output = TypeVar("Output")
+Input = TypeVar("Input", default=Any)
+Output = TypeVar("Output", default=Any)
 Result = TypeVar("Result", default=Any)  # of `evaluate`
 
 
@@ -105,8 +95,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         for name, value in self.metadata().items():
             if isinstance(value, int | float):
                 facts.append(f"{name}={value:g}")
-        facts.append(f"device={self.device}")
-        facts.append(f"precision={self.precision}")
+        facts += (f"device={self.device}", f"precision={self.precision}")
         if self.source:
             facts.append(f"checkpoint={redacted(self.source)}")
         return f"{type(self).__name__}({', '.join(facts)})"
@@ -182,7 +171,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
                 weights = content["ema"]["model"]
             network.load_state_dict(weights)
             predictor = cls(network, **arguments, **how)
-        except WRONG_CONTENT as error:
+        except Exception as error:  # of whatever the file holds instead
             reason = describe_error(error)
             if isinstance(error, UserError):
                 reason = str(error).split(";")[0].rstrip(".")
@@ -203,7 +192,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     ) -> tuple[nn.Module, dict[str, Any]]:
         """The network without its weights, and the other arguments of the class.
 
-        Raises any of WRONG_CONTENT for a wrong value.
+        Raises any error for a wrong value.
         """
 
     @abstractmethod
@@ -283,6 +272,21 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
     return resolve_device(str(device))
 
 
+@dataclass
+class PredictorConfig(OfCheckpoint):
+    """The settings of every command that runs a checkpoint's model on images."""
+
+    tile: int | None = setting(
+        None, "px: detect in windows of this size too, for small objects", at_least=32
+    )
+    tile_overlap: float = setting(
+        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
+    )
+    device: str = "auto"
+    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
+    debug: bool = False
+
+
 def task_of(config: OfCheckpoint) -> type[Task]:
     """The class of the task that the command's `checkpoint` was trained for.
 
@@ -291,7 +295,7 @@ def task_of(config: OfCheckpoint) -> type[Task]:
     """
     if config.outside_task is not None:
         return config.outside_task
-    checkpoint: str | None = getattr(config, "checkpoint", None)
+    checkpoint = config.checkpoint
     if checkpoint is None or is_torchvision_name(checkpoint):
         return lookup("task", TASKS[0])
 
@@ -322,9 +326,9 @@ def data_of_checkpoint(
     is asked, with this machine's credentials; nor is anything drawn. Raises ConfigError.
     """
     data = data_settings_of(content, schema, source)
-    known = {field.name for field in fields(data)}
-    data = data.with_values(**dict.fromkeys(known & {"shapes", "drawn"}))
-    named: dict[str, str | None] = {key: getattr(data, key) for key in PLACES if key in known}
+    values = vars(data)
+    data = data.with_values(**dict.fromkeys(values.keys() & {"shapes", "drawn"}))
+    named: dict[str, str | None] = {key: values[key] for key in PLACES if key in values}
 
     if set(places.values()) - {None}:
         root = places.get("root")
@@ -338,7 +342,7 @@ def data_of_checkpoint(
                 f"{source} has data.{key}={value}, and such a URL is followed only where you give "
                 "it; give root=URL or FOLDER."
             )
-    root = named.get("root")
+    root = named["root"]
     if root is not None and not parse_path(root).is_dir():
         raise ConfigError(
             f"{source} has its data in {root}, which is not a folder here; give root=FOLDER."
