@@ -103,13 +103,13 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         root = root_of(data.root, data.name)
         read = partial(read_samples, root, classes=self.classes, bad_images=data.bad_images)
         val = read("val")
-        if val is not None:
-            return val
-        if data.val_fraction:
+        if val is None and data.val_fraction:
             train = read("train")
-            if train:
-                return train.split(data.val_fraction)[1]
-        raise ConfigError(absent("root", root, "val"))
+            assert train is not None, "a missing train split is an error"
+            val = train.split(data.val_fraction)[1]
+        if val is None:
+            raise ConfigError(absent("root", root, "val"))
+        return val
 
     def evaluator_of(
         self, val: Samples, data: ClassificationData, strategy: DistributedStrategy

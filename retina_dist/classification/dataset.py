@@ -5,6 +5,7 @@ B images, S their side in px, K classes. Randomness depends on a key only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.base.seeding import derived_seed, torch_seed
-from retina_dist.classification.class_balance import class_balanced_order
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.buckets import Buckets
@@ -109,8 +109,8 @@ class Drawn(NamedTuple):
     """The image at a place of an epoch."""
 
     image: int  # in the data set
-    partner: int | None = None  # the image mixed in
-    kind: str = ""  # mixup | cutmix
+    partner: int  # the image mixed in, or the same
+    kind: str = ""  # mixup | cutmix, "" without a mixture
 
 
 class ClassificationDataset(ImageDataset[ImageBatch]):
@@ -134,16 +134,16 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         self.size = settings.image_size if train else settings.val_size  # px
         self.labels = samples.labels
         self.transform = TrainTransform(settings)
-        # an epoch, and the image at each of its places
-        self._balanced: tuple[int, np.ndarray] = (-1, self.labels)
+        self.alphas = {"mixup": settings.mixup, "cutmix": settings.cutmix}
+        self._epoch = -1
+        # The image at each place of `_epoch`; with `balanced` it changes.
+        self._order = np.arange(len(samples))
 
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
         drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
-        needed = []
+        needed: list[int] = []
         for one in drawn:
-            needed.append(one.image)
-            if one.partner is not None:
-                needed.append(one.partner)
+            needed += (one.image, one.partner)
         fetched = self.fetch(needed)
 
         count = max(len(spec.indices), spec.size if self.train else 1)
@@ -157,8 +157,7 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         for place, d in zip(spec.indices, drawn, strict=True):
             with self.skipping_bad_images():
                 images[made], share[made] = self._image(d, place, spec.epoch, fetched)
-                partner = d.image if d.partner is None else d.partner
-                labels[:, made] = torch.from_numpy(self.labels[[d.image, partner]])
+                labels[:, made] = torch.from_numpy(self.labels[[d.image, d.partner]])
                 indices[made] = d.image
                 made += 1
 
@@ -169,25 +168,17 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
     def drawn(self, place: int, epoch: int) -> Drawn:
         """The image at a place of an epoch, and the image that is mixed in."""
         if not self.train:
-            return Drawn(place)
-        images: Sequence[int] | np.ndarray = range(len(self))
-        if self.settings.balanced:
-            images = self._balanced_images(epoch)
-        image = int(images[place])
-        kinds = [kind for kind, alpha in self._alphas().items() if alpha > 0]
+            return Drawn(place, place)
+        if self.settings.balanced and self._epoch != epoch:
+            self._epoch = epoch
+            self._order = class_balanced_order(self.labels, self.seed, epoch)
+        image = int(self._order[place])
+        kinds = [kind for kind, alpha in self.alphas.items() if alpha]
         if not kinds:
-            return Drawn(image)
+            return Drawn(image, image)
         draw = derived_seed(self.seed, epoch, place, "partner")
-        partner = int(images[draw % len(self)])
+        partner = int(self._order[draw % len(self)])
         return Drawn(image, partner, kinds[draw // len(self) % len(kinds)])
-
-    def _alphas(self) -> dict[str, float]:
-        return {"mixup": self.settings.mixup, "cutmix": self.settings.cutmix}
-
-    def _balanced_images(self, epoch: int) -> np.ndarray:
-        if self._balanced[0] != epoch:
-            self._balanced = (epoch, class_balanced_order(self.labels, self.seed, epoch))
-        return self._balanced[1]
 
     def _image(
         self, drawn: Drawn, place: int, epoch: int, fetched: Contents
@@ -197,12 +188,29 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         if not self.train:
             return eval_transform(pixels, self.size, self.settings.val_short_side), 1.0
         image = self.transform(pixels, self.size, (self.seed, epoch, place))
-        if drawn.partner is None:
+        if not drawn.kind:
             return image, 1.0
         key = (self.seed, epoch, place, "partner")
         other = self.transform(self.read(drawn.partner, fetched), self.size, key)
         with torch_seed(self.seed, epoch, place, "mix"):
-            return mix(drawn.kind, self._alphas()[drawn.kind], image, other)
+            return mix(drawn.kind, self.alphas[drawn.kind], image, other)
+
+
+def class_balanced_order(labels: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """[N] the image at each place of an epoch where classes are drawn equally often; `labels` [N].
+
+    The classes take turns, and the images of each class come in shuffled rounds.
+    """
+    images = np.empty(len(labels), np.int64)
+    present = np.unique(labels).tolist()
+    for turn, label in enumerate(present):
+        members = np.flatnonzero(labels == label)
+        places = np.arange(turn, len(labels), len(present))
+        rng = np.random.default_rng(derived_seed(seed, "balanced", epoch, label))
+        num_rounds = math.ceil(len(places) / len(members))
+        rounds = [rng.permutation(members) for _ in range(num_rounds)]
+        images[places] = np.concatenate(rounds)[: len(places)]
+    return images
 
 
 class ClassificationDataModule(DataModule[ImageBatch]):

@@ -40,9 +40,11 @@ def examine(config: DoctorConfig) -> DoctorReport:
         parts["val"] = val
 
     findings = []
+    checked = {}
     for split, part in parts.items():
-        for text in part.warnings:
-            findings.append(Finding("warning", split, text))
+        findings += [Finding("warning", split, text) for text in part.warnings]
+        findings += _balance(split, part)
+        checked[split] = _checks(part, split, config)
     if val is None:
         remedy = "set data.val_fraction=0.1 for metrics"
         findings.append(Finding("info", "val", "no validation split", remedy))
@@ -50,10 +52,6 @@ def examine(config: DoctorConfig) -> DoctorReport:
         check_trainable(model, data, train)
     except ConfigError as error:
         findings.append(Finding("error", "train", str(error)))
-    checked = {}
-    for split, part in parts.items():
-        findings += _balance(split, part)
-        checked[split] = _checks(part, split, config)
     harmless = {"unreadable"} if data.bad_images == "skip" else set()
     findings += [Finding(*facts) for facts in file_findings(checked, harmless)]
     findings += _of_other_labels(checked, parts)

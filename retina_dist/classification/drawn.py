@@ -6,6 +6,7 @@ They are files of one drawn shape each, and random classes for random images.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,36 +14,42 @@ from PIL import Image
 
 from retina_dist.base.seeding import derived_seed
 from retina_dist.classification.samples import Samples
-from retina_dist.classification.settings import SyntheticClassesConfig
-from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once
+from retina_dist.classification.settings import ClassificationData, SyntheticClassesConfig
+from retina_dist.data.synthetic import (
+    contrasting_colour,
+    coverage,
+    draw_once,
+    folder_to_draw,
+)
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
 MAX_TILT = math.radians(12)
 MIN_CONTRAST = 120  # grey levels, Euclidean, between a shape and its background
 
 
-def draw_classes(root: Path, *, num_train: int, num_val: int, image_size: int, seed: int) -> None:
-    """Write root/{train,val}/CLASS/*.png, `image_size` pixels a side, the classes equally often.
+def draw_data(data: ClassificationData) -> None:
+    """Draw the data set of shapes where the settings ask for it and it is not there yet."""
+    if data.drawn is not None:
+        draw_classes(folder_to_draw(data.root, "data.drawn"), **asdict(data.drawn))
 
-    See `draw_once`.
+
+def draw_classes(root: Path, **settings: int) -> None:
+    """Write root/{train,val}/CLASS/*.png, the classes equally often.
+
+    `settings` are those of `DrawnClassesConfig`. See `draw_once`.
     """
-    settings = {
-        "version": 1,
-        "num_train": num_train,
-        "num_val": num_val,
-        "image_size": image_size,
-        "seed": seed,
-    }
+    image_size = settings["image_size"]
 
     def write(folder: Path) -> None:
-        for split, count in (("train", num_train), ("val", num_val)):
-            for index in range(count):
+        for split in ("train", "val"):
+            for index in range(settings[f"num_{split}"]):
                 name = CLASSES[index % len(CLASSES)]
-                rng = np.random.default_rng(derived_seed("drawn classes", seed, split, index))
+                key = ("drawn classes", settings["seed"], split, index)
+                image = draw_shape(np.random.default_rng(derived_seed(*key)), name, image_size)
                 (folder / split / name).mkdir(parents=True, exist_ok=True)
-                draw_shape(rng, name, image_size).save(folder / split / name / f"{index:06d}.png")
+                image.save(folder / split / name / f"{index:06d}.png")
 
-    draw_once(root, settings, write, "drawn.json")
+    draw_once(root, {"version": 1, **settings}, write, "drawn.json")
 
 
 def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:

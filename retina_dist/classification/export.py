@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torchvision import models
 
 from retina_dist.base.errors import ConfigError, UserError
@@ -60,6 +59,7 @@ def export(config: ExportConfig) -> float:
         return draw_shape(rng, CLASSES[number % len(CLASSES)], side)
 
     inputs = [classifier.prepare(image) for image in images_to_compare(config, draw)]
+    example = torch.zeros_like(inputs[0])
     worst = torch.zeros(())
 
     def compare(run: Runner) -> None:
@@ -73,7 +73,7 @@ def export(config: ExportConfig) -> float:
             )
 
     exporter = Exporter(
-        graph=partial(_graph, classifier, inputs[0]),
+        graph=partial(torch.export.export, ExportableClassifier(classifier).eval(), (example,)),
         input_name="image",
         output_names=["probabilities"],
         state=classifier.model.model.state_dict(),
@@ -84,10 +84,6 @@ def export(config: ExportConfig) -> float:
     summary = f"largest difference of a probability on {len(inputs)} images: {worst:.2g}"
     describe_export(classifier, config, summary)
     return float(worst)
-
-
-def _graph(classifier: TrainedClassifier, image: Tensor) -> ExportedProgram:
-    return torch.export.export(ExportableClassifier(classifier).eval(), (torch.zeros_like(image),))
 
 
 def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> Runner:

@@ -42,11 +42,11 @@ class ClassificationResult:
     @property
     def per_class(self) -> dict[str, float | None]:
         """Accuracy of each class; None for one without images."""
-        counts = self.confusion.sum(axis=1)
         accuracies: dict[str, float | None] = dict.fromkeys(self.classes)
         for i, name in enumerate(self.classes):
-            if counts[i]:
-                accuracies[name] = float(self.confusion[i, i] / counts[i])
+            count = self.confusion[i].sum()
+            if count:
+                accuracies[name] = float(self.confusion[i, i] / count)
         return accuracies
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,9 +90,8 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
     predictions = rows[:, 2].astype(np.int64)
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     np.add.at(confusion, (labels, predictions), 1)
-    counts = confusion.sum(axis=1)
-    recall = np.full(len(classes), math.nan)
-    np.divide(confusion.diagonal(), counts, out=recall, where=counts > 0)
+    with np.errstate(invalid="ignore"):  # of a class without images: NaN
+        recall = confusion.diagonal() / confusion.sum(axis=1)
     metrics = {
         "val/top1": float((rows[:, 3] < 1).mean()),
         "val/top5": float((rows[:, 3] < 5).mean()),

@@ -28,6 +28,8 @@ from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import Source, objects_in
 
+SPLIT_NAMES = SPLITS["train"] + SPLITS["val"]
+
 Row = tuple[str, Source, str]  # name, source, class
 Reader = Callable[[PathOrUrl, str], list[Row] | None]  # of a root and a split
 
@@ -40,7 +42,7 @@ class Samples:
     sources: tuple[Source, ...]
     labels: np.ndarray  # [N] int64, indices into `classes`
     classes: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
     form: str = ""  # how they lie in the data's root
     held_out: float | None = None  # the share of the training images that these are
 
@@ -112,24 +114,27 @@ def read_samples(
         return None
     rows.sort(key=itemgetter(0))
 
-    used = sorted({label for _, _, label in rows})
-    warnings: tuple[str, ...] = ()
-    if read is _from_folders and split == "train" and isinstance(root, Path):
-        warnings = _empty_classes(root, split, used)
     if not rows:
         raise DataError(
             f"{root} has no image of the split {split}; "
             f"images end with {', '.join(sorted(SUFFIXES))}."
         )
+    used = sorted({label for _, _, label in rows})
+    warnings = []
+    if read is _from_folders and split == "train" and isinstance(root, Path):
+        folder = root / split if (root / split).is_dir() else root
+        empty = [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]
+        if empty:
+            warnings.append(f"no image in {truncate(empty)}; left out of the classes")
     known = tuple(used if classes is None else classes)
-    unknown = sorted(set(used) - set(known))
+    number = {name: i for i, name in enumerate(known)}
+    unknown = [name for name in used if name not in number]
     if unknown:
         raise DataError(
             f"{root}: {split} has classes that train has not: {truncate(unknown)}; "
             "rename or remove them."
         )
 
-    number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
     numbers = np.array([number[label] for label in labels], np.int64)
     return Samples(names, sources, numbers, known, warnings, form)
@@ -146,24 +151,12 @@ def _refuse_yolo(root: PathOrUrl, split: str) -> None:
             )
 
 
-def _empty_classes(root: Path, split: str, used: Sequence[str]) -> tuple[str, ...]:
-    """A warning that names the folders of classes without an image."""
-    folder = root
-    if (root / split).is_dir():
-        folder = root / split
-    empty = [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]
-    if not empty:
-        return ()
-    return (f"no image in {truncate(empty)}; left out of the classes",)
-
-
 def _reader(root: PathOrUrl, complete: bool) -> tuple[str, Reader]:
     """The form of the data below `root`, and the function that reads it."""
     for split in ("train", "val"):
         if has_shards(root, split):
             return "shards", partial(_from_shards, complete)
-    names = SPLITS["train"] + SPLITS["val"]
-    if any(file.stem in names for file in root.glob("*.csv")):
+    if any(file.stem in SPLIT_NAMES for file in root.glob("*.csv")):
         return "CSV files of labels", _from_csv
     return "a folder for each class", _from_folders
 
@@ -174,7 +167,7 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
         f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label, "
         "or leave task=classification out to detect"
     )
-    if isinstance(root, Path) and _is_split(root):
+    if isinstance(root, Path) and root.resolve().name in SPLIT_NAMES:
         remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
     lacks = "does not exist"
     if isinstance(root, Url) or root.exists():
@@ -182,17 +175,8 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
     return f"{key}={root} {lacks}; {remedy}."
 
 
-def _is_split(root: Path) -> bool:
-    """Whether a folder has the name of a split."""
-    return root.resolve().name in SPLITS["train"] + SPLITS["val"]
-
-
 def _folders_in(folder: Path) -> list[str]:
-    names = []
-    for entry in os.scandir(folder):
-        if entry.is_dir() and not entry.name.startswith("."):
-            names.append(entry.name)
-    return sorted(names)
+    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
@@ -200,13 +184,12 @@ def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
         rows = _class_folders(root / name)
         if rows is not None:
             return rows
-    if split == "val" or isinstance(root, Url) or _is_split(root):
+    if split == "val" or isinstance(root, Url) or root.resolve().name in SPLIT_NAMES:
         return None
 
     # a folder for each class in `root` itself, unless the root is COCO's
-    if any(root.glob("annotations/*.json")):
-        return None
-    if any(is_image(path.name) for path in root.glob("*/*")):
+    has_classes = any(is_image(path.name) for path in root.glob("*/*"))
+    if has_classes and not any(root.glob("annotations/*.json")):
         return _class_folders(root)
     return None
 
@@ -252,11 +235,10 @@ def _files_below(folder: Path) -> dict[str, Source]:
 
 def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
     files = {file.stem: file for file in root.glob("*.csv")}
-    path = None
-    for name in reversed(SPLITS[split]):  # the first one counts, not the order of the disk
-        path = files.get(name, path)
-    if path is None:
+    named = list(filter(files.get, SPLITS[split]))
+    if not named:
         return None
+    path = files[named[0]]
     try:
         lines = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from retina_dist.classification.dataset import (
     ImageBatch,
     draw_first_batch,
 )
-from retina_dist.classification.drawn import draw_classes, synthetic_samples
+from retina_dist.classification.drawn import draw_data, synthetic_samples
 from retina_dist.classification.metrics import (
     BINARY,
     METRICS,
@@ -37,9 +37,8 @@ from retina_dist.classification.settings import (
     ClassifierConfig,
 )
 from retina_dist.data.digests import files_digest
-from retina_dist.data.synthetic import folder_to_draw, noise
+from retina_dist.data.synthetic import noise
 from retina_dist.engine.checkpoint.store import located
-from retina_dist.engine.plan import TrainerConfig
 from retina_dist.model.weights import find_weights
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
@@ -80,26 +79,23 @@ class ClassificationTask(ImageTask):
         else:
             self.train, self.val = read_splits(data)
         check_trainable(config.model, data, self.train)
-        self._shorten(config.trainer, data)
-        self.validates = self.val is not None
-
-        self.metric_names = METRICS
-        if len(self.class_names) == 2:
-            self.metric_names = (*METRICS, *BINARY)
-        monitor = config.trainer.monitor
-        if monitor in BINARY and monitor not in self.metric_names:
-            raise ConfigError(
-                f"trainer.monitor={monitor} is of two classes, "
-                f"and the data has {len(self.class_names)}."
-            )
-
-    def _shorten(self, trainer: TrainerConfig, data: ClassificationData) -> None:
-        """Keep the images of `trainer.overfit_batches`, or few to validate for `fast_dev_run`."""
+        trainer = config.trainer
         if trainer.overfit_batches:
             self.train = self.train.subsample(trainer.overfit_batches * data.batch_size)
             self.val = self.train
         elif trainer.fast_dev_run and self.val is not None:
             self.val = self.val.subsample(2 * data.val_batch_size)
+        self.validates = self.val is not None
+
+        self.metric_names = METRICS
+        if len(self.class_names) == 2:
+            self.metric_names = (*METRICS, *BINARY)
+        monitor = trainer.monitor
+        if monitor in BINARY and monitor not in self.metric_names:
+            raise ConfigError(
+                f"trainer.monitor={monitor} is of two classes, "
+                f"and the data has {len(self.class_names)}."
+            )
 
     @staticmethod
     def prepare(config: Any) -> None:
@@ -141,14 +137,14 @@ class ClassificationTask(ImageTask):
         side = self.config.data.image_size
         pixels = torch.stack([noise(side, side, self.config.seed, i) for i in images])
         labels = torch.from_numpy(self.train.labels[list(images)])
-        drawn = (pixels.contiguous(memory_format=torch.channels_last), labels, labels)
-        batch = ImageBatch(*drawn, torch.ones(len(images)), torch.tensor(images), weight)
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        share = torch.ones(len(images))
+        batch = ImageBatch(pixels, labels, labels, share, torch.tensor(images), weight)
         return batch.to(self.strategy.device)
 
     def unaugmented(self) -> ClassificationData:
         data: ClassificationData = self.config.data
-        return replace(
-            data,
+        return data.with_values(
             crop_scale=[1.0, 1.0],
             hflip=0.0,
             vflip=0.0,
@@ -177,13 +173,10 @@ class ClassificationTask(ImageTask):
 
     def model_arguments(self) -> dict[str, Any]:
         """The arguments of `build_classifier`."""
-        settings: ClassifierConfig = self.config.model
-        return {
-            "architecture": settings.architecture,
+        arguments = asdict(self.config.model)
+        del arguments["weights"]
+        return arguments | {
             "num_classes": len(self.class_names),
-            "norm": settings.norm,
-            "zero_gamma": settings.zero_gamma,
-            "label_smoothing": settings.label_smoothing,
             "image_size": self.config.data.val_size,
         }
 
@@ -191,14 +184,9 @@ class ClassificationTask(ImageTask):
         """A batch of the training's largest crops."""
         side = self.config.data.image_size
         images = torch.zeros(size, 3, side, side, dtype=torch.uint8)
-        numbers = torch.zeros(size, dtype=torch.int64)
-        return ImageBatch(
-            images.contiguous(memory_format=torch.channels_last),
-            labels=numbers,
-            other_labels=numbers.clone(),
-            share=torch.ones(size),
-            image_ids=numbers.clone(),
-        )
+        images = images.contiguous(memory_format=torch.channels_last)
+        labels, other_labels, image_ids = torch.zeros(3, size, dtype=torch.int64)
+        return ImageBatch(images, labels, other_labels, torch.ones(size), image_ids)
 
     def fingerprint(self) -> str:
         """A digest of the training images' names and classes, which their order depends on."""
@@ -238,12 +226,6 @@ class ClassificationTask(ImageTask):
         assert val is not None, "there is a validation"
         analyse(result, val.names, folder)
         write_details(folder, partial(val.read_image, max_pixels=self.config.data.max_pixels))
-
-
-def draw_data(data: ClassificationData) -> None:
-    """Draw the data set of shapes where the settings ask for it and it is not there yet."""
-    if data.drawn is not None:
-        draw_classes(folder_to_draw(data.root, "data.drawn"), **asdict(data.drawn))
 
 
 def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
