@@ -19,20 +19,18 @@ KINDS = ("step", "data", "scaling", "agreement")
 
 def main() -> None:
     """Run the benchmark that the first argument names."""
-    kind = ""
-    if len(sys.argv) > 1:
-        kind = sys.argv.pop(1)
-    if kind not in KINDS:
-        asked = kind in ("-h", "--help")
-        if kind and not asked:
+    kind = "".join(sys.argv[1:2])
+    usage = (__doc__ or "").strip()
+    if kind in KINDS:
+        del sys.argv[1]
+        importlib.import_module(f"retina_dist.benchmark.{kind}").main()
+    elif kind in ("-h", "--help"):
+        print(usage)
+    else:
+        if kind:
             print(f"error: unknown benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
-        usage = (__doc__ or "").strip()
-        if asked:
-            print(usage)
-            raise SystemExit(0)
         print(usage, file=sys.stderr)
         raise SystemExit(2)
-    importlib.import_module(f"retina_dist.benchmark.{kind}").main()
 
 
 if __name__ == "__main__":

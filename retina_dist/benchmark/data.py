@@ -31,7 +31,7 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
 from retina_dist.data.module import ImageDataset
-from retina_dist.data.samplers import BatchSpec, TrainSampler
+from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import read
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.readers.records import ImageRecord
@@ -112,12 +112,17 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         whose = f"images of {config.data.name}"
         if config.data.root is None and config.data.train_annotations is None:
             whose = f"made images of {WIDTH} x {HEIGHT}"
-            config = _with_made_images(config, Path(name))
+            make_images(Path(name), config.num_images)
+            made = {"train_annotations": f"{name}/images.json", "train_images": f"{name}/images"}
+            config = replace(config, data=config.data.with_values(**made))
         task = DetectionTask(config, strategy)
         module: Any = task.build_data()
-        specs = _first_batches(module.train_sampler, config.num_images)
-        records = []
-        for spec in specs:
+        # As many of the training's first batches as hold so many images.
+        specs: list[BatchSpec] = []
+        records: list[ImageRecord] = []
+        while len(records) < config.num_images:
+            spec = module.train_sampler.step(len(specs))[0]
+            specs.append(spec)
             for index in spec.indices:
                 records.append(task.train.records[index % len(task.train.records)])
 
@@ -134,9 +139,9 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
     rows = {}
     for name, seconds in times.items():
         values = [1000 * second / len(records) for second in seconds]
-        row = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+        row = {f.__name__: round(f(values), 4) for f in (statistics.median, min, max)}
         print(f"  {name:<42}{row['median']:>10.2f}{row['min']:>10.2f}{row['max']:>10.2f}")
-        rows[name] = {key: round(value, 4) for key, value in row.items()}
+        rows[name] = row
     ratio = statistics.median(b / a for a, b in zip(times[WHOLE], times[PLAIN], strict=True))
     print(f"{WHOLE}: {ratio:.2f} times as fast as {PLAIN}")
     return finish(
@@ -147,25 +152,6 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
         mean_file_kb=round(size_kb, 1),
         ms_an_image=rows,
     )
-
-
-def _with_made_images(config: DataBenchmarkConfig, folder: Path) -> DataBenchmarkConfig:
-    """The settings with `make_images` of so many images as the data, in `folder`."""
-    make_images(folder, config.num_images)
-    data = replace(
-        config.data,
-        train_annotations=f"{folder}/images.json",
-        train_images=f"{folder}/images",
-    )
-    return replace(config, data=data)
-
-
-def _first_batches(sampler: TrainSampler, num_images: int) -> list[BatchSpec]:
-    """As many of the training's first batches as hold so many images."""
-    specs: list[BatchSpec] = []
-    while sum(len(spec.indices) for spec in specs) < num_images:
-        specs += sampler.step(len(specs))[:1]
-    return specs
 
 
 def _time_in_turns(parts: dict[str, Part], rounds: int) -> dict[str, list[float]]:

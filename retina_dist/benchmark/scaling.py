@@ -18,6 +18,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -134,7 +135,19 @@ def measure(config: ScalingConfig) -> dict[str, Any]:
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
         total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
-        config = _endless(config, total)
+        config = replace(  # without validation, at a rate that cannot diverge
+            config,
+            data=replace(config.data, batch_size=total),
+            optimizer=replace(config.optimizer, lr=1e-7),
+            schedule=ScheduleConfig(name="constant", warmup="0steps"),
+            trainer=replace(
+                config.trainer,
+                max_duration=f"{config.warmup + config.steps}steps",
+                stop_after=None,
+                validate_every="0steps",
+                checkpoint_every="0steps",
+            ),
+        )
         seed_everything(config.seed)
         task = strategy.run_collectively(lambda: task_class(config)(config, strategy))
         plan = build_plan(config, task.num_images, strategy.world_size)
@@ -147,9 +160,8 @@ def measure(config: ScalingConfig) -> dict[str, Any]:
             for _ in range(count):
                 train_step(batches)
                 state.step += 1
-            if strategy.device.type == "cuda":
-                torch.cuda.synchronize(strategy.device)
-            strategy.all_reduce(torch.zeros(1, device=strategy.device))
+            # waits for every rank, and its GPU
+            float(strategy.all_reduce(torch.zeros(1, device=strategy.device)))
 
         train_step.timer.start()
         strategy.broadcast_state(state)
@@ -165,24 +177,6 @@ def measure(config: ScalingConfig) -> dict[str, Any]:
         if strategy.is_main:
             write_json(Path(str(config.worker)), figures)
         return figures
-
-
-def _endless(config: ScalingConfig, total: int) -> ScalingConfig:
-    """`config` for steps of `total` images, without validation, at a rate that cannot diverge."""
-    trainer = replace(
-        config.trainer,
-        max_duration=f"{config.warmup + config.steps}steps",
-        stop_after=None,
-        validate_every="0steps",
-        checkpoint_every="0steps",
-    )
-    return replace(
-        config,
-        data=replace(config.data, batch_size=total),
-        optimizer=replace(config.optimizer, lr=1e-7),
-        schedule=ScheduleConfig(name="constant", warmup="0steps"),
-        trainer=trainer,
-    )
 
 
 def compared(speeds: Mapping[Job, Sequence[float]]) -> dict[str, float]:
@@ -240,12 +234,11 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
         "mode": "lines",
         "line": {"dash": "dot", "color": "#8a929c"},
     }
-    lines: dict[str, list[Mapping[str, Any]]] = {}
-    for row in sorted(rows[1:], key=itemgetter("processes")):
-        lines.setdefault(row["launcher"], []).append(row)
     traces: list[dict[str, Any]] = [ideal]
-    for launcher in dict.fromkeys(row["launcher"] for row in rows[1:]):
-        line = lines[launcher]
+    lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in sorted(rows[1:], key=itemgetter("processes")):
+        lines[row["launcher"]].append(row)
+    for launcher, line in lines.items():
         most = line[-1]
         speedup = f"{most['speedup']:.2f} times as fast with {most['processes']}"
         if line[0]["processes"] != 1:

@@ -41,6 +41,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast, resolve_precision, warn_of_emulation
 from retina_dist.optim.settings import SGDSettings
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
+from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.tracking.console import print_redacted
 
@@ -89,7 +90,14 @@ def random_batch(
     return synthetic_batch(annotations, range(size), 1.0, seed=seed, device=torch.device("cpu"))
 
 
-def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Step:
+def our_step(
+    config: StepConfig,
+    model: RetinaNet,
+    batch: Batch,
+    path: str,
+    plan: Plan,
+    strategy: DistributedStrategy,
+) -> Step:
     """A training's `TrainStep` on one batch, in the precision of `path`; -compile compiles it."""
     precision, _, compiled = path.partition("-")
     trainer = replace(
@@ -99,10 +107,8 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> S
         compile=bool(compiled),
     )
     config = replace(config, trainer=trainer)
-
-    strategy = SingleDeviceStrategy(config.strategy.device)
     state = build_state(config, copy.deepcopy(model), strategy)
-    train_step = build_train_step(config, state, _plan(config, len(batch)), strategy)
+    train_step = build_train_step(config, state, plan, strategy)
     train_step.timer.start()
     batch = batch.to(strategy.device)
 
@@ -117,23 +123,27 @@ def our_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> S
     return step
 
 
-def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, path: str) -> Step:
+def torchvision_step(
+    config: StepConfig,
+    model: RetinaNet,
+    batch: Batch,
+    path: str,
+    plan: Plan,
+    strategy: DistributedStrategy,
+) -> Step:
     """torchvision's `train_one_epoch` for one batch (references/detection/engine.py).
 
     It uses torchvision's GradScaler for fp16.
     """
     precision = path.partition("-")[2] or "fp32"
-    device = SingleDeviceStrategy(config.strategy.device).device
+    device = strategy.device
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
-    lr = _plan(config, len(batch)).lr_at(0)
+    lr = plan.lr_at(0)
     momentum = 0.9  # of its reference
     if isinstance(config.optimizer, SGDSettings):
         momentum = config.optimizer.momentum
     optimizer = torch.optim.SGD(
-        [p for p in theirs.parameters() if p.requires_grad],
-        lr=lr,
-        momentum=momentum,
-        weight_decay=config.optimizer.weight_decay,
+        theirs.parameters(), lr, momentum, weight_decay=config.optimizer.weight_decay
     )
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
     autocast_context = autocast(device, precision)
@@ -162,8 +172,11 @@ def torchvision_step(config: StepConfig, model: RetinaNet, batch: Batch, path: s
     return step
 
 
-def _plan(config: StepConfig, batch_size: int) -> Plan:
-    settings = replace(
+def measure(
+    config: StepConfig, batch_size: int, canvas: Sequence[int], strategy: DistributedStrategy
+) -> list[dict[str, Any]]:
+    """A row of the table for each path."""
+    config = replace(
         config,
         data=replace(config.data, batch_size=batch_size),
         trainer=replace(
@@ -171,12 +184,7 @@ def _plan(config: StepConfig, batch_size: int) -> Plan:
         ),
         schedule=replace(config.schedule, name="constant", warmup="0steps"),
     )
-    return build_plan(settings, 100_000, 1)
-
-
-def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[dict[str, Any]]:
-    """A row of the table for each path."""
-    device = SingleDeviceStrategy(config.strategy.device).device
+    plan = build_plan(config, 100_000, 1)
     seed_everything(config.seed)
     model = build_model(config.model, config.num_classes)
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
@@ -186,16 +194,28 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     facts: dict[str, dict[str, Any]] = {}
     for name in config.paths:
         print_redacted(f"{where}: first steps of {name}", sys.stderr)
-        steps[name], facts[name] = _start(config, model, batch, name, device)
+        warning = warn_of_emulation(strategy.device, name.partition("-")[0])
+        if warning:
+            print_redacted(f"warning: {warning}", sys.stderr)
+        taken_before = torch.cuda.memory_allocated()  # by earlier paths
+        if strategy.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        make_step = torchvision_step if name in THEIRS else our_step
+        step = make_step(config, model, batch, name, plan, strategy)
+        first_loss = float(step())
+        _run(step, config.warmup)
+        peak = None
+        if strategy.device.type == "cuda":
+            peak = (torch.cuda.max_memory_allocated() - taken_before) / 2**30
+        steps[name] = step
+        facts[name] = {"first_loss": first_loss, "peak_memory_gib": peak}
 
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(config.rounds):
         print_redacted(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
         for name, step in steps.items():
             started = time.perf_counter()
-            for _ in range(config.steps):
-                step()
-            _wait(device)
+            _run(step, config.steps)
             seconds[name].append((time.perf_counter() - started) / config.steps)
 
     rows = []
@@ -215,43 +235,18 @@ def measure(config: StepConfig, batch_size: int, canvas: Sequence[int]) -> list[
     return rows
 
 
-def _start(
-    config: StepConfig,
-    model: RetinaNet,
-    batch: Batch,
-    path: str,
-    device: torch.device,
-) -> tuple[Step, dict[str, Any]]:
-    """The step of a path after its warm-up, with its first loss and the GPU memory that it took."""
-    warning = warn_of_emulation(device, path.partition("-")[0])
-    if warning:
-        print_redacted(f"warning: {warning}", sys.stderr)
-    taken_before = 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        taken_before = torch.cuda.memory_allocated(device)  # by earlier paths
-
-    make_step = torchvision_step if path in THEIRS else our_step
-    step = make_step(config, model, batch, path)
-    first_loss = float(step())
-    for _ in range(config.warmup):
-        step()
-    _wait(device)
-
-    peak = None
-    if device.type == "cuda":
-        peak = (torch.cuda.max_memory_allocated(device) - taken_before) / 2**30
-    return step, {"first_loss": first_loss, "peak_memory_gib": peak}
+def _run(step: Step, count: int) -> None:
+    loss = torch.zeros(())
+    for _ in range(count):
+        loss = step()
+    float(loss)  # waits for a GPU
 
 
 def benchmark(config: StepConfig) -> dict[str, Any]:
     """Measure every path at every batch size and canvas; print and return the figures."""
-    for canvas in config.canvases:
-        if len(canvas) != 2:
-            raise ConfigError(f"canvases={config.canvases} needs pairs such as [[320,320]].")
     configure_torch(config.trainer)
-    device = SingleDeviceStrategy(config.strategy.device).device
-    paths = [resolve_precision(device, path) for path in config.paths]
+    strategy = SingleDeviceStrategy(config.strategy.device)
+    paths = [resolve_precision(strategy.device, path) for path in config.paths]
     config = replace(config, paths=list(dict.fromkeys(paths)))
     base = config.paths[0]
 
@@ -260,7 +255,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     ratios: dict[str, float] = {}
     for canvas, batch_size in product(config.canvases, config.batch_sizes):
-        for row in measure(config, batch_size, canvas):
+        for row in measure(config, batch_size, canvas, strategy):
             print(_line(row), flush=True)
             rows.append(row)
             if row["path"] != base:
@@ -283,11 +278,6 @@ def _line(row: dict[str, Any]) -> str:
 
 def _size(canvas: Sequence[int]) -> str:
     return "x".join(map(str, canvas))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 main = entry_point("benchmark_step", StepConfig)(benchmark)
