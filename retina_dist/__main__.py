@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import sys
+from itertools import takewhile
 from typing import NoReturn
 
 import retina_dist
@@ -73,18 +75,12 @@ def main() -> None:
 
 def _with_keys(arguments: list[str]) -> list[str]:
     """Compare's arguments, its two run folders as run=FOLDER and other=FOLDER."""
-    count = 0
-    while count < len(arguments) and _is_folder(arguments[count]):
-        count += 1
-    if count == 0:
+    folders = list(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments))
+    if not folders:
         return arguments
-    if count != 2:
+    if len(folders) != 2:
         _refuse("error: compare takes two run folders.")
-    return [f"run={arguments[0]}", f"other={arguments[1]}", *arguments[2:]]
-
-
-def _is_folder(argument: str) -> bool:
-    return "=" not in argument and not argument.startswith("-")
+    return [f"run={folders[0]}", f"other={folders[1]}", *arguments[2:]]
 
 
 def _refuse(text: str) -> NoReturn:

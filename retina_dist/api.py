@@ -100,8 +100,7 @@ class _Run(TrainerConfig):
         if not isinstance(config, RunConfig):
             given = type(config).__name__
             raise ConfigError(f'config is of type {given}; give rd.load_config("train", [...]).')
-        is_for_task = issubclass(task_class(config), lookup("task", cls._task))
-        if config.task.name != cls._task and not is_for_task:
+        if not issubclass(task_class(config), lookup("task", cls._task)):
             raise ConfigError(
                 f"task={config.task.name} is not for {cls.__name__}; train on the command line."
             )

@@ -76,10 +76,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     return coco
 
 
-@entry_point("convert", ConvertConfig)
-def main(config: ConvertConfig) -> None:
-    """Convert."""
-    convert(config)
+main = entry_point("convert", ConvertConfig)(convert)
 
 
 if __name__ == "__main__":

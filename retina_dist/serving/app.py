@@ -74,10 +74,7 @@ class Endpoint:
         queue = Gauge(
             "retina_dist_queue_images", "Images accepted but not answered", registry=registry
         )
-        queue.set_function(self._queue_length)
-
-    def _queue_length(self) -> int:
-        return self.num_queued
+        queue.set_function(lambda: self.num_queued)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:

@@ -38,7 +38,7 @@ class Scorer:
     """
 
     def __init__(
-        self, predictor: Predictor[Any, Any], threshold: float = 0.0, max_pixels: int = MAX_PIXELS
+        self, predictor: Predictor, threshold: float = 0.0, max_pixels: int = MAX_PIXELS
     ) -> None:
         self.predictor = predictor
         self.threshold = threshold

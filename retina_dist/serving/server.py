@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,15 +28,13 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 UNUSABLE = (OSError, OverflowError, ValueError, TypeError)  # the last two for invalid host names
 
 
-def serve(
-    config: ServeConfig, load_predictor: Callable[[torch.device], Predictor[Any, Any]]
-) -> None:
+def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predictor]) -> None:
     """Serve until SIGTERM or SIGINT. `load_predictor(device)` loads the model.
 
     Raises ConfigError if the extra is missing or the address cannot be used.
     """
     # uvicorn replaces it, and raises the signal again at its end
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     device = SingleDeviceStrategy(config.device).device
     if config.max_batch is None:
         config = replace(config, max_batch=8 if device.type == "cuda" else 1)
@@ -54,12 +52,8 @@ def serve(
         server.run(sockets=[listener])
 
 
-def _exit(*_: object) -> None:
-    sys.exit(0)
-
-
 def server_of(
-    model: Callable[[], Predictor[Any, Any]], config: ServeConfig, log_level: str = "info"
+    model: Callable[[], Predictor], config: ServeConfig, log_level: str = "info"
 ) -> uvicorn.Server:
     """A server of what `model` loads. Raises ConfigError, before that, if the extra is missing."""
     try:

@@ -64,7 +64,7 @@ def images_to_compare(
         yield draw(rng, number)
 
 
-def describe_export(predictor: Predictor[Any, Any], config: ExportConfig, summary: str) -> None:
+def describe_export(predictor: Predictor, config: ExportConfig, summary: str) -> None:
     """Write the model card and print what was written."""
     output = Path(config.output)
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; {summary}")
@@ -119,15 +119,13 @@ class Exporter:
     def _write(self, path: Path, form: str) -> None:
         if form == ".pt":
             torch.save(self.state, path)
-        elif form == ".pt2":
-            file = io.BytesIO()
-            torch.export.save(self.graph(), file, extra_files=self._texts())
-            path.write_bytes(file.getvalue())
-        else:
-            self._write_onnx(path)
-
-    def _write_onnx(self, path: Path) -> None:
+            return
         graph: Any = self.graph()
+        if form == ".pt2":
+            file = io.BytesIO()
+            torch.export.save(graph, file, extra_files=self._texts())
+            path.write_bytes(file.getvalue())
+            return
         program = torch.onnx.export(
             graph,
             (),
@@ -143,10 +141,10 @@ class Exporter:
 
     def _texts(self) -> dict[str, str]:
         """The metadata as JSON by name, with the versions of the packages that write the file."""
-        installed = {package.name: package.version for package in distributions()}
-        versions: dict[str, str | None] = {"retina_dist": __version__}
-        for name in ("torch", "torchvision", "onnx", "onnxscript"):
-            versions[name] = installed.get(name)
+        versions = {"retina_dist": __version__}
+        for package in distributions():
+            if package.name in ("torch", "torchvision", "onnx", "onnxscript"):
+                versions[package.name] = package.version
         metadata = {**self.metadata, "versions": versions}
         return {key: json.dumps(value) for key, value in metadata.items()}
 
@@ -164,9 +162,7 @@ def _pt2_runner(path: Path) -> Runner:
     @torch.no_grad()
     def run(image: Tensor) -> Sequence[Tensor]:
         outputs = module(image)
-        if isinstance(outputs, tuple):
-            return outputs
-        return (outputs,)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     return run
 

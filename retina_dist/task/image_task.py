@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import nn
+from typing_extensions import TypeVar
 
 from retina_dist.base.errors import CheckpointError, set_status
 from retina_dist.base.files import write_json
@@ -24,7 +25,7 @@ from retina_dist.strategies.base import DistributedStrategy
 MAX_LOGGED_CLASSES = 20  # whose metric is logged at the end
 NO_VALIDATION = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", default=Any)
 
 
 class Evaluator(ABC, Generic[Result]):
@@ -106,8 +107,8 @@ class ImageTask(Task):
 
     train: Any
     val: Any = None
-    evaluator: Evaluator[Any] | None = None
-    evaluator_class: ClassVar[type[Evaluator[Any]]]
+    evaluator: Evaluator | None = None
+    evaluator_class: ClassVar[type[Evaluator]]
     data_module: ClassVar[type]
     class_metric: ClassVar[str]  # what a result has `per_class`
 

@@ -25,9 +25,7 @@ USE = (
 Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
 
-def model_card(
-    predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None = None
-) -> Card:
+def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None = None) -> Card:
     """The sections Model, Intended use and Versions and, after a run, those of its training.
 
     These are Model settings, Training data and Figures.
@@ -69,7 +67,7 @@ def model_card(
 
 
 def write_card(
-    output: Path, predictor: Predictor[Any, Any], checkpoint: str, intended_use: str | None
+    output: Path, predictor: Predictor, checkpoint: str, intended_use: str | None
 ) -> Path:
     """Write NAME_card.md beside the exported file NAME.*, with the file's SHA-256.
 

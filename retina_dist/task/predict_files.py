@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
     without an image, and ConfigError where a file would be overwritten.
     """
     files = find_images(pattern)
-    folder = Path(output_dir or _first_free("predictions"))
+    folder = Path(output_dir or "predictions")
+    number = 1
+    while not output_dir and folder.exists():
+        number += 1
+        folder = Path(f"predictions-{number}")
 
     pictures: dict[Path, None] = {}  # in the order of the files
     for number, file in enumerate(files):
@@ -67,7 +72,7 @@ def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
 
 
 def predict_files(
-    predictor: Predictor[Any, Any], plan: PredictionPlan, draw: Draw, max_pixels: int
+    predictor: Predictor, plan: PredictionPlan, draw: Draw, max_pixels: int
 ) -> dict[int, tuple[Path, Any]]:
     """Write the picture of each image; return file and output by number in `plan.files`.
 
@@ -86,7 +91,7 @@ def predict_files(
 
         (output,) = predictor.run_each(pixels)
         picture, words = draw(pixels, output)
-        _save(picture, path)
+        write_atomically(path, partial(picture.save, format="JPEG", quality=92))
         print(escape(f"{file}: {words} -> {path}"))
         outputs[number] = file, output
 
@@ -97,19 +102,3 @@ def predict_files(
             f"give {kinds}."
         )
     return outputs
-
-
-def _save(picture: PIL.Image.Image, path: Path) -> None:
-    def write(temporary: Path) -> None:
-        picture.save(temporary, "JPEG", quality=92)
-
-    write_atomically(path, write)
-
-
-def _first_free(name: str) -> str:
-    free = name
-    number = 1
-    while Path(free).exists():
-        number += 1
-        free = f"{name}-{number}"
-    return free
