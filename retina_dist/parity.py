@@ -173,7 +173,9 @@ def compare(config: ParityConfig) -> Differences:
                 torch.save(run_case(case, config, alone), file)
             outcome = run_case(case, config, strategy)
             if strategy.is_main:
-                differences[case.name] = difference(torch.load(file, weights_only=True), outcome)
+                differences[case.name] = difference(
+                    torch.load(file, map_location="cpu", weights_only=True), outcome
+                )
                 print(f"{case.name} differs by {differences[case.name]:.1e}", flush=True)
     return differences
 
