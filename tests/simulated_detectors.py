@@ -215,10 +215,14 @@ class Counts:
         return self.held / max(1, self.shown)
 
     def __str__(self) -> str:
-        """The share with its binomial standard error; the share of draws with an interval."""
+        """The share with its standard error; the share of draws with an interval.
+
+        The error is Agresti and Coull's, which is not 0 where all are held.
+        """
         if self.shown < self.draws / 4:
             return "none"
-        error = math.sqrt(self.share * (1 - self.share) / self.shown)
+        near = (self.held + 2) / (self.shown + 4)
+        error = math.sqrt(near * (1 - near) / (self.shown + 4))
         text = f"{self.share:.3f} ± {error:.3f}"
         return text if self.shown == self.draws else f"{text} ({self.shown / self.draws:.2f})"
 
@@ -271,7 +275,7 @@ TITLES = {
 # (images, classes), the most important first.
 SIZES = [(1000, 5), (200, 5), (100, 5), (100, 1), (200, 20), (1000, 20), (20, 5), (20, 1)]
 SIZES += [(200, 1), (100, 20), (1000, 1), (200, 80), (1000, 80), (100, 80), (20, 20), (20, 80)]
-DRAWS = {1: 50, 5: 50, 20: 25, 80: 5}  # in a round, by classes; half as many of 1,000 images
+DRAWS = {1: 50, 5: 50, 20: 25, 80: 8}  # in a round, by classes; half as many of 1,000 images
 Cell = tuple[str, int, int, str]
 
 
@@ -313,7 +317,9 @@ def tables(found: dict[tuple[int, Cell], dict[str, dict[str, Counts]]]) -> Itera
             for name in NAMES:
                 sums[kind, images, classes, group, name] += each[name]
     for kind, title in TITLES.items():
-        yield f"| {title} | populations | draws | " + " | ".join(NAMES) + " |"
+        yield f"Share of draws in which {title}:"
+        yield ""
+        yield "| images x classes | populations | draws | " + " | ".join(NAMES) + " |"
         yield "|---|---|---|" + "---|" * len(NAMES)
         for images, classes in sorted(SIZES):
             for group in ("first", "fresh"):
@@ -329,7 +335,7 @@ def main(command: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="where results are appended, a JSON line a cell")
     parser.add_argument(
-        "--rounds", type=int, default=6, help="of 50 draws of a small cell; 0: print"
+        "--rounds", type=int, default=7, help="of 50 draws of a small cell; 0: print"
     )
     parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
     parser.add_argument("--classes", type=int, nargs="*", default=list(FREQUENCIES))
