@@ -78,7 +78,7 @@ def _with_keys(arguments: list[str]) -> list[str]:
     folders = list(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments))
     if not folders:
         return arguments
-    if len(folders) != 2:
+    if len(folders) != 2 or folders[0] == folders[1]:
         _refuse("error: compare takes two run folders.")
     return [f"run={folders[0]}", f"other={folders[1]}", *arguments[2:]]
 

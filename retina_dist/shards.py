@@ -17,7 +17,6 @@ from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.tracking.console import heartbeat
 
 
@@ -32,10 +31,8 @@ class ShardsConfig(DetectionRunConfig):
 @entry_point("shards", ShardsConfig)
 def main(config: ShardsConfig) -> None:
     """Write shards."""
-    if detect_launch().world_size > 1 or config.dry_run:
-        raise ConfigError(
-            "shards are written by one process, at once; leave out the launcher, and dry_run=true."
-        )
+    if config.dry_run:
+        raise ConfigError("shards are written at once; leave dry_run=true out.")
     with heartbeat():
         command_of_task(task_class(config), "write_shards")(config)
 

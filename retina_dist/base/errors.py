@@ -71,9 +71,7 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """A UserError's text; of another exception its type and the first line of its text, at most 160
-    characters.
-    """
+    """A UserError's text; of another exception its type and the first line of its text."""
     if isinstance(error, UserError):
         return str(error)
     if lost_connection(error):
@@ -82,7 +80,7 @@ def describe_error(error: BaseException) -> str:
     text = str(error).strip()
     if not text:
         return name
-    return f"{name}: {redacted(text.splitlines()[0])[:160]}"
+    return f"{name}: {redacted(text.splitlines()[0])}"
 
 
 class ConfigError(UserError):

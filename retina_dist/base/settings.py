@@ -305,11 +305,13 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
     if bare != given:
         return f"{sentence}; write {key}={bare} without quotes."
     for kind in kinds_of(hint):
+        if isinstance(value, bool) and kind is str:
+            return f"{sentence}; write one, or leave {key} out."
         if kind in _REMEDIES:
             return f"{sentence}; write {_REMEDIES[kind]}."
     if "list" in str(hint):
         return f"{sentence}; write each item in digits."
-    return f"{sentence}."
+    return f"{sentence}; give {key}.NAME=VALUE, in Python a class such as rd.ModelConfig."
 
 
 def _in_words(hint: Any, plural: bool = False) -> str:

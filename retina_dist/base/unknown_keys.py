@@ -24,7 +24,8 @@ warmup_iters warmup_steps warmup: schedule.warmup=1000steps
 batch batch_size ims_per_batch bs: batch_size | data.batch_size
 workers num_workers: num_workers | data.num_workers | leave it out
 imgsz img_size image_size img_scale min_size_train min_size crop_size size: data.min_sizes=[640] | \
-data.image_size | size=[640,640]
+data.image_size | size=[640,640] | \
+the size of the training is used; leave it out
 min_sizes: data.min_sizes | data.image_size | size=[640,640]
 max_size_train: data.max_size
 accumulate_grad_batches: trainer.accumulate
@@ -43,10 +44,12 @@ path data_dir data_path dataset train_dir train_path val_dir val_path: data.root
 data train: data.root | root | input
 logger loggers: logging
 freeze freeze_backbone frozen_stages: model.trainable_layers
+loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 format: data.format | output=model.onnx
 val_split: data.val_fraction
 split: data.val_fraction | give annotations=FILE images=FOLDER of another split
+help: --help, alone
 opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
 name run_name experiment_name: output_dir
@@ -191,12 +194,14 @@ def _remedy_of_word(
     around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return "leave out the spaces around = and between the items of a list"
+    key, _, value = overrides[number - 1].partition("=")
+    if number and os.path.exists(f"{value} {word}"):
+        return f"write {as_override(key, f'{value} {word}')}"
     if word in known:
         return f"write {word}=VALUE"
-    if word == "help":
-        return "write --help"
-    if word in ("epochs", "steps", "images"):
-        return f"write 12{word}, without a space"
+    meant = alias(word, known)
+    if " " in meant or "=" in meant:
+        return f"write {meant}"
     stem, _, ending = word.rpartition(".")
     name = os.path.basename(stem)
     if ending in ("yaml", "yml") and "data.root" in known and name != "data":
@@ -232,5 +237,8 @@ def in_settings_of(command: type, remedy: str) -> str:
         if key in known:
             remedy = remedy.replace(f"{prefix}{key}=", f"{key}=")
     return re.sub(
-        r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=[^\s;,]+?(?=[;,.]?(?:\s|$))", "", remedy
+        r"; give (?:experiment|task)=.*(?=\.$)|"
+        r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=[^\s;,]+?(?=[;,.]?(?:\s|$))",
+        "",
+        remedy,
     )

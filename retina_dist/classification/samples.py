@@ -122,7 +122,8 @@ def read_samples(
     used = sorted({label for _, _, label in rows})
     warnings = []
     if read is _from_folders and split == "train" and isinstance(root, Path):
-        folder = root / split if (root / split).is_dir() else root
+        folders = [root / name for name in SPLITS[split]]
+        folder = next(filter(Path.is_dir, folders), root)
         empty = [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]
         if empty:
             warnings.append(f"no image in {truncate(empty)}; left out of the classes")

@@ -87,7 +87,7 @@ def command_of(name: str) -> str:
 
 def schema_of(name: str) -> type:
     """The settings of the command `name`, such as "train" or "benchmark_step"."""
-    if name not in SCHEMAS:
+    if str(name) not in SCHEMAS:
         if not Path(config_dir(), f"{name}.yaml").is_file():
             commands = sorted(path.stem for path in Path(config_dir()).glob("*.yaml"))
             near = get_close_matches(str(name), commands, 1) or commands
@@ -392,6 +392,8 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
         raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
+        if equals and not value and key in ("data.root", "root", "checkpoint", "input", "run"):
+            raise ConfigError(f"{override} is empty, as of an unset variable; give a path.")
         if not equals and not override.startswith("~"):
             schema, sections = section_types(schema_of(name), {})
             known = settings_by_key(schema, sections=sections)

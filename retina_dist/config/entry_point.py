@@ -37,6 +37,8 @@ Function = Callable[[Any], Any]  # of a command's settings
 # folder.
 Attempt = Callable[[Callable[[], Any], Function, Path], Any]
 
+ALONE = ("predict", "export", "serve", "convert", "shards", "report")
+
 OmegaConf.register_new_resolver(
     "sweep_dir", lambda output_dir, name: output_dir or f"runs/{name}-sweep", replace=True
 )
@@ -121,6 +123,8 @@ class Command:
         on every rank.
         """
         try:
+            if self.name in ALONE and detect_launch().world_size > 1:
+                raise ConfigError(f"{self.name} is for one process; leave out the launcher.")
             config = compose.to_object(composed, self.name, overrides)
             if "output_dir" in type(config).__dataclass_fields__:
                 hydra_names_it = config.output_dir is None and folder != Path()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -55,10 +55,9 @@ def unreadable(text: str) -> str:
     closed = re.findall(r"[\]})]", value)
     if len(opened) != len(closed):
         return f"{sentence}; close its brackets, or write {quoted} as text."
-    if value.endswith(",]"):
-        return f'{sentence}; write "{key}={value[:-2]}]".'
-    if value.startswith("(") and value.endswith(")"):
-        return f'{sentence}; write "{key}=[{value[1:-1]}]".'
+    items = re.fullmatch(r"\((?=.*\))(.*?),?\)|\[(.*),\]", value)
+    if items:
+        return f'{sentence}; write "{key}=[{items[1] or items[2]}]".'
     return f"{sentence}; write {quoted}."
 
 
@@ -73,7 +72,8 @@ def _missing_entry(error: MissingConfigException) -> str:
 
     options = error.options or []
     value = value.removesuffix(".yaml")
-    near = _options_like(value, options)
+    near = [each for each in options if value and each.startswith(value[:6])]
+    near = near or get_close_matches(value, options, 1, 0.75)
     hint = "there"
     if near:
         hint = f"did you mean {' or '.join(near)}? There"
@@ -89,15 +89,6 @@ def _missing_entry(error: MissingConfigException) -> str:
     )
 
 
-def _options_like(value: str, options: Sequence[str]) -> list[str]:
-    """Those that `value` begins, else the one that is spelled alike, else begins alike."""
-    if not value:
-        return []
-    begun = [each for each in options if each.startswith(value)]
-    alike = get_close_matches(value, options, 1, 0.75)
-    return begun or alike or [each for each in options if each.startswith(value[:6])][:1]
-
-
 def _instead_of_entry(group: str, value: str) -> str:
     """Message for a file, folder or name that stands where an entry is asked for; "" for others."""
     is_yaml = value.lower().endswith((".yaml", ".yml"))
@@ -108,6 +99,8 @@ def _instead_of_entry(group: str, value: str) -> str:
             f"model={value}: model is the kind of network; write checkpoint={value} or, in a "
             f"training, model.weights={value}."
         )
+    if group == "logging" and value in ("tensorboard", "mlflow"):
+        return f"logging={value} is not an entry; give logging.{value}=true."
     if is_yaml:
         stem = Path(value).stem
         return (

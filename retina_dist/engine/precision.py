@@ -22,8 +22,8 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AMPERE = (8, 0)  # the first GPUs with TF32 and with bf16 at the speed of fp16
 # What `auto` may choose. A device that computes in one format also computes in those before it.
 CHOICES = ("fp32", "fp16", "bf16")
-# CPU time of a bf16 convolution against fp32's, on a CPU with AVX2 only.
-EMULATED_BF16_FACTOR = 25
+# CPU time of a convolution against fp32's: bf16 with AVX2 only, fp16 in the backward pass.
+EMULATED = {"bf16": 25, "fp16": 100}
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -91,15 +91,11 @@ def describe_precision(device: torch.device, precision: str, requested: str) -> 
 
 def warn_of_emulation(device: torch.device, precision: str) -> str:
     """A warning for 16 bits on a CPU that emulates them; "" where there is nothing to warn of."""
-    if precision == "fp16" and device.type == "cpu":
-        return (
-            "precision=fp16: a backward pass on a CPU takes about 100 times the time of fp32; "
-            "use trainer.precision=auto or fp32."
-        )
-    if precision != "bf16" or device.type != "cpu" or has_fast_bf16(device):
+    is_fast = precision == "bf16" and has_fast_bf16(device)
+    if precision not in EMULATED or device.type != "cpu" or is_fast:
         return ""
     return (
-        "precision=bf16: this CPU has no bf16 instructions (avx512_bf16 or AMX), and a "
-        f"convolution takes about {EMULATED_BF16_FACTOR} times the time of fp32; "
+        f"precision={precision}: this CPU has no instructions for it (bf16: avx512_bf16 or AMX), "
+        f"and a convolution takes about {EMULATED[precision]} times the time of fp32; "
         "use trainer.precision=auto or fp32."
     )

@@ -132,7 +132,7 @@ def _check_folder(config: RunConfig) -> None:
     """Raise the errors of `resume` and `output_dir` before the data is read."""
     if config.resume not in (None, "", "auto"):
         check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
-    elif not (config.resume or config.dry_run):
+    elif config.dry_run == bool(config.resume):  # a dry run says what resume=auto finds
         open_run(config)
 
 

@@ -182,7 +182,7 @@ def _open_newest(config: RunConfig, owner: Owner | None, locked: frozenset[str])
         found = load_latest(folder / CHECKPOINTS)
     if found is None:
         place = elsewhere or folder or f"runs/{_name(config)}*"
-        logger.info(f"resume=auto: no checkpoint in {place}; a fresh start")
+        logger.info(f"resume=auto: no checkpoint in {place}; a fresh start (or give resume=RUN)")
         return Run(_made_folder(config, owner, given if elsewhere else folder))
 
     source, content = found
@@ -293,7 +293,7 @@ def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     """
     if isinstance(source, Url) or (elsewhere and source.is_dir()):
         return
-    if source.is_file():
+    if source.is_file() or source.suffix == ".pt":
         load_checkpoint(source)
     elif not _has_checkpoints(source / CHECKPOINTS) and not _has_checkpoints(source):
         raise CheckpointError(NO_CHECKPOINT.format(source))

@@ -44,6 +44,8 @@ def check_ending(output: Path) -> None:
     """Raise ConfigError for a file that no exporter writes, or whose packages are missing."""
     if output.suffix not in ENDINGS:
         raise ConfigError(f"output={output} has no known ending; use one of {', '.join(ENDINGS)}.")
+    if output.with_name("manifest.json").exists():
+        raise ConfigError(f"output={output} is among a run's checkpoints; give another folder.")
     missing = [package for package in ONNX_PACKAGES if find_spec(package) is None]
     if output.suffix == ".onnx" and missing:
         raise ConfigError(

@@ -288,7 +288,7 @@ def _hint(root: PathOrUrl) -> str:
         return f"it holds {', '.join(archives[:3])}; unpack them"
     if any(is_image(file) for file in root.glob("train/*/*")):
         entries = "experiment=finetune_classifier, or task=classification data=folders"
-        return f"it holds class folders; give {entries}"
+        return f"it holds class folders, for a classifier; give {entries}"
     for above in root.absolute().parents[:2]:
         if any(lookup("reader", name).is_top(above) for name in names("reader")):
             return f"give the folder above, {above}"

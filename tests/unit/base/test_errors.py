@@ -13,6 +13,7 @@ from retina_dist.base.errors import DataError, describe_error
         (DataError("a is wrong."), "a is wrong."),
         (ValueError("one\ntwo"), "ValueError: one"),
         (ValueError(), "ValueError"),
+        (ValueError("long," * 99 + "\nsecond"), "ValueError: " + "long," * 99),
         (ValueError("token=SECRET"), "ValueError: token=***"),
         (
             RuntimeError(

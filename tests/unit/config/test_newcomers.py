@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from retina_dist import predict
+from retina_dist.__main__ import main
 from retina_dist.api import Trainer
-from retina_dist.base.errors import CheckpointError, ConfigError
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.unknown_keys import in_settings_of
+from retina_dist.classification.samples import read_samples
 from retina_dist.config.compose import data_entry, load_config
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.readers.formats import recognise
+from retina_dist.detection.settings import DetectionData
 from retina_dist.evaluate import EvaluateConfig
+from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.run.assemble import train
+from retina_dist.run.resume import check_resume
+from retina_dist.task.export_formats import check_ending
 
 REMEDIES = {
     # what other tools call it
@@ -24,15 +32,19 @@ REMEDIES = {
     "strategy.world_size=2": "the launcher starts the processes: torchrun",
     "model.num_anchors=9": "see model.anchor_sizes and model.aspect_ratios.",
     "data.augmentation=mosaic": "see data.hflip, data.photometric and data.scale_jitter",
-    "task=classify": "did you mean classification?",
+    "task=classify": "did you mean classification or",
     "model.name=resnet50": "did you mean model.backbone?",
     "data.flip=0.5": "did you mean data.hflip?",
     "model.freeze=true": "did you mean model.trainable_layers?",
     "split=test": "did you mean data.val_fraction?",
+    "loss=focal": "see model.focal_alpha, model.focal_gamma and model.box_loss",
+    "logging=tensorboard": "give logging.tensorboard=true",
+    "model.backbone_weights=true": "is not a text; write one, or leave",
+    "data.root=": "data.root= is empty, as of an unset variable; give a path.",
     # shortened
     "model=retinanet": "did you mean retinanet_r18 or retinanet_r50 or",
-    "help": "write --help",
-    "epochs": "write 12epochs, without a space",
+    "help": "write --help, alone",
+    "epochs": "write trainer.max_duration=12epochs",
     # written as in Python
     "data.min_sizes=[64,]": 'write "data.min_sizes=[64]".',
     "model.aspect_ratios=[1:2,1:1]": "write each item in digits",
@@ -54,6 +66,7 @@ OF_OTHER_COMMANDS = {
     ("export", "runs/a", "a.onnx"): "write checkpoint=runs/a output=a.onnx",
     ("export", "a.pt", "a.onnx"): "write checkpoint=a.pt output=a.onnx",
     ("export", "checkpoint=a.pt", "output=a.onnx", "opset=11"): "leave it out",
+    ("predict", "checkpoint=a.pt", "input=a", "image_size=640"): "the size of the training is used",
     ("evaluate", "checkpoint=runs/a", "split=test"): "give annotations=FILE images=FOLDER of",
 }
 
@@ -72,12 +85,88 @@ def test_python_names_what_reads_a_checkpoint_and_settings() -> None:
         Trainer.from_config({"data.root": "a"})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("key", ["data", "model", "optimizer"])
+def test_python_asks_for_the_class_of_a_section(key: str) -> None:
+    sections = {"data": DetectionData(root="a"), "optimizer": OptimizerConfig(lr=0.1)}
+    with pytest.raises(
+        ConfigError, match=rf"{key}=a is not a section.*; give {key}\.NAME=VALUE, in Python"
+    ):
+        Trainer(**{**sections, key: "a"}, max_duration="2steps")  # type: ignore[arg-type]
+
+
+def test_a_run_is_not_compared_with_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "runs/a", "runs/a"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "compare takes two run folders" in capsys.readouterr().err
+
+
+def test_an_export_spares_the_checkpoints_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(ConfigError, match=r"best\.pt is among a run's checkpoints"):
+        check_ending(tmp_path / "best.pt")
+
+
+def test_folders_of_other_splits_are_no_empty_classes(tmp_path: Path) -> None:
+    for split in ("training", "testing"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        (tmp_path / split / "cat" / "a.jpg").touch()
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert not samples.warnings
+
+
 def test_a_command_on_a_checkpoint_names_no_setting_of_a_training(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"onnx")
     with pytest.raises(CheckpointError) as caught:
         Detector.from_checkpoint(tmp_path / "a.pt")
     assert "model.weights=FILE" in str(caught.value)
     assert "model.weights" not in in_settings_of(EvaluateConfig, str(caught.value))
+
+
+def test_a_command_on_a_detector_refuses_class_folders_without_a_recipe(tmp_path: Path) -> None:
+    folder = tmp_path / "train" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "a.jpg").touch()
+    with pytest.raises(DataError) as caught:
+        recognise(tmp_path)
+    assert in_settings_of(EvaluateConfig, str(caught.value)).endswith("for a classifier.")
+
+
+def test_a_folder_with_a_space_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "my photos").mkdir()
+    with pytest.raises(ConfigError, match=r"write 'data\.root=\".*/my photos\"'"):
+        load_config("train", [f"data.root={tmp_path}/my", "photos"])
+
+
+def test_a_launcher_starts_no_command_of_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["predict", "checkpoint=best.pt", "input=photos"]
+    monkeypatch.setattr("sys.argv", arguments)
+    for key, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(SystemExit):
+        predict.main()
+    assert "predict is for one process; leave out the launcher." in capsys.readouterr().err
+
+
+def test_a_resume_of_a_checkpoint_beside_its_folder_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    with pytest.raises(CheckpointError, match=r"write .*checkpoints/last\.pt"):
+        check_resume(tmp_path / "last.pt", None)
+
+
+def test_a_dry_run_says_what_resume_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(load_config("train", ["data=synthetic", "resume=auto", "dry_run=true"]))
+    assert "a fresh start (or give resume=RUN)" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_data_of_a_resume_outside_of_a_run_are_read_as_those_of_a_start(tmp_path: Path) -> None:

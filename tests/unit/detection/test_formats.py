@@ -89,7 +89,7 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
     ("file", "message"),
     [
         ("photos.zip", "it holds photos.zip; unpack them"),
-        ("train/cat/a.jpg", "it holds class folders; give experiment=finetune_classifier, or "),
+        ("train/cat/a.jpg", "it holds class folders, for a classifier; give experiment="),
     ],
 )
 def test_an_unknown_folder_is_named(tmp_path: Path, file: str, message: str):

@@ -203,7 +203,9 @@ def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
     ):  # a later run keeps its own
         write_start(settings(used), SingleDeviceStrategy("cpu"), Path(folder), "")
     assert open_run(settings(there, "output_dir=mine", "resume=auto")).resume_step is None
-    assert said == ["resume=auto: no checkpoint in memory://bucket/else #1; a fresh start"]
+    assert said == [
+        "resume=auto: no checkpoint in memory://bucket/else #1; a fresh start (or give resume=RUN)"
+    ]
     save("", 1, 2, place="memory://bucket/else #1")
     for output in ("output_dir=mine", "output_dir=null"):
         with pytest.raises(ConfigError, match="memory://bucket/else #1 already holds checkpoints"):
