@@ -70,6 +70,7 @@ FAMILIES = {
         contract="retina_dist.detection.model.build.DetectionModel",
         settings="retina_dist.detection.settings.DetectorSettings",
         key="",
+        entries={"retinanet": "retina_dist.detection.model.retinanet.RetinaNet"},
     ),
     "optimizer": Family(
         section="optimizer",

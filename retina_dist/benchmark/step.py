@@ -33,8 +33,7 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
-from retina_dist.detection.detector import SHAPE_DIVISOR
-from retina_dist.detection.model.build import build_model
+from retina_dist.detection.model.build import SHAPE_DIVISOR, build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
@@ -187,6 +186,7 @@ def measure(
     plan = build_plan(config, 100_000, 1)
     seed_everything(config.seed)
     model = build_model(config.model, config.num_classes)
+    assert isinstance(model, RetinaNet), "of which torchvision has an own"
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
     where = f"{_size(canvas)}, batch {batch_size}"
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self, TypedDict
 
 from retina_dist.base.errors import ConfigError, set_status
-from retina_dist.base.registry import class_of, is_custom
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.buckets import resized_size
@@ -23,11 +22,12 @@ from retina_dist.detection.batch import Batch, Detections, Sample, collate, with
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, detections_to_rows
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel, build_model
 from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories, check_names
-from retina_dist.detection.settings import DetectionData, ModelConfig
+from retina_dist.detection.settings import DetectionData, DetectorSettings, ModelConfig
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.engine.precision import autocast
@@ -38,7 +38,6 @@ from retina_dist.task.predictor import Predictor
 logger = logging.getLogger(__name__)
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
-SHAPE_DIVISOR = 32  # the ResNet's stride: padded shapes are multiples of it
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
 
 
@@ -80,7 +79,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: DetectionModel,
         categories: Categories | Sequence[str],
         *,
         min_size: int = 800,
@@ -88,19 +87,17 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         device: str | torch.device = "cpu",
         precision: str = "fp32",
     ) -> None:
-        if not hasattr(model, "evaluate"):
+        if not isinstance(model, DetectionModel):
             raise ConfigError(
                 f"model is of type {type(model).__name__}; give rd.build_retinanet(...)."
             )
         if not isinstance(categories, Categories):
             check_names(categories)
             categories = Categories(tuple(range(len(categories))), tuple(categories))
-        num_classes = categories.num_classes
-        if isinstance(model, RetinaNet):
-            num_classes = model.head.classification_head.num_classes
-        if categories.num_classes != num_classes:
+        if categories.num_classes != model.num_classes:
             raise ConfigError(
-                f"{categories.num_classes} categories do not fit a model of {num_classes} classes."
+                f"{categories.num_classes} categories do not fit "
+                f"a model of {model.num_classes} classes."
             )
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
             limits = f"1 <= min_size <= max_size <= {MAX_SIZE} px"
@@ -134,18 +131,14 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     @classmethod
     def _read(
         cls, content: Mapping[str, Any], model: ModelSettings | None
-    ) -> tuple[nn.Module, dict[str, Any]]:
-        arguments: dict[str, Any] = {
-            "categories": Categories.from_state(content["categories"]),
-            "min_size": content["input"]["min_size"],
-            "max_size": content["input"]["max_size"],
-        }
-        if model is not None and is_custom(model):
-            network = class_of(model)(model, arguments["categories"].num_classes)
-            return network, arguments
-        settings = content["model_arguments"]
-        validate(ModelConfig(**settings), "model.")
-        return build_retinanet(**settings), arguments
+    ) -> tuple[DetectionModel, dict[str, Any]]:
+        categories = Categories.from_state(content["categories"])
+        if model is None or type(model) is ModelConfig:
+            model = ModelConfig(**content["model_arguments"])
+            validate(model, "model.")
+        assert isinstance(model, DetectorSettings)
+        network = build_model(model, categories.num_classes, pretrained=False)
+        return network, {"categories": categories, **content["input"]}
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
         """Detections of each image, boxes in pixels of the image; no result depends on another

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
-from torch.nn import functional as F
-from torchvision.ops import nms
 from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError, set_status
@@ -25,10 +23,9 @@ from retina_dist.base.redaction import redacted
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections, with_area
 from retina_dist.detection.data.synthetic import draw_scene
-from retina_dist.detection.detector import SHAPE_DIVISOR, Detector
-from retina_dist.detection.model.postprocess import best_candidates, offset_by_label
+from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
-from retina_dist.detection.model.targets import decode
 from retina_dist.detection.model.weights import batch_norm_eps
 from retina_dist.task.export_formats import (
     Exporter,
@@ -49,82 +46,7 @@ MIN_SIDE = 4 * SHAPE_DIVISOR + 1
 TORCHVISION_EPS = 1e-5  # of the batch norms of torchvision's class
 
 
-class ExportableRetinaNet(nn.Module):
-    """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4], scores [N], both float32, and labels [N].
-
-    Boxes are xyxy in pixels of the image, labels int64. The same as `RetinaNet` on the smallest
-    canvas, but for the order of equal scores, and with more than 1000 candidates
-    (`postprocess.MAX_OFFSET_CPU`) for overlaps within float32's rounding of the NMS threshold.
-    """
-
-    def __init__(self, model: RetinaNet) -> None:
-        super().__init__()
-        self.model = model.eval()
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        model = self.model
-        height, width = images.shape[-2:]
-        values = (images.to(torch.float32) / 255 - model.mean.float()) / model.std.float()
-        values = F.pad(values, (0, -width % SHAPE_DIVISOR, 0, -height % SHAPE_DIVISOR))
-
-        features = list(model.backbone(values).values())
-        outputs = model.head(features)
-        levels = self._anchors(values, features)
-        counts = [level.shape[0] for level in levels]
-        scores, anchors, labels = best_candidates(
-            outputs["cls_logits"], counts, model.score_thresh, model.topk_candidates
-        )
-
-        boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
-        columns = boxes[..., 0::2].clamp(0, width)
-        rows = boxes[..., 1::2].clamp(0, height)
-        boxes = torch.stack((columns, rows), dim=-1).flatten(2)  # [1, N, 4]
-        is_candidate = (scores > model.score_thresh) & ~boxes.isnan().any(dim=-1)  # [1, N]
-        moved = offset_by_label(boxes, labels, is_candidate)
-
-        candidate = is_candidate.nonzero()[:, 1]
-        boxes = boxes[0, candidate]
-        scores = scores[0, candidate]
-        labels = labels[0, candidate]
-        kept = _nms(moved[0, candidate], scores, model.nms_thresh)[: model.detections_per_img]
-        return boxes[kept], scores[kept], labels[kept]
-
-    def _anchors(self, canvas: Tensor, features: list[Tensor]) -> list[Tensor]:
-        """The anchors [A_l, 4] of each level, as torchvision's generator makes them.
-
-        The sizes are those of the tensors when the graph runs.
-        """
-        generator = self.model.anchor_generator
-        generator.set_cell_anchors(torch.float32, canvas.device)
-        sizes = [feature.shape[-2:] for feature in features]
-        strides = []
-        for height, width in sizes:
-            strides.append([canvas.shape[-2] // height, canvas.shape[-1] // width])
-        levels: list[Tensor] = generator.grid_anchors(sizes, strides)
-        return levels
-
-
-def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """`nms` of any number of boxes with scores >= 0.
-
-    torchvision tells torch.export that at least two are left, so two are added that overlap with
-    none and come last.
-    """
-    apart = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
-    lowest = scores.new_tensor([-1, -2])
-    kept = nms(torch.cat((boxes, apart)), torch.cat((scores, lowest)), iou_threshold)
-    return kept[:-2]
-
-
-def exportable(model: Any) -> nn.Module:
-    """One image [1, 3, h, w] uint8 RGB to its boxes, scores and labels, in evaluation mode."""
-    if isinstance(model, RetinaNet):
-        return ExportableRetinaNet(model)
-    module: nn.Module = model.exportable().eval()
-    return module
-
-
-def export_graph(model: nn.Module, size: Sequence[int] | None = None) -> ExportedProgram:
+def export_graph(model: DetectionModel, size: Sequence[int] | None = None) -> ExportedProgram:
     """The graph for images of one size (height, width), or of any.
 
     That of any size takes sides from `MIN_SIDE` px on where torch runs it.
@@ -136,7 +58,7 @@ def export_graph(model: nn.Module, size: Sequence[int] | None = None) -> Exporte
         dynamic = {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():
         return torch.export.export(
-            exportable(model), (example,), dynamic_shapes=dynamic, strict=False
+            model.exportable().eval(), (example,), dynamic_shapes=dynamic, strict=False
         )
 
 
@@ -320,7 +242,7 @@ def _with_state(detector: Detector, state: Mapping[str, Tensor]) -> Runner:
     if not isinstance(detector.model, RetinaNet):
         theirs = copy.deepcopy(detector.model)
         theirs.load_state_dict(state)
-        return exportable(theirs)
+        return theirs.exportable().eval()
 
     def run(image: Tensor) -> list[Tensor]:
         theirs = as_torchvision(detector.model, image.shape[-2:])

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from retina_dist.base.errors import CheckpointError, UserError
-from retina_dist.base.registry import class_of, is_custom
+from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.digests import files_digest
 from retina_dist.data.samplers import images_per_epoch
@@ -26,13 +25,7 @@ from retina_dist.detection.data.synthetic import (
     synthetic_annotations,
     synthetic_batch,
 )
-from retina_dist.detection.model.backbone import children_of
-from retina_dist.detection.model.build import DetectionModel, build_model, count_classes, weights_of
-from retina_dist.detection.model.weights import (
-    batch_norm_eps,
-    eps_of_checkpoint,
-    set_batch_norm_eps,
-)
+from retina_dist.detection.model.build import DetectionModel, build_model
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import (
@@ -84,16 +77,11 @@ class DetectionTask(ImageTask):
 
     def __init__(self, config: DetectionRunConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
-        self.outside_model: type[DetectionModel] | None = None
-        if is_custom(config.model):
-            self.outside_model = class_of(config.model)
-            # It names its losses itself.
-            own = [name for name in self.metric_names if not name.startswith("val/loss_")]
-            self.metric_names = own
-        else:
-            children_of(config.model.backbone)  # a wrong name is an error before the data is read
-            if strategy.is_main and not config.resume:
-                weights_of(config.model)
+        self.model_class: type[DetectionModel] = class_of(config.model)
+        self.model_class.check(config.model, strategy.is_main and not config.resume)
+        if not self.model_class.loss_names:  # which the first validation tells
+            known = [name for name in self.metric_names if not name.startswith("val/loss_")]
+            self.metric_names = known
         self._read(config)
         self.validates = self.val is not None
 
@@ -176,7 +164,7 @@ class DetectionTask(ImageTask):
             yield "val", NO_VALIDATION
         else:
             yield "val", describe_split(self.val)
-        yield "model", self._describe_model()
+        yield "model", self.model_class.describe(self.config.model)
         yield "scale", self._describe_scale()
 
         names = [name for name in self.class_names if name]
@@ -188,18 +176,6 @@ class DetectionTask(ImageTask):
             if stated:
                 shown += f" (model.num_classes={stated}; there is no background class)"
         yield "classes", shown
-
-    def _describe_model(self) -> str:
-        if self.outside_model:
-            return self.outside_model.__name__
-        model = self.config.model
-        weights = "none, from scratch"
-        if model.weights:
-            weights = model.weights
-        elif model.backbone_weights:
-            weights = f"body {model.backbone_weights}"
-        network = f"RetinaNet {model.variant}, {model.backbone}, pyramid of {model.fpn_channels}"
-        return f"{network}; weights: {weights}"
 
     def _describe_scale(self) -> str:
         data = self.config.data
@@ -233,32 +209,24 @@ class DetectionTask(ImageTask):
         """The detector, on the CPU; every rank calls it.
 
         Pretrained weights are loaded on the main rank only, and not when `resumed`. What no tensor
-        carries, the epsilon of the batch norms, is the main rank's, or its `checkpoint`'s, on every
-        rank.
+        carries is the main rank's, or its `checkpoint`'s, on every rank.
         """
-        settings = self.config.model
         labels = self.train.categories
-        outside = self.outside_model
-        run = self.strategy.run_collectively
-        if outside:
-            return run(lambda: outside(settings, count_classes(settings, labels.num_classes)))
-        if resumed or not self.strategy.is_main:
-            settings = replace(settings, weights=None, backbone_weights=None)
-        model = run(lambda: build_model(settings, labels.num_classes, labels.names))
-        if settings.norm_eps is None:
-            if checkpoint:
-                eps = self.strategy.on_main(lambda: eps_of_checkpoint(checkpoint))
-            else:
-                eps = self.strategy.on_main(lambda: batch_norm_eps(model))
-            if eps is not None:
-                set_batch_norm_eps(model, eps)
+        pretrained = self.strategy.is_main and not resumed
+
+        def build() -> DetectionModel:
+            return build_model(self.config.model, labels.num_classes, labels.names, pretrained)
+
+        model = self.strategy.run_collectively(build)
+        saved = (checkpoint or {}).get("model_arguments")
+        model.take(self.strategy.on_main(lambda: saved or model.arguments()))
         return model
 
     def file_names(self) -> dict[int, str]:
         return {record.image_id: record.file_name for record in self.train.records}
 
     def metadata(self, model: nn.Module) -> dict[str, Any]:
-        settings = self.config.model
+        assert isinstance(model, DetectionModel)
         data = self.config.data
         described = super().metadata(model) | {
             "categories": self.train.categories.state(),
@@ -267,11 +235,8 @@ class DetectionTask(ImageTask):
                 "max_size": data.max_size,
             },
         }
-        if not self.outside_model:
-            arguments = asdict(settings)
-            del arguments["weights"], arguments["backbone_weights"]
-            arguments["num_classes"] = settings.num_classes or self.train.categories.num_classes
-            arguments["norm_eps"] = batch_norm_eps(model)
+        arguments = model.arguments()
+        if arguments:
             described["model_arguments"] = arguments
         return described
 

@@ -8,25 +8,40 @@ unchanged.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
+from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.model.backbone import Backbone, Pyramid
+from retina_dist.detection.model.backbone import Backbone, Pyramid, children_of
+from retina_dist.detection.model.build import DetectionModel
+from retina_dist.detection.model.exportable import ExportableRetinaNet
 from retina_dist.detection.model.losses import retinanet_losses
 from retina_dist.detection.model.postprocess import Limits, postprocess
 from retina_dist.detection.model.targets import match
+from retina_dist.detection.model.weights import (
+    batch_norm_eps,
+    eps_of,
+    load_backbone_weights,
+    load_weights,
+    set_batch_norm_eps,
+    weights_of,
+)
 from retina_dist.detection.settings import ModelConfig
+from retina_dist.engine.checkpoint.store import located
 from retina_dist.model.layers import (
     FoldedBatchNorm2d,
     FoldedConv2d,
@@ -37,24 +52,70 @@ from retina_dist.model.layers import (
 )
 from retina_dist.model.sync_batch_norm import BatchNorm2d, SyncBatchNorm2d, count_only
 
+logger = logging.getLogger(__name__)
 
-class RetinaNet(TorchvisionRetinaNet):
-    """torchvision's RetinaNet on a `Batch`, with a batched loss.
 
-    Build it with `build_retinanet`.
+class RetinaNet(DetectionModel, TorchvisionRetinaNet):
+    """torchvision's RetinaNet on a `Batch`, with a batched loss and random weights.
+
+    `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes),
+    `"v2"` its `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm`
+    is the body's: "frozen_bn" keeps statistics and scale fixed, "bn" normalises each process's
+    batch, "sync_bn" the batch of all processes once `sync_batch_norm.connect` was called. Labels
+    are 0..num_classes-1, without a background class.
     """
 
     mean: Tensor
     std: Tensor
+    # torchvision's, which has no types
+    backbone: Pyramid
+    anchor_generator: AnchorGenerator
+    head: RetinaNetHead
+    proposal_matcher: Matcher
+    transform: GeneralizedRCNNTransform
+    score_thresh: float
+    nms_thresh: float
+    detections_per_img: int
+    topk_candidates: int
 
-    def __init__(
-        self, backbone: nn.Module, config: ModelConfig, **torchvision_arguments: Any
-    ) -> None:
-        super().__init__(backbone, config.num_classes, **torchvision_arguments)
-        self.focal_alpha = config.focal_alpha
-        self.focal_gamma = config.focal_gamma
-        self.smooth_l1_beta = config.smooth_l1_beta
-        self.box_loss = config.box_loss or ("giou" if config.variant == "v2" else "l1")
+    settings: Any = ModelConfig
+    loss_names = ("classification", "bbox_regression")
+
+    def __init__(self, settings: ModelConfig, num_classes: int) -> None:
+        settings.check_size(num_classes)
+        channels = settings.fpn_channels
+        is_v2 = settings.variant == "v2"
+        body = Backbone(
+            settings.backbone,
+            settings.norm,
+            eps=settings.norm_eps,
+            checkpointing=settings.activation_checkpointing,
+        )
+        body.freeze(settings.trainable_layers)
+        last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
+        fpn = FeaturePyramidNetwork(body.channels, channels, extra_blocks=last)
+        generator = anchor_generator(settings.anchor_sizes, settings.aspect_ratios)
+        norm = partial(nn.GroupNorm, 32) if is_v2 else None
+        TorchvisionRetinaNet.__init__(
+            self,
+            Pyramid(body, fpn, channels),
+            num_classes,
+            anchor_generator=generator,
+            head=RetinaNetHead(channels, settings.anchors_per_cell, num_classes, norm_layer=norm),
+            score_thresh=settings.score_threshold,
+            nms_thresh=settings.nms_threshold,
+            detections_per_img=settings.detections_per_image,
+            topk_candidates=settings.topk_candidates,
+            fg_iou_thresh=settings.foreground_iou,
+            bg_iou_thresh=settings.background_iou,
+        )
+        replace_strided_convs(self)
+        self.settings = settings
+        self.num_classes = num_classes
+        self.focal_alpha = settings.focal_alpha
+        self.focal_gamma = settings.focal_gamma
+        self.smooth_l1_beta = settings.smooth_l1_beta
+        self.box_loss = settings.box_loss or ("giou" if is_v2 else "l1")
         self.head.regression_head._loss_type = self.box_loss  # what torchvision's own loss reads
         # float64, so that a model made float64 later has all digits
         for name, values in (
@@ -81,6 +142,52 @@ class RetinaNet(TorchvisionRetinaNet):
         outputs, levels = self.predict(batch)
         losses = self.losses(outputs, torch.cat(levels), batch)
         return losses, self.detections(outputs, levels, batch)
+
+    @classmethod
+    def describe(cls, settings: ModelConfig) -> str:
+        """The variant, its parts and its weights."""
+        weights = settings.weights or "none, from scratch"
+        if settings.backbone_weights and not settings.weights:
+            weights = f"body {settings.backbone_weights}"
+        network = f"RetinaNet {settings.variant}, {settings.backbone}"
+        return f"{network}, pyramid of {settings.fpn_channels}; weights: {weights}"
+
+    @classmethod
+    def check(cls, settings: ModelConfig, pretrained: bool) -> None:
+        """Raise ConfigError for a backbone that is not known; with `pretrained` also an error for
+        weights that are not there.
+        """
+        children_of(settings.backbone)
+        if pretrained:
+            weights_of(settings)
+
+    def load_pretrained(self, categories: Sequence[str] | None) -> None:
+        """Load `weights`, or `backbone_weights`, and log what was left out."""
+        settings = self.settings
+        source = weights_of(settings)
+        if source is None:
+            return
+        if settings.weights:
+            logger.info(load_weights(self, str(located(source)), categories))
+        else:
+            logger.info(load_backbone_weights(self, str(located(source)), settings.backbone))
+        if settings.norm_eps is not None:
+            set_batch_norm_eps(self, settings.norm_eps)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `build_retinanet`, with the epsilon of the weights."""
+        found = asdict(self.settings)
+        del found["weights"], found["backbone_weights"]
+        return found | {"num_classes": self.num_classes, "norm_eps": batch_norm_eps(self)}
+
+    def take(self, arguments: Mapping[str, Any]) -> None:
+        """Take the epsilon of the batch norms, unless the settings give one."""
+        eps = eps_of(arguments)
+        if self.settings.norm_eps is None and eps is not None:
+            set_batch_norm_eps(self, eps)
+
+    def exportable(self) -> ExportableRetinaNet:
+        return ExportableRetinaNet(self)
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
         """Those of the backbone without its pyramid, whose learning rate
@@ -204,49 +311,11 @@ TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
-    """A RetinaNet with random weights, as the `settings` of a `ModelConfig` describe it.
+    """A `RetinaNet` with random weights, as the `settings` of a `ModelConfig` describe it.
 
-    No weights are loaded.
-
-    `variant="v1"` is torchvision's `retinanet_resnet50_fpn` (P6 from P5, plain heads, L1 boxes),
-    `"v2"` its
-    `retinanet_resnet50_fpn_v2` (P6 from C5, group-normalised heads, GIoU boxes). `norm` is the
-    body's: "frozen_bn" keeps
-    statistics and scale fixed, "bn" normalises each process's batch, "sync_bn" the batch of all
-    processes once
-    `sync_batch_norm.connect` was called. Labels are 0..num_classes-1, without a background class.
-    Raises ConfigError.
+    No weights are loaded. Raises ConfigError.
     """
-    config = ModelConfig(num_classes=num_classes, **settings)
-    config.check_size(num_classes)
-    channels = config.fpn_channels
-    is_v2 = config.variant == "v2"
-    per_cell = config.anchors_per_cell
-    body = Backbone(
-        config.backbone,
-        config.norm,
-        eps=config.norm_eps,
-        checkpointing=config.activation_checkpointing,
-    )
-    body.freeze(config.trainable_layers)
-    last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
-    fpn = FeaturePyramidNetwork(body.channels, channels, extra_blocks=last)
-    generator = anchor_generator(config.anchor_sizes, config.aspect_ratios)
-    group_norm = partial(nn.GroupNorm, 32) if is_v2 else None
-    model = RetinaNet(
-        Pyramid(body, fpn, channels),
-        config,
-        anchor_generator=generator,
-        head=RetinaNetHead(channels, per_cell, num_classes, norm_layer=group_norm),
-        score_thresh=config.score_threshold,
-        nms_thresh=config.nms_threshold,
-        detections_per_img=config.detections_per_image,
-        topk_candidates=config.topk_candidates,
-        fg_iou_thresh=config.foreground_iou,
-        bg_iou_thresh=config.background_iou,
-    )
-    replace_strided_convs(model)
-    return model
+    return RetinaNet(ModelConfig(num_classes=num_classes, **settings), num_classes)
 
 
 def as_torchvision(

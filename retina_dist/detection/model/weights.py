@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
-from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
+from retina_dist.detection.settings import ModelConfig
+from retina_dist.engine.checkpoint.store import located
+from retina_dist.model.weights import (
+    WeightsReport,
+    find_weights,
+    is_torchvision_name,
+    load_fitting,
+    published,
+    read_state,
+)
 
 # torchvision's builder sets 0 for these alone
 TRAINED_WITHOUT_EPS = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
@@ -91,6 +102,43 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     return report
 
 
+def weights_of(settings: ModelConfig) -> str | None:
+    """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means.
+    Nothing is read.
+
+    Raises ConfigError for a name that torchvision lacks or of another network, CheckpointError for
+    a file that does not exist.
+    """
+    backbone = settings.backbone
+    source = settings.weights or settings.backbone_weights
+    if source is None:
+        return None
+    is_short = re.fullmatch("[A-Z0-9_]+", source) is not None  # such as COCO_V1 or DEFAULT
+    if settings.weights:
+        if is_short:
+            variant = "_V2" if settings.variant == "v2" else ""
+            source = f"RetinaNet_ResNet50_FPN{variant}_Weights.{source}"
+    else:
+        known = get_model_weights(backbone)
+        if is_short:
+            source = f"{known.__name__}.{source}"
+        family, _, name = source.partition(".")
+        fits = family == known.__name__ and name in known.__members__
+        if is_torchvision_name(source) and not fits:
+            raise ConfigError(
+                f"model.backbone_weights={source} is not for {backbone}; "
+                f"use one of {', '.join(known.__members__)}."
+            )
+    if "://" not in source:
+        find_weights(str(located(source)))
+    if settings.weights and is_torchvision_name(source) and backbone != "resnet50":
+        raise ConfigError(
+            f"model.weights={source} is for model.backbone=resnet50, not {backbone}; give "
+            "model.weights=null, and model.backbone_weights=DEFAULT for a pretrained backbone."
+        )
+    return source
+
+
 def _prefix(state: Mapping[str, Tensor], name: str) -> str:
     """What stands before `name` in a state_dict, the shortest of several; "" if it is not there."""
     prefixes = [key.removesuffix(name) for key in state if f".{key}".endswith(f".{name}")]
@@ -111,12 +159,10 @@ def set_batch_norm_eps(model: nn.Module, eps: float) -> None:
         module.eps = eps
 
 
-def eps_of_checkpoint(content: Mapping[str, Any]) -> float | None:
-    """The epsilon of the batch norms that a checkpoint of ours was trained with.
-
-    None where it does not say.
+def eps_of(arguments: object) -> float | None:
+    """The epsilon of the batch norms in a checkpoint's "model_arguments"; None where they do not
+    say.
     """
-    arguments = content.get("model_arguments")
     eps = arguments.get("norm_eps") if isinstance(arguments, Mapping) else None
     return float(eps) if isinstance(eps, float | int) else None
 
@@ -193,7 +239,7 @@ def _read(source: str) -> _Source:
         return _Source(read.state, eps, _published_categories(source))
     # torchvision's file names end with the first digits of their SHA-256.
     first_digits = Path(published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
-    eps = eps_of_checkpoint(read.content)
+    eps = eps_of(read.content.get("model_arguments"))
     if read.sha256.startswith(first_digits):
         eps = 0.0
     named = read.content.get("categories")
