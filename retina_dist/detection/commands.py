@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
@@ -27,7 +27,7 @@ from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.annotations import Annotations
-from retina_dist.detection.splits import read_split, sized_coco
+from retina_dist.detection.splits import read_splits, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
 from retina_dist.task.predict_files import plan_predictions, predict_files
 from retina_dist.tracking.console import print_redacted
@@ -72,7 +72,7 @@ def predict(config: PredictConfig) -> Path:
     """
     plan = plan_predictions(config.input, config.output_dir)
     detector = predictor_of(config, config.device)
-    predicted: list[Predicted] = []
+    predicted = []
 
     def draw(pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
         objects = detector.to_dict(output, config.score_threshold)["detections"]
@@ -80,25 +80,22 @@ def predict(config: PredictConfig) -> Path:
         return _picture_of(detector, pixels, output, config.score_threshold)
 
     outputs = predict_files(detector, plan, draw, config.max_pixels)
-
-    detections, files, images = [], [], []
-    for number, (file, output) in outputs.items():
-        detections.append(output)
-        files.append(file)
-        images.append({"id": number, "file_name": str(file)})
-    categories = []
-    for category_id, name in zip(detector.categories.ids, detector.categories.names, strict=True):
-        if category_id >= 0:
-            categories.append({"id": category_id, "name": name})
+    files = [file for file, _ in outputs.values()]
+    detections = [output for _, output in outputs.values()]
     rows = detections_to_rows(detections, list(outputs), detector.categories)
     write_results(rows, plan.folder / "results.json")
-    write_json(plan.folder / "images.json", {"images": images, "categories": categories})
+    images = [{"id": number, "file_name": str(file)} for number, (file, _) in outputs.items()]
+    write_json(
+        plan.folder / "images.json",
+        {"images": images, "categories": list(detector.metadata()["categories"].values())},
+    )
 
     written = "results.json"
     if config.format != "coco":
         name, make = TOOLS[config.format]
-        named = _named_below(config, predicted, files)
-        write_text(plan.folder / name, make(named, detector.class_names))
+        write_text(
+            plan.folder / name, make(_named_below(config, predicted, files), detector.class_names)
+        )
         written += f" and {name}"
     print(f"{pluralize(len(outputs), 'image')} and {written} in {plan.folder}")
     return plan.folder
@@ -109,16 +106,16 @@ def _picture_of(
 ) -> tuple[Image.Image, str]:
     """The image with the boxes that score at least `threshold`, and how many there are of each."""
     names = detector.categories.names
-    kept = output["scores"] >= threshold
+    scores = output["scores"]
+    kept = scores >= threshold
     labels = output["labels"][kept]
-    picture = draw_boxes(pixels, output["boxes"][kept], labels, names, output["scores"][kept])
+    picture = draw_boxes(pixels, output["boxes"][kept], labels, names, scores[kept])
 
-    counts = torch.bincount(labels, minlength=len(names)).tolist()
-    words = ", ".join(f"{n} {name}" for n, name in zip(counts, names, strict=True) if n)
+    words = ", ".join(
+        f"{count} {names[label]}" for label, count in sorted(Counter(labels.tolist()).items())
+    )
     if not words:
-        best = "there is no candidate"
-        if len(kept):
-            best = f"the highest score is {output['scores'].max():.2f}"
+        best = f"the highest score is {scores.max():.2f}" if len(kept) else "there is no candidate"
         words = f"nothing at score_threshold={threshold}; {best}"
     return to_pil_image(picture), words
 
@@ -132,17 +129,17 @@ def _named_below(
         top = os.path.commonpath([file.parent for file in files])
     if config.format == "label_studio":  # which takes no folder as its root that is a storage too
         top = os.path.dirname(os.path.abspath(top))
-    pairs = zip(predicted, files, strict=True)
-    return [image._replace(name=os.path.relpath(file, top)) for image, file in pairs]
+    return [
+        image._replace(name=os.path.relpath(file, top))
+        for image, file in zip(predicted, files, strict=True)
+    ]
 
 
 def write_shards(config: ShardsConfig) -> None:
     """Write both splits to `output`."""
     data = replace(config.data, keep_empty_images=True)
-    train = read_split(data, "train")
-    assert train is not None, "a missing train split is an error"
+    train, val = read_splits(data)
     splits = {"train": _split(train, data.max_pixels)}
-    val = read_split(data, "val", train.categories)
     if val is not None:
         splits["val"] = _split(val, data.max_pixels)
     write_splits(config.output, splits, config.shard_mb, print_redacted)

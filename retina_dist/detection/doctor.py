@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.text import escape, pluralize
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
 from retina_dist.detection.anchor_coverage import Coverage, better_anchors, coverage_of
-from retina_dist.detection.plausibility import implausible_boxes
+from retina_dist.detection.pictures import titled_boxes
 from retina_dist.detection.readers.annotations import (
     CLIPPED,
     Annotations,
@@ -26,8 +25,9 @@ from retina_dist.detection.readers.annotations import (
     sizes_of,
 )
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import read_split
+from retina_dist.detection.splits import implausible_boxes, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
+from retina_dist.reporting.pictures import sheet
 
 if TYPE_CHECKING:
     from retina_dist.doctor import DoctorConfig
@@ -51,45 +51,46 @@ def examine(config: DoctorConfig) -> DoctorReport:
     """
     # nothing is to stop or hide anything
     data = replace(config.data, missing_images="ignore", keep_empty_images=True)
-    train = read_split(data, "train", check=False)
-    assert train is not None, "a missing train split is an error"
-    val = read_split(data, "val", train.categories, check=False)
-
+    train, val = read_splits(data, check=False)
     splits = {"train": train}
     if val is not None:
         splits["val"] = val
-    checked: dict[str, list[ImageCheck]] = {}
-    findings: list[Finding] = []
+    checked = {}
+    findings = []
     for split, part in splits.items():
-        files = [(record.file_name, record.path, record.size) for record in part.records]
-        checked[split] = check_images(files, split, config.images, config.data.max_pixels)
+        checked[split] = check_images(
+            [(record.file_name, record.path, record.size) for record in part.records],
+            split,
+            config.images,
+            data.max_pixels,
+        )
         splits[split] = with_file_sizes(part, checked[split])
         findings += split_findings(splits[split], split, config.images)
-    findings += [Finding(*each) for each in file_findings(checked, _tolerated(config.data))]
+    tolerated: set[str] = set()
+    if data.bad_images == "skip":
+        tolerated.update(("unreadable", "of another size"))
+    if config.data.missing_images == "skip":
+        tolerated.add("missing")
+    findings += [Finding(*each) for each in file_findings(checked, tolerated)]
     findings += category_findings(splits["train"], splits.get("val"))
-    if val is None:
-        ways = "data.val_fraction=0.1, or data.val_annotations"
-        remedy = f"training has no metrics and no best checkpoint: {ways}"
-        findings.append(Finding("warning", "val", "no validation split", remedy))
 
     names = train.categories.distinct_names
     objects = {split: objects_table(part, names) for split, part in splits.items()}
     images = {split: len(part.records) for split, part in splits.items()}
-    facts = []
+    facts = _format_objects(objects, images, config.output)
     if train.format:
-        facts.append(f"{train.format} in {config.data.root}")
-    facts += _format_objects(objects, images, config.output)
+        facts.insert(0, f"{train.format} in {data.root}")
     details: dict[str, Any] = {"images": images, "objects": objects}
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
-        coverage = coverage_of(splits["train"], config.data, config.model)
-        findings += anchor_findings(coverage, splits["train"], config.data, config.model)
+        coverage = coverage_of(splits["train"], data, config.model)
+        findings += anchor_findings(coverage, splits["train"], data, config.model)
         details["anchor_coverage"] = {
             "boxes": len(coverage.best_iou),
             "unreached": coverage.unreached,
             "iou": coverage.threshold,
         }
     if config.sheets:
-        _draw_sheets(splits, Path(config.sheets), config.data.max_pixels)
+        _draw_sheets(splits, Path(config.sheets), data.max_pixels)
     return DoctorReport(facts, findings, details)
 
 
@@ -101,20 +102,16 @@ def split_findings(part: Annotations, split: str, images: str) -> list[Finding]:
         findings.append(Finding("error", split, *problem))
     findings += box_findings(part, split)
     if images != "decode":
-        remedy = f"as images={images} says"
-        count = len(part.records)
-        findings.append(Finding("info", split, "image files not decoded", remedy, count))
+        findings.append(
+            Finding(
+                "info",
+                split,
+                "image files not decoded",
+                f"as images={images} says",
+                len(part.records),
+            )
+        )
     return findings
-
-
-def _tolerated(data: DetectionData) -> set[str]:
-    """The problems of image files that the settings leave out of a training."""
-    tolerated: set[str] = set()
-    if data.missing_images == "skip":
-        tolerated.add("missing")
-    if data.bad_images == "skip":
-        tolerated.update(("unreadable", "of another size"))
-    return tolerated
 
 
 def anchor_findings(
@@ -122,9 +119,8 @@ def anchor_findings(
 ) -> Iterator[Finding]:
     """Boxes without an anchor, and boxes that are small after the resize, with what to try."""
     if coverage.unreached > WORTH_SAYING:
-        share = f"{coverage.unreached:.1%} of {len(coverage.best_iou)}"
         remedy = better_anchors(train, data, model, coverage)
-        what = f"boxes that no anchor fits, {share}"
+        what = f"boxes that no anchor fits, {coverage.unreached:.1%} of {len(coverage.best_iou)}"
         yield Finding("warning", "train", what, remedy, coverage.num_unreached)
 
     count = int((coverage.size < SMALL_SIDE).sum())
@@ -133,44 +129,37 @@ def anchor_findings(
     # the image size at which nine tenths of all boxes have SMALL_SIDE pixels
     scale = min(2.0, SMALL_SIDE / float(np.quantile(coverage.size, 0.1)))
     sides = [max(round(side * scale / 32), side // 32 + 1) * 32 for side in data.min_sizes]
-    sizes = f"data.min_sizes={sides} data.max_size={round(data.max_size * scale)}"
-    remedy = f"try {sizes}, {scale**2:.1f} times the memory"
+    remedy = (
+        f"try data.min_sizes={sides} data.max_size={round(data.max_size * scale)}, "
+        f"{scale**2:.1f} times the memory"
+    )
     if scale >= 2:
         remedy += ", or experiment=small_objects, which trains on windows of full resolution"
-    yield Finding(
-        "warning", "train", f"boxes below {SMALL_SIDE} px after the resize", remedy, count
-    )
+    what = f"boxes below {SMALL_SIDE} px after the resize"
+    yield Finding("warning", "train", what, remedy, count)
 
 
 def _draw_sheets(splits: Mapping[str, Annotations], folder: Path, max_pixels: int) -> None:
     """Images of each split, evenly spread over it, with the boxes to train on."""
-    from retina_dist.reporting.pictures import sheet
-
     for split, part in splits.items():
-        pictures = _titled_images(part, max_pixels)
+        pictures = []
+        spread = np.linspace(0, len(part.records) - 1, SHEET_IMAGES)
+        for row in np.unique(spread.round().astype(int)).tolist():
+            record = part.records[row]
+            try:
+                image = read_image(record.path, record.size, max_pixels)
+            except ImageError:
+                continue  # a finding already
+            boxes = torch.from_numpy(part.boxes[row])
+            labels = torch.from_numpy(part.labels[row])
+            pictures.append(
+                titled_boxes(
+                    image, boxes, labels, part.categories.names, escape(record.file_name, 60)
+                )
+            )
         if pictures:
             folder.mkdir(parents=True, exist_ok=True)
             sheet(pictures).save(folder / f"{split}.jpg", quality=92)
-
-
-def _titled_images(part: Annotations, max_pixels: int) -> list[Tensor]:
-    from retina_dist.detection.pictures import draw_boxes
-    from retina_dist.reporting.pictures import titled
-
-    pictures = []
-    spread = np.linspace(0, len(part.records) - 1, SHEET_IMAGES)
-    for row in np.unique(spread.round().astype(int)).tolist():
-        record = part.records[row]
-        try:
-            image = read_image(record.path, record.size, max_pixels)
-        except ImageError:
-            continue  # a finding already
-        boxes = torch.from_numpy(part.boxes[row])
-        labels = torch.from_numpy(part.labels[row])
-        picture = draw_boxes(image, boxes, labels, part.categories.names)
-        title = f"{escape(record.file_name, 60)}: {pluralize(len(boxes), 'box')}"
-        pictures.append(titled(picture, title))
-    return pictures
 
 
 def _format_objects(
@@ -180,7 +169,7 @@ def _format_objects(
     each size.
     """
     columns = (*SIZES, "all")
-    counts: dict[str, list[int]] = {}
+    counts = {}
     for name in sorted(tables["train"], key=lambda name: -tables["train"][name]["all"]):
         counts[name] = [table[name][column] for table in tables.values() for column in columns]
     used = [name for name in counts if any(counts[name])]
@@ -195,12 +184,11 @@ def _format_objects(
     totals = np.array(list(counts.values())).sum(axis=0).tolist()
 
     heads = ""
-    for split in tables:
-        head = f"{split}, {pluralize(images[split], 'image')}"
-        heads += f"{head:>{9 * len(columns)}}"
-    limits = "small below 32^2 px, large from 96^2 px"
+    for split, count in images.items():
+        heads += f"{split}, {pluralize(count, 'image')}".rjust(9 * len(columns))
     return [
-        f"Objects by the area of their box in the stored image: {limits}",
+        "Objects by the area of their box in the stored image: "
+        "small below 32^2 px, large from 96^2 px",
         f"  {'':<{width}}{heads}",
         _row("class", columns * len(tables), width),
         *rows,
@@ -230,7 +218,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         CLIPPED: "clipped to the image in training, left as they are in the metric",
     }
     not_learnt = "fix or remove them: not trained on, and always missed in the metric"
-    findings: list[Finding] = []
+    findings = []
     for fault, examples in _faulty_boxes(data).items():
         level: Level = "info" if fault == CLIPPED else "warning"
         remedy = remedies.get(fault, not_learnt)
@@ -267,13 +255,13 @@ def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
             size = "an unknown size"
             if record.width and record.height:
                 size = f"{record.width} x {record.height}"
-            where = f"{record.file_name} of {size}"
-            examples.append(f"annotation {objects.ids[number]}: [{box}] in {where}")
+            label = objects.ids[number]
+            examples.append(f"annotation {label}: [{box}] in {record.file_name} of {size}")
     return faulty
 
 
 def category_findings(train: Annotations, val: Annotations | None) -> list[Finding]:
-    """Categories without boxes, and rare ones."""
+    """Categories without boxes, rare ones, and a validation split that is not there."""
     names = train.categories.distinct_names
     learnt = _images_by_label(train)
     absent = [name for label, name in enumerate(names) if learnt and label not in learnt]
@@ -289,12 +277,17 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     remedy = f"draw their images more often with data.repeat_threshold={threshold:.2g}"
     findings += _finding("info", "train", "rare classes", rare, remedy)
 
-    judged = _images_by_label(val) if val is not None else None
+    if val is None:
+        remedy = (
+            "training has no metrics and no best checkpoint: "
+            "data.val_fraction=0.1, or data.val_annotations"
+        )
+        return [*findings, Finding("warning", "val", "no validation split", remedy)]
+    judged = _images_by_label(val)
     if judged:
         absent = [names[label] for label in sorted(learnt.keys() - judged.keys())]
         remedy = "learnt, but not in the metric, which is the mean of the others"
-        what = "categories of train without a box"
-        findings += _finding("warning", "val", what, absent, remedy)
+        findings += _finding("warning", "val", "categories of train without a box", absent, remedy)
     return findings
 
 
@@ -312,8 +305,7 @@ def objects_table(data: Annotations, names: Sequence[str]) -> dict[str, dict[str
     """
     boxes = np.concatenate([np.zeros((0, 4)), *data.boxes])
     labels = np.concatenate([np.zeros(0, np.int64), *data.labels])
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-    size = np.searchsorted(LIMITS, area, side="right")
+    size = np.searchsorted(LIMITS, (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), side="right")
     counts = np.zeros((data.categories.num_classes, len(SIZES)), dtype=np.int64)
     np.add.at(counts, (labels, size), 1)
     table = {}

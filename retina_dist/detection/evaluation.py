@@ -22,10 +22,10 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
-from retina_dist.detection.plausibility import implausible_boxes
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import implausible_boxes
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
@@ -46,17 +46,15 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     """
     _check(config)
     is_main = detect_launch().rank == 0
-    folder = None
-    if config.output_dir and is_main:
-        folder = Path(config.output_dir)
-
+    folder = Path(config.output_dir) if config.output_dir and is_main else None
     max_pixels = MAX_PIXELS
     if config.results:
         result, annotations = _of_results(config)
     else:
         with make_strategy(device=config.device) as strategy, heartbeat():
-            opened = strategy.run_collectively(lambda: _opened(config, strategy.device))
-            detector, data, annotations = opened
+            detector, data, annotations = strategy.run_collectively(
+                lambda: _opened(config, strategy.device)
+            )
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
             result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
             max_pixels = data.max_pixels
@@ -140,11 +138,7 @@ def _opened(
 ) -> tuple[Detector, DetectionData, Annotations]:
     path = str(config.checkpoint)
     detector = predictor_of(config, device)
-    places = {
-        "root": config.root,
-        "val_annotations": config.annotations,
-        "val_images": config.images,
-    }
+    places = dict(root=config.root, val_annotations=config.annotations, val_images=config.images)
     if is_torchvision_name(path):
         data = DetectionData(name="coco").with_values(**places)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from PIL import ImageDraw
 from torch import Tensor
+from torchvision.ops import box_area
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
 from retina_dist.base.text import escape, pluralize
@@ -18,6 +19,7 @@ from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
 from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.categories import Entry
 from retina_dist.reporting.pictures import (
     enlarged,
     font_of,
@@ -57,21 +59,18 @@ def draw_boxes(
     """
     picture = enlarged(image)
     boxes = boxes.detach().cpu().float()
-    area = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1)
-    order = (-area).argsort(stable=True)
-    order = order[boxes[order].isfinite().all(dim=1)]
-    if not len(order):
-        return picture
-
     height, width = picture.shape[-2:]
-    corners = (boxes[order] * (width / image.shape[-1])).round()
+    corners = (boxes * (width / image.shape[-1])).round()
     corners = corners.clamp(min=0).minimum(torch.tensor([width - 1, height - 1]).repeat(2))
     corners[:, 2:] = corners[:, 2:].maximum(corners[:, :2])
     drawn = to_pil_image(picture)
     pen = ImageDraw.Draw(drawn)
     font = font_of(font_size(picture))
     line = max(1, round(min(height, width) / 300))
-    for i, place in zip(order.tolist(), corners.tolist(), strict=True):
+    for i in box_area(boxes).argsort(descending=True, stable=True).tolist():
+        if not boxes[i].isfinite().all():
+            continue
+        place = corners[i].tolist()
         label = int(labels[i])
         text = str(label)
         if 0 <= label < len(names) and names[label]:
@@ -83,6 +82,15 @@ def draw_boxes(
         pen.rectangle(pen.textbbox(start, text, font=font), fill=class_color(label))
         pen.text(start, text, font=font, fill="black")
     return pil_to_tensor(drawn)
+
+
+def titled_boxes(
+    image: Tensor, boxes: Tensor, labels: Tensor, names: Sequence[str], title: str
+) -> Tensor:
+    """`draw_boxes` below a title with their number."""
+    return titled(
+        draw_boxes(image, boxes, labels, names), f"{title}: {pluralize(len(boxes), 'box')}"
+    )
 
 
 def draw_first_batch(
@@ -97,11 +105,11 @@ def draw_first_batch(
     pictures = []
     for i, (height, width) in enumerate(batch.image_sizes.tolist()):
         count = int(batch.num_boxes[i])
-        file = escape(files[int(batch.image_ids[i])], 60)
-        title = f"{file}, {width} x {height}: {pluralize(count, 'box')}"
+        title = f"{escape(files[int(batch.image_ids[i])], 60)}, {width} x {height}"
         image = batch.images[i, :, :height, :width]
-        drawn = draw_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names)
-        pictures.append(titled(drawn, title))
+        pictures.append(
+            titled_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names, title)
+        )
     sheet(pictures).save(path, quality=92)
 
 
@@ -115,24 +123,28 @@ def write_report_details(
     """
     records = {record.image_id: record for record in annotations.records}
     coco = annotations.coco
-    names = {category["id"]: category["name"] for category in coco["categories"]}
+    names = {each["id"]: each["name"] for each in coco["categories"]}
 
     def read(image_id: int) -> Tensor:
         record = records[image_id]
         return read_image(record.path, record.size, max_pixels)
 
-    def marks(image_id: int, analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def marks(image_id: int, analysis: Mapping[str, Any]) -> list[Entry]:
         found = []
         for entry in coco["annotations"]:
             if entry["image_id"] == image_id:
-                name = names[entry["category_id"]]
-                found.append({"kind": "object", "place": entry["bbox"], "text": name})
+                found.append(
+                    {"kind": "object", "place": entry["bbox"], "text": names[entry["category_id"]]}
+                )
         least = (analysis.get("threshold") or {}).get("threshold") or 0.0
-        kept = result.rows[(result.rows[:, 0] == image_id) & (result.rows[:, 5] >= least)]
-        for row in kept:
-            text = f"{names[row[6]]} {row[5]:.2f}"
-            place = row[1:5].round(1).tolist()
-            found.append({"kind": "prediction", "place": place, "text": text})
+        for row in result.rows[(result.rows[:, 0] == image_id) & (result.rows[:, 5] >= least)]:
+            found.append(
+                {
+                    "kind": "prediction",
+                    "place": row[1:5].round(1).tolist(),
+                    "text": f"{names[row[6]]} {row[5]:.2f}",
+                }
+            )
         return found
 
     write_details(folder, read, marks, precision_recall=result.precision_recall())

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from retina_dist.base.errors import CheckpointError, UserError
 from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.digests import files_digest
-from retina_dist.data.samplers import images_per_epoch
+from retina_dist.data.samplers import FloatArray, images_per_epoch
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of
@@ -31,8 +31,9 @@ from retina_dist.detection.settings import DetectionData, DetectionRunConfig, De
 from retina_dist.detection.splits import (
     describe_split,
     first_images_with_objects,
-    read_split,
+    read_splits,
 )
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task.image_task import NO_VALIDATION, ImageTask
 
@@ -45,7 +46,7 @@ class DetectionTask(ImageTask):
     The constructor reads the annotations, without communication.
     """
 
-    settings: ClassVar[type] = DetectionSettings
+    settings = DetectionSettings
     commands = "retina_dist.detection.commands"
     evaluator_class = CocoEvaluator
     data_module = CocoDataModule
@@ -80,38 +81,30 @@ class DetectionTask(ImageTask):
         self.model_class: type[DetectionModel] = class_of(config.model)
         self.model_class.check(config.model, strategy.is_main and not config.resume)
         if not self.model_class.loss_names:  # which the first validation tells
-            known = [name for name in self.metric_names if not name.startswith("val/loss_")]
-            self.metric_names = known
-        self._read(config)
+            self.metric_names = [
+                name for name in self.metric_names if not name.startswith("val/loss_")
+            ]
+        self.repeats: FloatArray | None = None
+        self._read(config.data, config.trainer)
         self.validates = self.val is not None
 
-    def _read(self, config: DetectionRunConfig) -> None:
+    def _read(self, data: DetectionData, trainer: TrainerConfig) -> None:
         """Set `train`, `val` and `repeats`."""
-        data = config.data
-        self.repeats = None
+        num_classes = self.config.model.num_classes
         if data.synthetic:
-            self.train = synthetic_annotations(data.synthetic, config.seed)
-            self._pad_categories(config.model.num_classes)
+            self.train = synthetic_annotations(data.synthetic, self.config.seed, num_classes)
             return
 
-        train = read_split(data, "train")
-        assert train is not None, "a missing train split is an error"
-        self.train = train
-        self._pad_categories(config.model.num_classes)
-        self.val = read_split(data, "val", self.train.categories)
-        if config.trainer.overfit_batches:
-            wanted = config.trainer.overfit_batches * data.batch_size
-            self.train = first_images_with_objects(self.train, wanted)
+        self.train, self.val = read_splits(data, num_classes)
+        if trainer.overfit_batches:
+            self.train = first_images_with_objects(
+                self.train, trainer.overfit_batches * data.batch_size
+            )
             self.val = self.train
             return
-
-        if config.trainer.fast_dev_run and self.val is not None:
+        if trainer.fast_dev_run and self.val is not None:
             self.val = first_images_with_objects(self.val, 2 * data.val_batch_size)
         self.repeats = repeats_of(data, self.train)
-
-    def _pad_categories(self, num_classes: int | None) -> None:
-        if num_classes:
-            self.train.categories = self.train.categories.padded(num_classes)
 
     @staticmethod
     def prepare(config: DetectionRunConfig) -> None:
@@ -125,8 +118,11 @@ class DetectionTask(ImageTask):
         if config.data.synthetic:
             return config.data.synthetic.num_images
         data = config.data
-        selects = data.repeat_threshold or config.trainer.overfit_batches
-        if not data.shapes or not data.keep_empty_images or selects:
+        if (
+            not data.shapes
+            or not data.keep_empty_images
+            or (data.repeat_threshold or config.trainer.overfit_batches)
+        ):
             return None
         return data.shapes.num_train
 
@@ -164,7 +160,7 @@ class DetectionTask(ImageTask):
             yield "val", NO_VALIDATION
         else:
             yield "val", describe_split(self.val)
-        yield "model", self.model_class.describe(self.config.model)
+        yield "model", self.config.model.describe()
         yield "scale", self._describe_scale()
 
         names = [name for name in self.class_names if name]
@@ -218,8 +214,11 @@ class DetectionTask(ImageTask):
             return build_model(self.config.model, labels.num_classes, labels.names, pretrained)
 
         model = self.strategy.run_collectively(build)
-        saved = (checkpoint or {}).get("model_arguments")
-        model.take(self.strategy.on_main(lambda: saved or model.arguments()))
+        model.take(
+            self.strategy.on_main(
+                lambda: (checkpoint or {}).get("model_arguments") or model.arguments()
+            )
+        )
         return model
 
     def file_names(self) -> dict[int, str]:
@@ -247,14 +246,24 @@ class DetectionTask(ImageTask):
         if data.synthetic:
             height, width = data.synthetic.canvas
             return blank_batch(size, (height, width), max_boxes)
-        sizes = [(record.height, record.width) for record in self.train.records]
-        shapes = buckets_of(data, sizes).all_padded_shapes()
-        return blank_batch(size, max(shapes, key=math.prod), max_boxes)
+        return blank_batch(
+            size,
+            max(
+                buckets_of(
+                    data, [(record.height, record.width) for record in self.train.records]
+                ).all_padded_shapes(),
+                key=math.prod,
+            ),
+            max_boxes,
+        )
 
     def fingerprint(self) -> str:
         """A digest of the training images' ids and names, on which their order depends."""
-        listed = "\n".join(f"{record.image_id} {record.file_name}" for record in self.train.records)
-        return hashlib.sha256(listed.encode()).hexdigest()
+        return hashlib.sha256(
+            "\n".join(
+                f"{record.image_id} {record.file_name}" for record in self.train.records
+            ).encode()
+        ).hexdigest()
 
     def data_digests(self) -> dict[str, str]:
         """Of the boxes of both splits, and of the image files' sizes and times."""
@@ -262,8 +271,9 @@ class DetectionTask(ImageTask):
         for split, part in (("train", self.train), ("val", self.val)):
             if part is not None and not self.config.data.synthetic:
                 digests[f"the annotations of {split}"] = part.digest()
-                paths = [record.path for record in part.records]
-                digests[f"the image files of {split}"] = files_digest(paths)
+                digests[f"the image files of {split}"] = files_digest(
+                    [record.path for record in part.records]
+                )
         return digests
 
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:

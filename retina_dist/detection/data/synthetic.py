@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +27,10 @@ from retina_dist.data.synthetic import (
 )
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.annotations import Annotations
-from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.ground_truth import check
 from retina_dist.detection.readers.records import ImageRecord
-from retina_dist.detection.settings import DetectionData, SyntheticConfig
+from retina_dist.detection.settings import DetectionData, ShapesConfig, SyntheticConfig
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star", 8: "cross", 11: "ring"}
 ASPECTS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3))  # width : height
@@ -51,41 +50,36 @@ def draw_data(data: DetectionData) -> None:
         make_shapes(folder_to_draw(data.root, "data.shapes"), **asdict(data.shapes))
 
 
-def make_shapes(
-    root: Path, *, num_train: int = 800, num_val: int = 160, image_size: int = 128, seed: int = 0
-) -> None:
+def make_shapes(root: Path, **changes: int) -> None:
     """Write root/annotations/instances_{train,val}.json and root/{train,val}/*.jpg, `image_size`
     pixels on the long side.
 
     A folder already made with the same settings is left as it is; one with other settings, or of
     something else, raises DataError. The folder is whole or absent, never half-written.
+
+    Args:
+        root: the folder.
+        changes: the arguments of `ShapesConfig`.
     """
-    settings = {
-        "version": VERSION,
-        "num_train": num_train,
-        "num_val": num_val,
-        "image_size": image_size,
-        "seed": seed,
-    }
+    shapes = ShapesConfig(**changes)
 
     def write(folder: Path) -> None:
         (folder / "annotations").mkdir()
-        for split, count in (("train", num_train), ("val", num_val)):
-            coco = _write_split(folder / split, split, count, image_size, seed)
-            (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(coco))
+        for split, count in (("train", shapes.num_train), ("val", shapes.num_val)):
+            (folder / "annotations" / f"instances_{split}.json").write_text(
+                json.dumps(_write_split(folder / split, count, shapes))
+            )
 
-    draw_once(root, settings, write, MANIFEST)
+    draw_once(root, {"version": VERSION, **asdict(shapes)}, write, MANIFEST)
 
 
-def _write_split(
-    folder: Path, split: str, count: int, image_size: int, seed: int
-) -> dict[str, Any]:
+def _write_split(folder: Path, count: int, shapes: ShapesConfig) -> Entry:
     folder.mkdir()
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+    images = []
+    annotations: list[Entry] = []
     for index in range(count):
-        rng = np.random.default_rng(derived_seed("shapes", seed, split, index))
-        pixels, objects = draw_scene(rng, image_size)
+        rng = np.random.default_rng(derived_seed("shapes", shapes.seed, folder.name, index))
+        pixels, objects = draw_scene(rng, shapes.image_size)
         name = f"{index:06d}.jpg"
         pixels.save(folder / name, quality=90)
         images.append(
@@ -94,16 +88,16 @@ def _write_split(
         for entry in objects:
             annotations.append({"id": len(annotations) + 1, "image_id": index + 1, **entry})
     return {
-        "info": {"description": f"drawn shapes, {split} split, seed {seed}"},
+        "info": {"description": f"drawn shapes, {folder.name} split, seed {shapes.seed}"},
         "images": images,
         "annotations": annotations,
         "categories": [
-            {"id": i, "name": name, "supercategory": "shape"} for i, name in CATEGORIES.items()
+            {"id": i, "name": n, "supercategory": "shape"} for i, n in CATEGORIES.items()
         ],
     }
 
 
-def draw_scene(rng: Generator, image_size: int) -> tuple[Image.Image, list[dict[str, Any]]]:
+def draw_scene(rng: Generator, image_size: int) -> tuple[Image.Image, list[Entry]]:
     """One image and its COCO annotations (category_id, bbox, area, iscrowd), tight around the
     pixels that are seen.
     """
@@ -121,20 +115,17 @@ def draw_scene(rng: Generator, image_size: int) -> tuple[Image.Image, list[dict[
     objects = [_annotation(owner == i, category, 0) for i, category in enumerate(categories)]
     if rng.random() < CROWD_SHARE:
         objects += _crowd(rng, canvas, owner, image_size)
-    noise = rng.normal(0, 4, canvas.shape)
-    return Image.fromarray((canvas + noise).clip(0, 255).astype(np.uint8)), objects
+    canvas += rng.normal(0, 4, canvas.shape)
+    return Image.fromarray(canvas.clip(0, 255).astype(np.uint8)), objects
 
 
 def _background(rng: Generator, width: int, height: int) -> np.ndarray:
     """Float RGB [h, w, 3]: a colour gradient, smooth noise at three scales, and often stripes."""
-    corners = Image.fromarray(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8))
-    canvas = np.asarray(corners.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64)
+    canvas = _smooth(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8), width, height)
     for cells, strength in ((4, 24), (12, 16), (40, 10)):
-        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells), dtype=np.uint8))
-        smooth = np.asarray(
-            coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64
-        )
-        canvas = canvas + (smooth[..., None] / 127.5 - 1) * strength * rng.uniform(0.5, 1.5, 3)
+        coarse = rng.integers(0, 256, (cells, cells), dtype=np.uint8)
+        smooth = _smooth(coarse, width, height)[..., None] / 127.5 - 1
+        canvas = canvas + smooth * strength * rng.uniform(0.5, 1.5, 3)
     if rng.random() < 0.5:
         angle = rng.uniform(0, math.pi)
         period = rng.uniform(0.06, 0.25) * max(width, height)
@@ -142,6 +133,12 @@ def _background(rng: Generator, width: int, height: int) -> np.ndarray:
         wave = np.sin((x * math.cos(angle) + y * math.sin(angle)) * 2 * math.pi / period)
         canvas = canvas + wave[..., None] * rng.uniform(-20, 20, 3)
     return canvas.clip(0, 255)
+
+
+def _smooth(coarse: np.ndarray, width: int, height: int) -> np.ndarray:
+    return np.asarray(
+        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64
+    )
 
 
 def _place(
@@ -153,15 +150,16 @@ def _place(
     image_size: int,
 ) -> None:
     """Draw one shape where it hides no other too much; give up after some tries."""
-    height, width = owner.shape
+    size = owner.shape[1], owner.shape[0]
     for _ in range(12):
         radius = image_size * rng.uniform(0.09, 0.24)
-        center = (
-            rng.uniform(0.6 * radius, width - 0.6 * radius),
-            rng.uniform(0.6 * radius, height - 0.6 * radius),
-        )
         alpha = coverage(
-            kind, center, radius, rng.uniform(-MAX_TILT, MAX_TILT), (width, height), RING_HOLE
+            kind,
+            rng.uniform(0.6 * radius, np.array(size) - 0.6 * radius),
+            radius,
+            rng.uniform(-MAX_TILT, MAX_TILT),
+            size,
+            RING_HOLE,
         )
         solid = alpha >= 0.5
         if not solid.any():
@@ -175,42 +173,52 @@ def _place(
         return
 
 
-def _crowd(
-    rng: Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int
-) -> list[dict[str, Any]]:
+def _crowd(rng: Generator, canvas: np.ndarray, owner: np.ndarray, image_size: int) -> list[Entry]:
     """A group of tiny circles, annotated as one crowd region, where there is room for it."""
     height, width = owner.shape
     side = int(image_size * 0.3)
     x = rng.integers(0, width - side)
     y = rng.integers(0, height - side)
-    if (owner[y : y + side, x : x + side] >= 0).any():
+    square = (slice(y, y + side), slice(x, x + side))
+    if (owner[square] >= 0).any():
         return []
-    color = contrasting_colour(rng, canvas[y : y + side, x : x + side].reshape(-1, 3), MIN_CONTRAST)
+    color = contrasting_colour(rng, canvas[square].reshape(-1, 3), MIN_CONTRAST)
     region = np.zeros(owner.shape, dtype=bool)
     for _ in range(14):
         radius = side * rng.uniform(0.05, 0.09)
-        center = (x + rng.uniform(radius, side - radius), y + rng.uniform(radius, side - radius))
-        alpha = coverage("circle", center, radius, 0.0, (width, height), RING_HOLE)
+        alpha = coverage(
+            "circle",
+            (x + rng.uniform(radius, side - radius), y + rng.uniform(radius, side - radius)),
+            radius,
+            0.0,
+            (width, height),
+            RING_HOLE,
+        )
         canvas += alpha[..., None] * (color - canvas)
         region |= alpha >= 0.5
     return [_annotation(region, 1, 1)]
 
 
-def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> dict[str, Any]:
-    rows = np.flatnonzero(mask.any(axis=1))
-    columns = np.flatnonzero(mask.any(axis=0))
-    box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
+def _annotation(mask: np.ndarray, category_id: int, iscrowd: int) -> Entry:
+    rows, columns = np.nonzero(mask)
     return {
         "category_id": category_id,
-        "bbox": [int(v) for v in box],
+        "bbox": [
+            int(columns.min()),
+            int(rows.min()),
+            int(np.ptp(columns)) + 1,
+            int(np.ptp(rows)) + 1,
+        ],
         "area": int(mask.sum()),
         "iscrowd": iscrowd,
     }
 
 
-def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
+def synthetic_annotations(
+    settings: SyntheticConfig, seed: int, num_classes: int | None = None
+) -> Annotations:
     """`num_images` images of the canvas' size with `num_boxes` boxes each, a function of (seed,
-    image); there are no files.
+    image); there are no files. With labels up to `num_classes`.
     """
     height, width = settings.canvas
     boxes = []
@@ -231,7 +239,8 @@ def synthetic_annotations(settings: SyntheticConfig, seed: int) -> Annotations:
     categories = Categories(ids, tuple(f"class {i}" for i in ids))
     named = [{"id": i, "name": name} for i, name in zip(ids, categories.names, strict=True)]
     nothing = {"images": [], "annotations": [], "categories": named}
-    return Annotations(check(nothing, "synthetic data")[0], records, boxes, labels, categories)
+    truth = check(nothing, "synthetic data")[0]
+    return Annotations(truth, records, boxes, labels, categories.padded(num_classes or 0))
 
 
 def synthetic_batch(
@@ -244,7 +253,8 @@ def synthetic_batch(
     for i in images:
         record = data.records[i]
         pixels = noise(record.height, record.width, seed, i)
-        boxes, labels = torch.from_numpy(data.boxes[i]), torch.from_numpy(data.labels[i])
+        boxes = torch.from_numpy(data.boxes[i])
+        labels = torch.from_numpy(data.labels[i])
         samples.append(
             Sample(pixels, boxes, labels, record.image_id, (record.height, record.width))
         )

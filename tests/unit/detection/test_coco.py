@@ -21,14 +21,13 @@ from retina_dist.base.errors import DataError
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
 from retina_dist.detection.doctor import examine
-from retina_dist.detection.plausibility import implausible_boxes
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.coco import find_split
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split
+from retina_dist.detection.splits import implausible_boxes, read_split
 from retina_dist.doctor import DoctorConfig
 
 COCO: dict[str, Any] = {
