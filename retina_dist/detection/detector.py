@@ -7,10 +7,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert
 from typing_extensions import Self, TypedDict
 
 from retina_dist.base.errors import ConfigError, set_status
@@ -23,7 +25,7 @@ from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, 
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel, build_model
-from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories, check_names
@@ -73,6 +75,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         >>> detector.predict("image.jpg")[0]["boxes"]  # doctest: +SKIP
     """
 
+    model: DetectionModel
     kind = "detector"
     task = "detection"
     Answer = ImageResult
@@ -114,10 +117,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         It has 91 labels, which are the category ids.
         """
         names = list(published(name).meta["categories"])
-        if "_V2_" in name:
-            model = build_retinanet(num_classes=len(names), variant="v2", norm="bn")
-        else:
-            model = build_retinanet(num_classes=len(names), variant="v1", norm="frozen_bn")
+        variant, norm = ("v2", "bn") if "_V2_" in name else ("v1", "frozen_bn")
+        model = build_retinanet(num_classes=len(names), variant=variant, norm=norm)
         load_weights(model, name)
 
         ids = list(range(len(names)))
@@ -125,8 +126,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             if label == 0 or text == "N/A":
                 ids[label] = -1
                 names[label] = ""
-        categories = Categories(tuple(ids), tuple(names))
-        return cls(model, categories, min_size=800, max_size=1333, **how)
+        return cls(model, Categories(tuple(ids), tuple(names)), **how)
 
     @classmethod
     def _read(
@@ -179,19 +179,17 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     ) -> CocoEvaluator:
         if val.held_out:
             logger.info(f"evaluating on {describe_split(val)}")
-        sized = data.with_values(
-            min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size
-        )
         module = CocoDataModule(
-            sized,
+            data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size),
             train=None,
             val=val,
             rank=strategy.rank,
             world_size=strategy.world_size,
             device=strategy.device,
         )
-        context = autocast(strategy.device, self.precision)
-        return CocoEvaluator(val, module.val_batches, strategy, context)
+        return CocoEvaluator(
+            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
+        )
 
     def prepare(self, image: AnyImage) -> Batch:
         """The image, resized as for the validation, in the smallest padded shape that holds it.
@@ -201,21 +199,24 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         pixels = pixels_of(image)
         height, width = pixels.shape[-2:]
         resized = resized_size(height, width, self.min_size, self.max_size)
-        padded = (_round_up(resized[0]), _round_up(resized[1]))
-        boxes = torch.zeros(0, 4)
-        labels = torch.zeros(0, dtype=torch.int64)
-        transform = EvalTransform(max_size=self.max_size)
-        sample = transform(pixels, boxes, labels, min_size=self.min_size, canvas=padded)
-        return collate([Sample(*sample, 0, (height, width))], padded)
+        padded = (
+            resized[0] + -resized[0] % SHAPE_DIVISOR,
+            resized[1] + -resized[1] % SHAPE_DIVISOR,
+        )
+        empty = Sample(pixels, torch.zeros(0, 4), torch.zeros(0), 0, (height, width))
+        ready = EvalTransform(max_size=self.max_size)(
+            *empty[:3], min_size=self.min_size, canvas=padded
+        )
+        return collate([Sample(*ready, *empty[3:])], padded)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
         """Detections of what `prepare` made, in one pass for each padded shape.
 
         The last digits may differ from those of `predict`.
         """
-        places_of: dict[tuple[int, ...], list[int]] = {}
+        places_of: dict[torch.Size, list[int]] = {}
         for i, batch in enumerate(prepared):
-            places_of.setdefault(tuple(batch.images.shape), []).append(i)
+            places_of.setdefault(batch.images.shape, []).append(i)
         detections: dict[int, Detections] = {}
         for places in places_of.values():
             together = concatenate([prepared[i] for i in places])
@@ -224,12 +225,10 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
 
     def to_dict(self, output: Detections, score_threshold: float) -> dict[str, Any]:
         """Objects of a category, best first, with boxes as x, y, width, height."""
-        boxes = output["boxes"].to(torch.float64)
-        boxes[:, 2:] -= boxes[:, :2]
-        scores = output["scores"].tolist()
-        labels = output["labels"].tolist()
+        boxes = box_convert(output["boxes"].to(torch.float64), "xyxy", "xywh").tolist()
         found = []
-        for box, score, label in zip(boxes.tolist(), scores, labels, strict=True):
+        scored = zip(boxes, output["scores"].tolist(), output["labels"].tolist(), strict=True)
+        for box, score, label in scored:
             category_id = self.categories.ids[label]
             if score >= score_threshold and category_id >= 0:
                 found.append(
@@ -244,26 +243,26 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
 
     @property
     def class_names(self) -> list[str]:
-        named = zip(self.categories.ids, self.categories.names, strict=True)
-        return [name for category_id, name in named if category_id >= 0]
+        return [category["name"] for category in self.metadata()["categories"].values()]
 
     def metadata(self) -> dict[str, Any]:
-        categories: dict[str, dict[str, Any]] = {}
+        categories = {}
         for label, category_id in enumerate(self.categories.ids):
             if category_id >= 0:
                 categories[str(label)] = {"id": category_id, "name": self.categories.names[label]}
-        metadata: dict[str, Any] = {
+        limits = {
+            "score_threshold": self.model.score_thresh,
+            "nms_threshold": self.model.nms_thresh,
+            "detections_per_image": self.model.detections_per_img,
+        }
+        return {
             "categories": categories,
             "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say",
             # px, the shorter side, or less where the longer would pass max_size
             "min_size": self.min_size,
             "max_size": self.max_size,
+            **(limits if self.model.detections_per_img else {}),
         }
-        if isinstance(self.model, RetinaNet):
-            metadata["score_threshold"] = self.model.score_thresh
-            metadata["nms_threshold"] = self.model.nms_thresh
-            metadata["detections_per_image"] = self.model.detections_per_img
-        return metadata
 
     @torch.inference_mode()
     def _detect(self, batch: Batch) -> list[Detections]:
@@ -280,7 +279,7 @@ class TiledBatch(Batch):
     """
 
     windows: Tensor | None = None
-    parts: tuple[Batch, ...] = ()
+    parts: Sequence[Batch] = ()
 
 
 class TiledDetector(Detector):
@@ -314,11 +313,8 @@ class TiledDetector(Detector):
         self.tile = tile
         self.overlap = overlap
         self.record = detector.record
-        self.nms_threshold = 0.5  # of a model from outside, which may have other names for these
-        self.detections_per_image: int | None = None
-        if isinstance(detector.model, RetinaNet):
-            self.nms_threshold = detector.model.nms_thresh
-            self.detections_per_image = detector.model.detections_per_img
+        self.nms_threshold = self.model.nms_thresh
+        self.detections_per_image = self.model.detections_per_img
 
     def prepare(self, image: AnyImage) -> Batch:
         pixels = pixels_of(image)
@@ -333,18 +329,15 @@ class TiledDetector(Detector):
         parts = []
         for i in range(0, len(batches), WINDOWS_AT_ONCE):
             parts.append(concatenate(batches[i : i + WINDOWS_AT_ONCE]))
-        return TiledBatch(**vars(whole), windows=torch.tensor(windows), parts=tuple(parts))
+        return TiledBatch(**vars(whole), windows=torch.tensor(windows), parts=parts)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
         outputs = super().run(prepared)
         for i, batch in enumerate(prepared):
             if isinstance(batch, TiledBatch) and batch.windows is not None:
-                in_windows: list[Detections] = []
-                for part in batch.parts:
-                    in_windows += self._detect(part)
                 outputs[i] = merge(
                     outputs[i],
-                    in_windows,
+                    list(chain.from_iterable(map(self._detect, batch.parts))),
                     batch.windows,
                     self.nms_threshold,
                     self.detections_per_image,
@@ -384,7 +377,7 @@ class TiledEvaluator(CocoEvaluator):
             with self.dataset.skipping_bad_images():
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
                 image_ids = [int(self.dataset.image_ids[index])]
-                detections = self.detector.run([self.detector.prepare(pixels)])
+                detections = self.detector.predict(pixels)
                 yield image_ids, detections_to_rows(detections, image_ids, self.val.categories), {}
 
 
@@ -396,7 +389,3 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         if isinstance(values[0], Tensor):
             tensors[column.name] = torch.cat(values)
     return Batch(**tensors)
-
-
-def _round_up(length: int) -> int:
-    return -(-length // SHAPE_DIVISOR) * SHAPE_DIVISOR

@@ -6,7 +6,6 @@ ONNX and PT2 hold the whole detector as one graph: pixels in, boxes out.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
 from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
-from retina_dist.data.images import AnyImage, pixels_of
+from retina_dist.data.images import pixels_of
 from retina_dist.detection.batch import Batch, Detections, with_area
 from retina_dist.detection.data.synthetic import draw_scene
 from retina_dist.detection.detector import Detector
@@ -51,11 +51,9 @@ def export_graph(model: DetectionModel, size: Sequence[int] | None = None) -> Ex
 
     That of any size takes sides from `MIN_SIDE` px on where torch runs it.
     """
-    height, width = size or (300, 400)  # any that give more than one cell on the coarsest level
-    example = torch.zeros(1, 3, height, width, dtype=torch.uint8)
-    dynamic = None
-    if not size:
-        dynamic = {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
+    # any size that gives more than one cell on the coarsest level
+    example = torch.zeros(1, 3, *(size or (300, 400)), dtype=torch.uint8)
+    dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():
         return torch.export.export(
             model.exportable().eval(), (example,), dynamic_shapes=dynamic, strict=False
@@ -118,15 +116,34 @@ class _Comparison:
         self.batches: list[Batch] = []
         self.expected: list[Detections] = []
         side = max(32, detector.min_size)
+        if config.size:
+            low, high = sorted(config.size)
+            detector = Detector(
+                detector.model,
+                detector.categories,
+                min_size=low,
+                max_size=high,
+                device=detector.device,
+            )
         with heartbeat():
             for image in images_to_compare(config, lambda rng, _: draw_scene(rng, side)[0]):
-                batch = _prepared(detector, image, config.size)
-                self.batches.append(batch)
-                self.expected += detector.run([batch])
+                if config.size:
+                    image = resize_image(pixels_of(image), config.size, antialias=True)
+                batch = detector.prepare(image)
+                # boxes in pixels of the resized image
+                self.batches.append(replace(batch, original_sizes=batch.image_sizes))
+                self.expected += self.detector.run(self.batches[-1:])
 
         count = sum(len(detections["scores"]) for detections in self.expected)
         if not count:
-            raise UserError(self._nothing())
+            best = self.detector.record.get("best") or {}
+            trained = ""
+            if best.get("value") is not None:
+                trained = f" (its run's best {best['name']} is {best['value']:.3f})"
+            raise UserError(
+                f"{config.checkpoint} detects nothing in {len(self.batches)} images to compare"
+                f"{trained}; train it for longer, or give images=FOLDER of its objects."
+            )
         self.worst = {"detections": float(count)}
 
     def check(self, run: Runner) -> None:
@@ -135,32 +152,22 @@ class _Comparison:
         parts = [torch.zeros(1, 2)]
         for detections, batch in zip(self.expected, self.batches, strict=True):
             set_status(f"comparing, {len(parts) - 1} of {len(self.batches)} images")
-            found = run_exported(run, batch)
-            parts.append(differences(self.detector, detections, found, config.score_tolerance))
-        boxes, scores = torch.cat(parts).amax(dim=0).tolist()
-        self.worst |= {"boxes": boxes, "scores": scores}
-
-        limits = (
-            ("boxes", " px", config.box_tolerance),
-            ("scores", "", config.score_tolerance),
-        )
-        for name, unit, limit in limits:
-            if not self.worst[name] <= limit:
+            parts.append(
+                differences(
+                    self.detector, detections, run_exported(run, batch), config.score_tolerance
+                )
+            )
+        limits = {"boxes": config.box_tolerance, "scores": config.score_tolerance}
+        worst = torch.cat(parts).amax(dim=0).tolist()
+        for (name, limit), found in zip(limits.items(), worst, strict=True):
+            self.worst[name] = found
+            if not found <= limit:
+                unit = " px" if name == "boxes" else ""
                 raise UserError(
                     f"{config.output} was not written: its {name} differ by up to "
-                    f"{self.worst[name]:.3g}{unit}, more than {limit}{unit}; "
+                    f"{found:.3g}{unit}, more than {limit}{unit}; "
                     "report it, or raise the tolerance."
                 )
-
-    def _nothing(self) -> str:
-        best = self.detector.record.get("best") or {}
-        trained = ""
-        if best.get("value") is not None:
-            trained = f" (its run's best {best['name']} is {best['value']:.3f})"
-        return (
-            f"{self.config.checkpoint} detects nothing in {len(self.batches)} images to compare"
-            f"{trained}; train it for longer, or give images=FOLDER of its objects."
-        )
 
 
 def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:
@@ -198,17 +205,13 @@ def differences(
     side may lack do not count: with a score within `margin` of the threshold, or of the lowest one
     of an image with as many detections as the model gives.
     """
-    empty = torch.zeros(0, 2, dtype=torch.float64)
-    ours = _apart(detector, one, other, margin)
-    theirs = _apart(detector, other, one, margin)
-    return torch.cat((empty, ours, theirs))
+    return torch.cat((_apart(detector, one, other, margin), _apart(detector, other, one, margin)))
 
 
 def _apart(detector: Detector, these: Detections, those: Detections, margin: float) -> Tensor:
     """[N, 2]: `differences` of the detections of one side."""
-    lowest = getattr(detector.model, "score_thresh", -math.inf)
-    limit = getattr(detector.model, "detections_per_img", None)
-    if len(those["scores"]) == limit:  # the rest was cut off
+    lowest = detector.model.score_thresh
+    if len(those["scores"]) == detector.model.detections_per_img:  # the rest was cut off
         lowest = max(lowest, float(those["scores"].min()))
     counted = ~(these["scores"] <= lowest + margin)  # NaN too
 
@@ -217,35 +220,19 @@ def _apart(detector: Detector, these: Detections, those: Detections, margin: flo
     pairs = torch.stack((boxes.abs().amax(dim=2), scores.abs()), dim=2)  # [N, M, 2]
     pairs = pairs.nan_to_num(nan=torch.inf, posinf=torch.inf)
     pairs[these["labels"][counted][:, None] != those["labels"]] = torch.inf
-    no_detection = pairs.new_full((len(pairs), 1, 2), torch.inf)
-    pairs = torch.cat((pairs, no_detection), dim=1)
-    nearest = pairs.sum(dim=2).argmin(dim=1)
-    return pairs[torch.arange(len(pairs)), nearest]
-
-
-def _prepared(detector: Detector, image: AnyImage, size: list[int] | None) -> Batch:
-    """The image as the detector prepares it, or resized to `size`.
-
-    Boxes will be in pixels of the resized image.
-    """
-    if size is not None:
-        image = resize_image(pixels_of(image), list(size), antialias=True)
-        low, high = sorted(size)
-        detector = Detector(
-            detector.model, detector.categories, min_size=low, max_size=high, device=detector.device
-        )
-    batch = detector.prepare(image)
-    return replace(batch, original_sizes=batch.image_sizes)
+    pairs = F.pad(pairs, (0, 0, 0, 1), value=torch.inf)  # no detection
+    return pairs[torch.arange(len(pairs)), pairs.sum(dim=2).argmin(dim=1)]
 
 
 def _with_state(detector: Detector, state: Mapping[str, Tensor]) -> Runner:
-    if not isinstance(detector.model, RetinaNet):
-        theirs = copy.deepcopy(detector.model)
-        theirs.load_state_dict(state)
-        return theirs.exportable().eval()
+    model = detector.model
+    if not isinstance(model, RetinaNet):
+        model = copy.deepcopy(model)
+        model.load_state_dict(state)
+        return model.exportable().eval()
 
     def run(image: Tensor) -> list[Tensor]:
-        theirs = as_torchvision(detector.model, image.shape[-2:])
+        theirs = as_torchvision(model, image.shape[-2:])
         theirs.load_state_dict(state)
         (detections,) = theirs([image[0].float() / 255])
         return [detections[name] for name in OUTPUTS]

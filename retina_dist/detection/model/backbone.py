@@ -39,7 +39,7 @@ def children_of(name: str) -> tuple[str, ...]:
 
     Raises ConfigError for another network.
     """
-    known: dict[str, tuple[str, ...]] = {}
+    known = {}
     for listed in models.list_models(models):
         family = models.get_model_builder(listed).__annotations__["return"]
         if family in FAMILIES:
@@ -96,17 +96,14 @@ class Backbone(nn.Module):
         """The layers in the order of the pass, as fine as the strides need."""
         layers: list[nn.Module] = []
         for name, child in self.named_children():
-            if name in ("features", "trunk_output"):
-                layers += child.children()
-            else:
-                layers.append(child)
+            layers += child.children() if name in ("features", "trunk_output") else [child]
         return layers
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         layers = self.layers()
         recomputes = self.checkpointing and self.training and torch.is_grad_enabled()
         start = 0
-        maps: list[Tensor] = []
+        maps = []
         for end in self.ends:
             run = partial(_run, layers[start:end])
             if recomputes:
@@ -122,26 +119,22 @@ class Backbone(nn.Module):
         less with 5.
         """
         for stride, layer in zip(self.strides, self.layers(), strict=True):
-            stage = 5
-            if stride in STRIDES:
-                stage = STRIDES[::-1].index(stride) + 1
-            layer.requires_grad_(stage <= trainable)
+            layer.requires_grad_(
+                (STRIDES[::-1].index(stride) + 1 if stride in STRIDES else 5) <= trainable
+            )
 
     @torch.no_grad()
     def _probe(self) -> tuple[list[int], list[int]]:
         """The stride of each layer's output, and the channels of the three maps."""
-        side, depth = 2, 1  # dimensions of the output
-        if self.is_channels_last:
-            side, depth = 1, 3
+        side, depth = (1, 3) if self.is_channels_last else (2, 1)  # dimensions of the output
         self.eval()
         x = torch.zeros(1, 3, PROBE, PROBE)
-        strides: list[int] = []
-        channels: dict[int, int] = {}
+        strides = []
+        channels = {}
         for layer in self.layers():
             x = layer(x)
-            stride = PROBE // x.shape[side]
-            strides.append(stride)
-            channels[stride] = x.shape[depth]
+            strides.append(PROBE // x.shape[side])
+            channels[strides[-1]] = x.shape[depth]
         self.train()
         return strides, [channels[stride] for stride in STRIDES[1:]]
 

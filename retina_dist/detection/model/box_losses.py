@@ -52,13 +52,12 @@ def giou_loss(predicted: Tensor, boxes: Tensor, beta: float = 0.0, eps: float = 
     Rezatofighi et al. 2019, https://arxiv.org/abs/1902.09630; `eps` as in
     `torchvision.ops.generalized_box_iou_loss`.
     """
-    inner_corner = predicted[..., 2:].minimum(boxes[..., 2:])
-    inner = inner_corner - predicted[..., :2].maximum(boxes[..., :2])
+    inner = predicted[..., 2:].minimum(boxes[..., 2:]) - predicted[..., :2].maximum(boxes[..., :2])
     intersection = inner.prod(dim=-1).where((inner > 0).all(dim=-1), 0.0)
     union = _area(predicted) + _area(boxes) - intersection
-    outer_corner = predicted[..., 2:].maximum(boxes[..., 2:])
-    outer = outer_corner - predicted[..., :2].minimum(boxes[..., :2])
-    hull = outer.prod(dim=-1)
+    hull = (
+        predicted[..., 2:].maximum(boxes[..., 2:]) - predicted[..., :2].minimum(boxes[..., :2])
+    ).prod(dim=-1)
     return 1 - intersection / (union + eps) + (hull - union) / (hull + eps)
 
 

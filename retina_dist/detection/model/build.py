@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,13 +21,17 @@ class DetectionModel(nn.Module, ABC):
     """Base of the models, which are the family `detector` of `base.registry`.
 
     `settings` is the class's dataclass below `DetectorSettings`, then that of the instance.
-    `loss_names` are the losses whose metrics a run knows before its first validation.
+    `loss_names` are the losses whose metrics a run knows before its first validation. The limits of
+    its detections have torchvision's names.
     """
 
     settings: Any = DetectorSettings
     loss_names: ClassVar[Sequence[str]] = ()
+    score_thresh: float = -math.inf
+    nms_thresh: float = 0.5
+    detections_per_img: int | None = None  # at most
 
-    def __init__(self, settings: Any, num_classes: int) -> None:
+    def __init__(self, settings: DetectorSettings, num_classes: int) -> None:
         super().__init__()
         self.settings = settings
         self.num_classes = num_classes
@@ -55,11 +60,6 @@ class DetectionModel(nn.Module, ABC):
             f"{type(self).__name__} has no method exportable; "
             "define it, as docs/extending.md shows."
         )
-
-    @classmethod
-    def describe(cls, settings: Any) -> str:
-        """The model in a few words, for the log."""
-        return cls.__name__
 
     @classmethod
     def check(cls, settings: Any, pretrained: bool) -> None:

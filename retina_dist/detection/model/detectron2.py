@@ -20,25 +20,24 @@ from torch import Tensor
 from retina_dist.base.errors import CheckpointError
 
 BGR = (103.530, 116.280, 123.675)  # its default pixel_mean, with a pixel_std of 1
-# Theirs, as a pattern, and ours; `_our_name` makes "{n}" of the number of a stage, a map or a
-# child.
+# Theirs, as a pattern, and ours; `_our_name` counts stages, maps and children as torchvision does.
 NAMES = (
     (r"backbone\.bottom_up\.stem\.conv1\.norm\.(?P<rest>.+)", "backbone.body.bn1.{rest}"),
     (r"backbone\.bottom_up\.stem\.conv1\.weight", "backbone.body.conv1.weight"),
     (r"(?P<block>.+)\.conv(?P<i>\d)\.norm\.(?P<rest>.+)", "{block}.bn{i}.{rest}"),
     (r"(?P<block>.+)\.shortcut\.norm\.(?P<rest>.+)", "{block}.downsample.1.{rest}"),
     (r"(?P<block>.+)\.shortcut\.weight", "{block}.downsample.0.weight"),
-    (r"backbone\.bottom_up\.res(?P<stage>\d)\.(?P<rest>.+)", "backbone.body.layer{n}.{rest}"),
+    (r"backbone\.bottom_up\.res(?P<stage>\d)\.(?P<rest>.+)", "backbone.body.layer{layer}.{rest}"),
     (r"backbone\.fpn_lateral(?P<map>\d)\.(?P<rest>.+)", "backbone.fpn.inner_blocks.{n}.0.{rest}"),
     (r"backbone\.fpn_output(?P<map>\d)\.(?P<rest>.+)", "backbone.fpn.layer_blocks.{n}.0.{rest}"),
     (r"backbone\.top_block\.(?P<rest>.+)", "backbone.fpn.extra_blocks.{rest}"),
     (
         r"head\.cls_subnet\.(?P<child>\d)\.(?P<rest>.+)",
-        "head.classification_head.conv.{n}.0.{rest}",
+        "head.classification_head.conv.{conv}.0.{rest}",
     ),
     (
         r"head\.bbox_subnet\.(?P<child>\d)\.(?P<rest>.+)",
-        "head.regression_head.conv.{n}.0.{rest}",
+        "head.regression_head.conv.{conv}.0.{rest}",
     ),
     (r"head\.cls_score\.(?P<rest>.+)", "head.classification_head.cls_logits.{rest}"),
     (r"head\.bbox_pred\.(?P<rest>.+)", "head.regression_head.bbox_reg.{rest}"),
@@ -68,21 +67,23 @@ def from_detectron2(
     """
     mean = state.get("pixel_mean", torch.tensor(BGR)).flatten()
     their_std = state.get("pixel_std", torch.ones(3)).flatten()
-    imagenet = torch.tensor(BGR, dtype=torch.float64)
-    if not torch.allclose(mean.sort()[0].double(), imagenet, atol=0.5):
+    if not torch.allclose(
+        mean.sort()[0].double(), torch.tensor(BGR, dtype=torch.float64), atol=0.5
+    ):
         raise CheckpointError(
             f"Detectron2's pixel_mean={mean.tolist()} is not ImageNet's; train with that one."
         )
-    is_bgr = bool(mean[0] <= mean[-1])
-    order = [2, 1, 0] if is_bgr else [0, 1, 2]
+    order = [2, 1, 0] if bool(mean[0] <= mean[-1]) else [0, 1, 2]
     per_anchor = ("head.cls_score.", "head.bbox_pred.")
     ours = {}
     for name, value in state.items():
         if name.startswith(("anchor_generator.", "pixel_")):
             continue
         if name == "backbone.bottom_up.stem.conv1.weight":
-            scale = 255 * std.flatten().to(value) / their_std[order].to(value)
-            value = value[:, order] * scale[:, None, None]
+            value = (
+                value[:, order]
+                * (255 * std.flatten().to(value) / their_std[order].to(value))[:, None, None]
+            )
         elif name.startswith(per_anchor) and len(value) % (sizes * ratios) == 0:
             value = value.unflatten(0, (sizes, ratios, -1)).transpose(0, 1).flatten(0, 2)
         ours[_our_name(name)] = value
@@ -93,15 +94,13 @@ def _our_name(name: str) -> str:
     """The name after all of `NAMES`, in order: a block's own name changes after its layer's."""
     for pattern, new in NAMES:
         match = re.fullmatch(pattern, name)
-        if match is None:
-            continue
-        found = match.groupdict()
-        number = 0
-        if "stage" in found:  # res2 is layer1
-            number = int(found["stage"]) - 1
-        elif "map" in found:  # C3 is the first map
-            number = int(found["map"]) - 3
-        elif "child" in found:  # ReLUs between the convolutions are children, too
-            number = int(found["child"]) // 2
-        name = new.format(n=number, **found)
+        if match:
+            found = match.groupdict("0")
+            numbers = {
+                "layer": int(found.get("stage", 1)) - 1,  # res2 is layer1
+                "n": int(found.get("map", 3)) - 3,  # C3 is the first map
+                # ReLUs between the convolutions are children, too
+                "conv": int(found.get("child", 0)) // 2,
+            }
+            name = new.format(**numbers, **found)
     return name

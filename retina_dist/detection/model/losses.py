@@ -58,8 +58,10 @@ def retinanet_losses(
     row = matched.clamp(min=0)
     unmatched = torch.where(matched == IGNORED, IGNORED, BACKGROUND)
     classes = torch.where(foreground, batch.labels.gather(1, row), unmatched)
-    images = len(logits) if real is None else real.sum().clamp(min=1)
-    weight = 1.0 / (images * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
+    weight = 1.0 / (
+        (len(logits) if real is None else real.sum().clamp(min=1))
+        * foreground.sum(dim=1).clamp(min=1).to(dtype)
+    )  # [B]
     if real is not None:
         weight = weight.masked_fill(~real, 0.0)
 
@@ -68,20 +70,16 @@ def retinanet_losses(
     own_boxes = boxes.gather(1, row[..., None].expand(-1, -1, 4))
     target = torch.where(foreground[..., None], own_boxes, anchors)
     offsets = torch.where(foreground[..., None], offsets, 0.0)
-    by_anchor = _box_loss(offsets, target, anchors, kind, beta)
-    by_image = torch.where(foreground, by_anchor, 0.0).sum(dim=1)
+    loss = BOX_LOSSES[kind]
+    if loss.of == "boxes":
+        offsets = decode(offsets, anchors)
+    else:
+        target = encode(target, anchors)
+    by_image = torch.where(foreground, loss.function(offsets, target, beta), 0.0).sum(dim=1)
     return {
         "classification": focal_loss(logits, classes, weight, **focal),
         "bbox_regression": (by_image * weight).sum(),
     }
-
-
-def _box_loss(offsets: Tensor, boxes: Tensor, anchors: Tensor, kind: str, beta: float) -> Tensor:
-    """The row `kind` of `BOX_LOSSES`, for offsets and boxes [B, A, 4] -> [B, A]."""
-    row = BOX_LOSSES[kind]
-    if row.of == "boxes":
-        return row.function(decode(offsets, anchors), boxes, beta)
-    return row.function(offsets, encode(boxes, anchors), beta)
 
 
 def focal_loss(
@@ -101,8 +99,11 @@ def focal_loss(
     dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
-        by_anchor = focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1)
-        return (by_anchor * rows).sum(dim=1).sum()
+        return (
+            (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows)
+            .sum(dim=1)
+            .sum()
+        )
     loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma)
     return loss
 
@@ -111,8 +112,9 @@ def focal_loss_by_element(
     logits: Tensor, classes: Tensor, alpha: float = 0.25, gamma: float = 2.0
 ) -> Tensor:
     """The textbook formula: logits [B, A, K] against class indices [B, A] -> [B, A, K]."""
-    is_class = classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)
-    targets = is_class.to(logits.dtype)
+    targets = (classes[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(
+        logits.dtype
+    )
     probabilities = torch.sigmoid(logits)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     missing = probabilities + targets - 2 * probabilities * targets  # 1 - p_t
@@ -144,8 +146,9 @@ class _Focal(torch.autograd.Function):
         gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
         gradient *= rows[..., None]
         # float16 holds the gradient only after the loss scale has come in
-        held = torch.float32 if logits.dtype == torch.float16 else logits.dtype
-        ctx.save_for_backward(gradient.to(held))
+        ctx.save_for_backward(
+            gradient.to(torch.float32 if logits.dtype == torch.float16 else logits.dtype)
+        )
         ctx.dtype = logits.dtype
         return (loss.sum(dim=2) * rows).sum(dim=1).sum()
 

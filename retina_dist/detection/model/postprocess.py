@@ -42,7 +42,7 @@ class Limits:
 def postprocess(
     logits: Tensor,
     offsets: Tensor,
-    levels: Sequence[Tensor],
+    levels: list[Tensor],
     image_sizes: Tensor,
     original_sizes: Tensor,
     limits: Limits,
@@ -63,19 +63,17 @@ def postprocess(
     Returns boxes [N, 4] xyxy, scores [N] and labels [N] of each image, best first.
     """
     num_classes = logits.shape[-1]
-    counts = [len(level) for level in levels]
     scores, anchors, labels = best_candidates(
-        logits, counts, limits.score_threshold, limits.topk_candidates
+        logits, levels, limits.score_threshold, limits.topk_candidates
     )
     is_candidate = scores > limits.score_threshold  # [B, N], N at most levels * topk_candidates
-    rows = torch.arange(len(logits), device=logits.device)[:, None]
-    boxes = decode(offsets[rows, anchors].to(torch.float32), torch.cat(list(levels))[anchors])
+    offsets = offsets.take_along_dim(anchors[..., None], dim=1).to(torch.float32)
+    boxes = decode(offsets, torch.cat(levels)[anchors])
     inside = image_sizes.flip(1).repeat(1, 2)[:, None].to(boxes.dtype)  # [B, 1, 4] as w, h, w, h
     boxes = boxes.clamp(min=0).minimum(inside)
     is_candidate = is_candidate & ~boxes.isnan().any(dim=-1)
 
-    max_offset = MAX_OFFSET_GPU if boxes.is_cuda else MAX_OFFSET_CPU
-    few = is_candidate.sum(dim=1) <= max_offset  # [B]
+    few = is_candidate.sum(dim=1) <= (MAX_OFFSET_GPU if boxes.is_cuda else MAX_OFFSET_CPU)  # [B]
     apart = offset_by_label(boxes, labels, is_candidate)
     apart = torch.where(few[:, None, None], apart, boxes)
 
@@ -92,29 +90,19 @@ def postprocess(
     kept = nms_by_group(apart, scores, group, limits.nms_threshold)
     kept = kept[scores[kept].argsort(descending=True, stable=True)]
     kept = kept[image[kept].argsort(stable=True)]  # by image, best first
-
     image = image[kept]
     scale = (original_sizes / image_sizes).flip(1).repeat(1, 2).to(boxes.dtype)  # [B, 4]
-    boxes = boxes[kept] * scale[image]
-    ends = torch.searchsorted(image, rows[:, 0], right=True).tolist()
-    return _by_image(boxes, scores[kept], labels[kept], ends, limits.detections_per_image)
-
-
-def _by_image(
-    boxes: Tensor, scores: Tensor, labels: Tensor, ends: list[int], limit: int
-) -> list[Detections]:
-    """The first `limit` rows of each image, whose rows end before `ends`."""
-    detections: list[Detections] = []
-    start = 0
-    for end in ends:
-        best = slice(start, min(end, start + limit))
-        detections.append(Detections(boxes=boxes[best], scores=scores[best], labels=labels[best]))
-        start = end
+    counts = image.bincount(minlength=len(logits)).tolist()
+    columns = (boxes[kept] * scale[image], scores[kept], labels[kept])
+    best = slice(limits.detections_per_image)
+    detections = []
+    for b, s, k in zip(*(column.split(counts) for column in columns), strict=True):
+        detections.append(Detections(boxes=b[best], scores=s[best], labels=k[best]))
     return detections
 
 
 def best_candidates(
-    logits: Tensor, counts: list[int], threshold: float, k: int
+    logits: Tensor, levels: Sequence[Tensor], threshold: float, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, anchors and labels [B, N] of the best k of each level, level by level, best first.
 
@@ -122,33 +110,29 @@ def best_candidates(
 
     Args:
         logits: [B, A, K].
-        counts: the number of anchors of each level, A in all.
+        levels: the anchors of each level, A in all.
         threshold: scores up to it count as 0.
         k: pairs of anchor and class to take of each level.
     """
     rows = torch.arange(len(logits), device=logits.device)[:, None]
     num_classes = logits.shape[-1]
     start = 0
-    scores_of_levels: list[Tensor] = []
-    anchors_of_levels: list[Tensor] = []
-    labels_of_levels: list[Tensor] = []
-    for level in logits.split(counts, dim=1):
-        best = _best(_scores(level.amax(dim=-1), threshold), k)
-        anchors = best.sort(dim=1).values  # [B, k], in the order of the level
+    best = []
+    for level in logits.split([anchors.shape[0] for anchors in levels], dim=1):
+        anchors = (
+            _best(_scores(level.amax(dim=-1), threshold), k).sort(dim=1).values
+        )  # [B, k], in the order of the level
         chosen = level[rows, anchors]  # [B, k, K]
         scores = _scores(chosen, threshold)
-        is_damaged = chosen.isnan().any(dim=-1, keepdim=True)
-        scores = torch.where(is_damaged, 0.0, scores).flatten(1)  # [B, k * K]
+        scores = torch.where(chosen.isnan().any(dim=-1, keepdim=True), 0.0, scores).flatten(
+            1
+        )  # [B, k * K]
         pairs = _best(scores, k)  # [B, k]
-        scores_of_levels.append(scores.gather(1, pairs))
-        anchors_of_levels.append(anchors.gather(1, pairs // num_classes) + start)
-        labels_of_levels.append(pairs % num_classes)
+        anchors = anchors.gather(1, pairs // num_classes) + start
+        best.append((scores.gather(1, pairs), anchors, pairs % num_classes))
         start += level.shape[1]
-    return (
-        torch.cat(scores_of_levels, dim=1),
-        torch.cat(anchors_of_levels, dim=1),
-        torch.cat(labels_of_levels, dim=1),
-    )
+    scores, anchors, labels = (torch.cat(column, dim=1) for column in zip(*best, strict=True))
+    return scores, anchors, labels
 
 
 def _scores(logits: Tensor, threshold: float) -> Tensor:
@@ -168,14 +152,18 @@ def _best(scores: Tensor, k: int) -> Tensor:
         return scores.topk(min(k, columns), dim=1).indices
     lower_first = torch.arange(columns - 1, -1, -1, device=scores.device)
     # The bits of floats that are not negative are in the order of their values.
-    keys = (scores.view(torch.int32).to(torch.int64) << 32) | lower_first
-    return keys.topk(min(k, columns), dim=1).indices
+    return (
+        ((scores.view(torch.int32).to(torch.int64) << 32) | lower_first)
+        .topk(min(k, columns), dim=1)
+        .indices
+    )
 
 
 def offset_by_label(boxes: Tensor, labels: Tensor, is_candidate: Tensor) -> Tensor:
     """Boxes [B, N, 4], moved so that candidates [B, N] of different labels do not overlap."""
-    candidates = torch.where(is_candidate[..., None], boxes, 0.0)
-    largest = candidates.amax(dim=(1, 2), keepdim=True)  # [B, 1, 1]
+    largest = torch.where(is_candidate[..., None], boxes, 0.0).amax(
+        dim=(1, 2), keepdim=True
+    )  # [B, 1, 1]
     return boxes + labels[..., None].to(boxes.dtype) * (largest + 1)
 
 
@@ -186,7 +174,7 @@ def nms_by_group(boxes: Tensor, scores: Tensor, group: Tensor, iou_threshold: fl
     """
     order = group.argsort(stable=True)
     sizes = group[order].unique_consecutive(return_counts=True)[1].tolist()
-    kept: list[Tensor] = []
+    kept = []
     for indices in order.split(sizes):
         kept.append(indices[nms(boxes[indices], scores[indices], iou_threshold)])
     return torch.cat(kept).sort().values if kept else order

@@ -16,22 +16,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import FrozenBatchNorm2d
+from torchvision.ops import FrozenBatchNorm2d, nms
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.backbone import Backbone, Pyramid, children_of
-from retina_dist.detection.model.build import DetectionModel
-from retina_dist.detection.model.exportable import ExportableRetinaNet
+from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
 from retina_dist.detection.model.losses import retinanet_losses
-from retina_dist.detection.model.postprocess import Limits, postprocess
-from retina_dist.detection.model.targets import match
+from retina_dist.detection.model.postprocess import (
+    Limits,
+    best_candidates,
+    offset_by_label,
+    postprocess,
+)
+from retina_dist.detection.model.targets import decode, match
 from retina_dist.detection.model.weights import (
     batch_norm_eps,
     eps_of,
@@ -92,8 +96,11 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             checkpointing=settings.activation_checkpointing,
         )
         body.freeze(settings.trainable_layers)
-        last = LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels)
-        fpn = FeaturePyramidNetwork(body.channels, channels, extra_blocks=last)
+        fpn = FeaturePyramidNetwork(
+            body.channels,
+            channels,
+            extra_blocks=LastLevelP6P7(body.channels[-1] if is_v2 else channels, channels),
+        )
         generator = anchor_generator(settings.anchor_sizes, settings.aspect_ratios)
         norm = partial(nn.GroupNorm, 32) if is_v2 else None
         TorchvisionRetinaNet.__init__(
@@ -122,9 +129,10 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             ("mean", self.transform.image_mean),
             ("std", self.transform.image_std),
         ):
-            per_channel = torch.tensor(values, dtype=torch.float64)[:, None, None]
-            self.register_buffer(name, per_channel, persistent=False)
-        self._anchors: dict[tuple[int, int, torch.device], list[Tensor]] = {}
+            self.register_buffer(
+                name, torch.tensor(values, dtype=torch.float64)[:, None, None], persistent=False
+            )
+        self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
 
     def forward(  # type: ignore[override]
         self, batch: Batch
@@ -140,17 +148,9 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
     def evaluate(self, batch: Batch) -> tuple[dict[str, Tensor], list[Detections]]:
         """Losses and detections of one forward pass; boxes in pixels of the stored images."""
         outputs, levels = self.predict(batch)
-        losses = self.losses(outputs, torch.cat(levels), batch)
-        return losses, self.detections(outputs, levels, batch)
-
-    @classmethod
-    def describe(cls, settings: ModelConfig) -> str:
-        """The variant, its parts and its weights."""
-        weights = settings.weights or "none, from scratch"
-        if settings.backbone_weights and not settings.weights:
-            weights = f"body {settings.backbone_weights}"
-        network = f"RetinaNet {settings.variant}, {settings.backbone}"
-        return f"{network}, pyramid of {settings.fpn_channels}; weights: {weights}"
+        return self.losses(outputs, torch.cat(levels), batch), self.detections(
+            outputs, levels, batch
+        )
 
     @classmethod
     def check(cls, settings: ModelConfig, pretrained: bool) -> None:
@@ -217,36 +217,33 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
         # Divide in two steps, as torchvision does, so that the last bit agrees.
         values = (images.to(dtype) / 255 - self.mean.to(dtype)) / self.std.to(dtype)
-        layout = torch.contiguous_format
-        if parameter.is_contiguous(memory_format=torch.channels_last):
-            layout = torch.channels_last
+        is_channels_last = parameter.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if is_channels_last else torch.contiguous_format
         return torch.where(inside, values, 0.0).contiguous(memory_format=layout)
 
     def anchors(self, padded_shape: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
         """Anchors of each level [A_l, 4] xyxy in pixels of the padded image.
 
-        Made once for each padded shape (height, width); float32, as bfloat16 moves them.
+        Made once for each padded shape (height, width).
         """
-        height, width = int(padded_shape[0]), int(padded_shape[1])
         if torch.compiler.is_dynamo_compiling():  # filling the cache would cost a recompile
-            return self._new_anchors((height, width), features)
-        key = (height, width, features[0].device)
+            return self.new_anchors(padded_shape, features)
+        key = (*padded_shape, features[0].device)
         if key not in self._anchors:
-            self._anchors[key] = self._new_anchors((height, width), features)
+            self._anchors[key] = self.new_anchors(padded_shape, features)
         return self._anchors[key]
 
-    def _new_anchors(
-        self, padded_shape: tuple[int, int], features: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def new_anchors(self, padded_shape: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
+        """`anchors`, made now; float32, as bfloat16 moves them."""
         device = features[0].device
-        shapes = [torch.empty((1, 1, *f.shape[-2:]), device=device) for f in features]
-        images = ImageList(torch.empty((1, 1, *padded_shape), device="meta"), [padded_shape])
-        per_cell = self.anchor_generator.num_anchors_per_location()
-        counts: list[int] = []
-        for feature, anchors in zip(features, per_cell, strict=True):
-            counts.append(feature.shape[-2] * feature.shape[-1] * anchors)
+        sizes = [feature.shape[-2:] for feature in features]
+        strides = []
+        for height, width in sizes:
+            strides.append([padded_shape[0] // height, padded_shape[1] // width])
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            return list(self.anchor_generator(images, shapes)[0].split(counts))
+            self.anchor_generator.set_cell_anchors(torch.float32, device)
+            levels: list[Tensor] = self.anchor_generator.grid_anchors(sizes, strides)
+            return levels
 
     def losses(
         self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch
@@ -297,6 +294,51 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
                 batch.original_sizes,
                 limits,
             )
+
+
+class ExportableRetinaNet(nn.Module):
+    """One image [1, 3, h, w] uint8 RGB -> boxes [N, 4], scores [N], both float32, and labels [N].
+
+    Boxes are xyxy in pixels of the image, labels int64. The same as `RetinaNet` on the smallest
+    canvas, but for the order of equal scores, and with more than 1000 candidates
+    (`postprocess.MAX_OFFSET_CPU`) for overlaps within float32's rounding of the NMS threshold.
+    """
+
+    def __init__(self, model: RetinaNet) -> None:
+        super().__init__()
+        self.model = model.eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        model = self.model
+        height, width = images.shape[-2:]
+        values = (images.to(torch.float32) / 255 - model.mean.float()) / model.std.float()
+        values = F.pad(values, (0, -width % SHAPE_DIVISOR, 0, -height % SHAPE_DIVISOR))
+
+        features = list(model.backbone(values).values())
+        outputs = model.head(features)
+        levels = model.new_anchors(values.shape[-2:], features)
+        scores, anchors, labels = best_candidates(
+            outputs["cls_logits"], levels, model.score_thresh, model.topk_candidates
+        )
+
+        boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
+        columns = boxes[..., 0::2].clamp(0, width)
+        rows = boxes[..., 1::2].clamp(0, height)
+        boxes = torch.stack((columns, rows), dim=-1).flatten(2)  # [1, N, 4]
+        is_candidate = (scores > model.score_thresh) & ~boxes.isnan().any(dim=-1)  # [1, N]
+        moved = offset_by_label(boxes, labels, is_candidate)
+
+        candidate = is_candidate.nonzero()[:, 1]
+        boxes = boxes[0, candidate]
+        scores = scores[0, candidate]
+        labels = labels[0, candidate]
+        # torchvision tells torch.export that at least two are left, so two are added that overlap
+        # with none and come last.
+        apart = boxes.new_tensor([[-2, -2, -1, -1], [-4, -4, -3, -3]])
+        moved = torch.cat((moved[0, candidate], apart))
+        kept = nms(moved, F.pad(scores, (0, 2), value=-1.0), model.nms_thresh)[:-2]
+        kept = kept[: model.detections_per_img]
+        return boxes[kept], scores[kept], labels[kept]
 
 
 # Names of the parts in torchvision's model.

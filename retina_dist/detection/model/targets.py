@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_iou
 
 BACKGROUND = -1  # torchvision Matcher.BELOW_LOW_THRESHOLD
 IGNORED = -2  # torchvision Matcher.BETWEEN_THRESHOLDS
@@ -18,19 +19,8 @@ IGNORED = -2  # torchvision Matcher.BETWEEN_THRESHOLDS
 LOG_SIZE_CLIP = math.log(1000.0 / 16)
 # Memory cap for one chunk of the IoU matrix; a single box of each image may take more.
 MAX_BYTES = 1 << 30
-# values of the boxes' type that `pairwise_iou` holds at its peak for each pair of box and anchor
+# values of the boxes' type that `box_iou` holds at its peak for each pair of box and anchor
 VALUES_PER_PAIR = 9
-
-
-def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Intersection over union of boxes [B, M, 4] and anchors [A, 4], both xyxy -> [B, M, A]."""
-    area_boxes = (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])  # [B, M]
-    area_anchors = (anchors[:, 2] - anchors[:, 0]) * (anchors[:, 3] - anchors[:, 1])  # [A]
-    top_left = torch.maximum(boxes[:, :, None, :2], anchors[:, :2])  # [B, M, A, 2]
-    bottom_right = torch.minimum(boxes[:, :, None, 2:], anchors[:, 2:])
-    width_height = (bottom_right - top_left).clamp(min=0)
-    intersection = width_height[..., 0] * width_height[..., 1]
-    return intersection / (area_boxes[:, :, None] + area_anchors - intersection)
 
 
 def match(
@@ -58,8 +48,7 @@ def match(
     if max_boxes == 0:
         return torch.full((batch_size, len(anchors)), BACKGROUND, device=boxes.device)
     real = torch.arange(max_boxes, device=boxes.device) < num_boxes[:, None]  # [B, M]
-    bytes_per_box = VALUES_PER_PAIR * boxes.element_size() * batch_size * len(anchors)
-    rows = max(1, MAX_BYTES // bytes_per_box)
+    rows = max(1, MAX_BYTES // (VALUES_PER_PAIR * boxes.element_size() * batch_size * len(anchors)))
     best_iou, best_box, is_best = _best(boxes[:, :rows], real[:, :rows], anchors)
     for start in range(rows, max_boxes, rows):
         chunk = slice(start, start + rows)
@@ -76,7 +65,8 @@ def _best(boxes: Tensor, real: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor,
     """For each anchor [B, A]: its best overlap with these boxes, the box, and whether it ties for
     any box's best.
     """
-    iou = torch.where(real[:, :, None], pairwise_iou(boxes, anchors), -1.0)
+    iou = box_iou(boxes.flatten(0, 1), anchors).unflatten(0, boxes.shape[:2])  # [B, M, A]
+    iou = torch.where(real[:, :, None], iou, -1.0)
     best_iou, best_box = iou.max(dim=1)  # the first box wins a tie
     best_of_box = iou.amax(dim=2, keepdim=True)  # [B, M, 1]
     return best_iou, best_box, ((iou == best_of_box) & real[:, :, None]).any(dim=1)

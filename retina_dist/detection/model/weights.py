@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
@@ -56,12 +55,12 @@ def load_weights(
     if is_detectron2(state):
         generator: Any = model.anchor_generator
         sizes = len(generator.sizes[0])
-        ratios = len(generator.aspect_ratios[0])
-        state = from_detectron2(state, sizes, ratios, model.get_buffer("std"))
+        state = from_detectron2(
+            state, sizes, len(generator.aspect_ratios[0]), model.get_buffer("std")
+        )
     why_not: str | None = None
-    theirs = found.categories
-    if categories is not None and theirs is not None and tuple(categories) != theirs:
-        state, why_not = _with_class_order(state, theirs, tuple(categories))
+    if categories is not None and found.categories is not None:
+        state, why_not = _with_class_order(state, found.categories, categories)
     report = load_fitting(
         model,
         source,
@@ -69,7 +68,8 @@ def load_weights(
         network="detector",
         remedy=f"give the model=… of that run, or model.backbone_weights={source} "
         "if it is of a classifier",
-        rename=_new_head_name,
+        # the heads' convolutions as they are numbered since torchvision 0.14
+        rename=lambda name: _OLD_HEAD.sub(lambda m: f"{m[1]}.{int(m[2]) // 2}.0.{m[3]}", name),
         misfit=lambda name: why_not if name.endswith(CLASS_LAYER) else None,
     )
     _take_eps(model, found.eps)
@@ -84,11 +84,10 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     `load_weights`.
     """
     found = _read(source)
-    prefix = ""
-    for own in model.state_dict():
-        if own.startswith(BACKBONE):
-            prefix = _prefix(found.state, own.removeprefix(BACKBONE))
-            break  # the first name is in every file of this network
+    # the first name is in every file of this network
+    name = next(iter(model.get_submodule("backbone.body").state_dict()))
+    prefixes = [key.removesuffix(name) for key in found.state if f".{key}".endswith(f".{name}")]
+    prefix = min(prefixes, key=len, default="")
     report = load_fitting(
         model,
         source,
@@ -113,36 +112,28 @@ def weights_of(settings: ModelConfig) -> str | None:
     source = settings.weights or settings.backbone_weights
     if source is None:
         return None
-    is_short = re.fullmatch("[A-Z0-9_]+", source) is not None  # such as COCO_V1 or DEFAULT
+    known = get_model_weights(backbone)
+    family = known.__name__
     if settings.weights:
-        if is_short:
-            variant = "_V2" if settings.variant == "v2" else ""
-            source = f"RetinaNet_ResNet50_FPN{variant}_Weights.{source}"
-    else:
-        known = get_model_weights(backbone)
-        if is_short:
-            source = f"{known.__name__}.{source}"
-        family, _, name = source.partition(".")
-        fits = family == known.__name__ and name in known.__members__
-        if is_torchvision_name(source) and not fits:
-            raise ConfigError(
-                f"model.backbone_weights={source} is not for {backbone}; "
-                f"use one of {', '.join(known.__members__)}."
-            )
+        variant = {"v1": "", "v2": "_V2"}[settings.variant]
+        family = f"RetinaNet_ResNet50_FPN{variant}_Weights"
+    if re.fullmatch("[A-Z0-9_]+", source):  # such as COCO_V1 or DEFAULT
+        source = f"{family}.{source}"
+    is_published = is_torchvision_name(source)
+    of_backbone = source.removeprefix(f"{family}.") in known.__members__
+    if is_published and not settings.weights and not of_backbone:
+        raise ConfigError(
+            f"model.backbone_weights={source} is not for {backbone}; "
+            f"use one of {', '.join(known.__members__)}."
+        )
     if "://" not in source:
         find_weights(str(located(source)))
-    if settings.weights and is_torchvision_name(source) and backbone != "resnet50":
+    if is_published and settings.weights and backbone != "resnet50":
         raise ConfigError(
             f"model.weights={source} is for model.backbone=resnet50, not {backbone}; give "
             "model.weights=null, and model.backbone_weights=DEFAULT for a pretrained backbone."
         )
     return source
-
-
-def _prefix(state: Mapping[str, Tensor], name: str) -> str:
-    """What stands before `name` in a state_dict, the shortest of several; "" if it is not there."""
-    prefixes = [key.removesuffix(name) for key in state if f".{key}".endswith(f".{name}")]
-    return min(prefixes, key=len, default="")
 
 
 def batch_norm_eps(model: nn.Module) -> float | None:
@@ -172,7 +163,7 @@ def _batch_norms(model: nn.Module) -> Iterator[Any]:
 
 
 def _with_class_order(
-    state: Mapping[str, Tensor], theirs: tuple[str, ...], ours: tuple[str, ...]
+    state: Mapping[str, Tensor], theirs: Sequence[str], ours: Sequence[str]
 ) -> tuple[Mapping[str, Tensor], str | None]:
     """`state` with the rows of the class layer, K for each anchor, in the order of `ours`.
 
@@ -180,12 +171,11 @@ def _with_class_order(
     """
     if len(theirs) != len(ours):  # shapes tell
         return state, None
-    missing = []
-    for name, count in Counter(ours).items():
-        if name and count != theirs.count(name):
-            missing.append(name)
+    expected = Counter(theirs)
+    missing = [name for name, n in Counter(ours).items() if name and n != expected[name]]
     if missing:
         return state, f"of other categories than the model's ({', '.join(missing[:3])})"
+
     order = _row_order(theirs, ours)
     reordered = dict(state)
     for name, value in state.items():
@@ -195,7 +185,7 @@ def _with_class_order(
     return reordered, None
 
 
-def _row_order(theirs: tuple[str, ...], ours: tuple[str, ...]) -> list[int]:
+def _row_order(theirs: Sequence[str], ours: Sequence[str]) -> list[int]:
     """For each of our labels the row of its name among theirs.
 
     Any unused row for a label without a name.
@@ -208,11 +198,6 @@ def _row_order(theirs: tuple[str, ...], ours: tuple[str, ...]) -> list[int]:
     return [unused.pop(0) if row is None else row for row in named]
 
 
-def _new_head_name(name: str) -> str:
-    """The heads' convolutions as they are numbered since torchvision 0.14."""
-    return _OLD_HEAD.sub(lambda m: f"{m[1]}.{int(m[2]) // 2}.0.{m[3]}", name)
-
-
 def _take_eps(model: nn.Module, eps: float | None) -> None:
     """Give the epsilon that weights were trained with to the batch norms.
 
@@ -223,20 +208,21 @@ def _take_eps(model: nn.Module, eps: float | None) -> None:
             module.eps = eps
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Tensors by name, and what their source says of the network that they were trained in."""
 
     state: Mapping[str, Tensor]
     eps: float | None  # of the batch norms
-    categories: tuple[str, ...] | None  # names of the labels, "" for one without
+    categories: list[str] | None  # names of the labels, "" for one without
 
 
 def _read(source: str) -> _Source:
     read = read_state(source)
     if read.content is None:  # torchvision's
         eps = 0.0 if source == TRAINED_WITHOUT_EPS else None
-        return _Source(read.state, eps, _published_categories(source))
+        names = published(source).meta["categories"] if "RetinaNet" in source else None
+        unused = ("__background__", "N/A")
+        return _Source(read.state, eps, names and ["" if n in unused else n for n in names])
     # torchvision's file names end with the first digits of their SHA-256.
     first_digits = Path(published(TRAINED_WITHOUT_EPS).url).stem.rpartition("-")[2]
     eps = eps_of(read.content.get("model_arguments"))
@@ -244,14 +230,4 @@ def _read(source: str) -> _Source:
         eps = 0.0
     named = read.content.get("categories")
     names = named.get("names") if isinstance(named, Mapping) else None
-    categories = tuple(map(str, names)) if isinstance(names, Sequence) else None
-    return _Source(read.state, eps, categories)
-
-
-def _published_categories(source: str) -> tuple[str, ...] | None:
-    """The names of the labels of torchvision's detectors; None of a classifier."""
-    if "RetinaNet" not in source:
-        return None
-    unused = ("__background__", "N/A")
-    names = published(source).meta["categories"]
-    return names and tuple("" if name in unused else name for name in names)
+    return _Source(read.state, eps, list(map(str, names)) if isinstance(names, Sequence) else None)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.ops import box_iou
 
 from retina_dist import doctor
 from retina_dist.base.errors import ConfigError, DataError
@@ -23,7 +24,6 @@ from retina_dist.detection.anchor_coverage import anchor_coverage
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
-from retina_dist.detection.model.targets import pairwise_iou
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
@@ -343,7 +343,7 @@ def test_coverage_equals_trying_every_anchor_of_the_network(variant: str, tmp_pa
         new_height, new_width = resized_size(height, width, 160, 350)
         scale = torch.tensor([new_width / width, new_height / height] * 2, dtype=torch.float64)
         boxes = torch.from_numpy(data.boxes[i]).double() * scale
-        expected.append(pairwise_iou(boxes[None], anchors)[0].amax(dim=1))
+        expected.append(box_iou(boxes, anchors).amax(dim=1))
     assert len(canvases) == 3
     np.testing.assert_allclose(coverage.best_iou, torch.cat(expected).numpy(), atol=1e-12)
 
