@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import read_bytes, write_json
 from retina_dist.detection.batch import Batch, Detections
-from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.task.image_task import Evaluator
 
 logger = logging.getLogger(__name__)
@@ -56,8 +55,9 @@ STATS = {
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
 RESULT = ("image_id", "category_id", "bbox", "score")  # of results.json
-# image ids, rows [n, 7], and the sums of the losses, of a batch
-Part = tuple[list[int], np.ndarray, dict[str, Tensor]]
+# image ids, rows [n, 7], and the sums of the losses by name, of one batch or several; "" counts the
+# images that a sum is of
+Part = tuple[list[int], np.ndarray, dict[str, Any]]
 # indices into the evaluator's arrays
 ALL_AREAS = 0
 MAX_DETECTIONS = -1
@@ -73,26 +73,23 @@ class CocoResult:
     precision: np.ndarray
     # What was compared: the ground truth, the images in the order of their ids, and rows [n, 7]
     # of detections on them.
-    coco: dict[str, Any] = field(repr=False)
+    coco: Entry = field(repr=False)
     image_ids: list[int] = field(repr=False)
     rows: np.ndarray = field(repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entry:
         """Numbers and AP of each class, for JSON; None without ground truth."""
-        content: dict[str, Any] = dict(self.stats)
-        for name, value in self.stats.items():
-            if value < 0:
-                content[name] = None
-        content["per_class_AP"] = self.per_class
-        return content
+        return {
+            **{name: None if value < 0 else value for name, value in self.stats.items()},
+            "per_class_AP": self.per_class,
+        }
 
     def precision_recall(self) -> dict[str, dict[str, list[float]]]:
         """Precision at the 101 recalls by IoU, of the mean and of each class with ground truth."""
-        defined = np.array([ap is not None for ap in self.per_class.values()], bool)
-        if not defined.any():
+        names = [name for name, ap in self.per_class.items() if ap is not None]
+        if not names:
             return {}
-        names = np.array(list(self.per_class), object)[defined].tolist()
-        precision = self.precision[:, :, defined]
+        precision = self.precision[:, :, [ap is not None for ap in self.per_class.values()]]
         views = {
             "IoU .50": precision[0],
             "IoU .75": precision[5],
@@ -106,7 +103,7 @@ class CocoResult:
 
 
 def evaluate_rows(
-    coco: dict[str, Any],
+    coco: Entry,
     rows: np.ndarray,
     *,
     image_ids: Sequence[int] | None = None,
@@ -120,8 +117,9 @@ def evaluate_rows(
         image_ids: the images to count, by default all.
         evaluator: one of EVALUATORS, by default the fastest that is installed.
     """
-    modules = EVALUATORS[evaluator or installed_evaluators()[0]]
-    truth_module, metrics_module = map(import_module, modules)
+    truth_module, metrics_module = map(
+        import_module, EVALUATORS[evaluator or installed_evaluators()[0]]
+    )
     # The evaluators write marks into the annotations. An id of 0 means "no match" to them: such a
     # box is always missed.
     boxes = [{**entry, "id": i} for i, entry in enumerate(coco["annotations"], start=1)]
@@ -134,7 +132,7 @@ def evaluate_rows(
             detected = truth.loadRes(rows)
         else:
             detected = truth_module.COCO()
-            detected.dataset = {**coco, "annotations": []}
+            detected.dataset = coco | {"annotations": []}
             detected.createIndex()
 
         evaluation = metrics_module.COCOeval(truth, detected, "bbox")
@@ -148,12 +146,10 @@ def evaluate_rows(
     precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MAX_DETECTIONS]
     # by id, as the evaluators take them
     names = Categories.from_coco(coco["categories"]).distinct_names
-    per_class: dict[str, float | None] = {}
+    per_class = {}
     for k, name in enumerate(names):
         defined = precision[:, :, k][precision[:, :, k] > -1]
-        per_class[name] = None
-        if len(defined):
-            per_class[name] = float(defined.mean())
+        per_class[name] = float(defined.mean()) if len(defined) else None
     return CocoResult(
         stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
         per_class=per_class,
@@ -177,11 +173,10 @@ def detections_to_rows(
     scores = torch.cat([each["scores"] for each in detections])
     labels = torch.cat([each["labels"] for each in detections])
     # one copy from the device for all
-    values = torch.column_stack((boxes.double(), scores.double(), labels.double())).cpu().numpy()
+    values = torch.column_stack((boxes, scores, labels)).double().cpu().numpy()
 
-    category = np.array(categories.ids, dtype=np.float64)[values[:, 5].astype(np.int64)]
-    counts = [len(each["scores"]) for each in detections]
-    image = np.repeat(np.array(image_ids, dtype=np.float64), counts)
+    category = np.array(categories.ids)[values[:, 5].astype(np.int64)]
+    image = np.repeat(image_ids, [len(each["scores"]) for each in detections])
     size = values[:, 2:4] - values[:, :2]
     rows = np.column_stack((image, values[:, :2], size, values[:, 4], category))
     return rows[(category >= 0) & (size > 0).all(axis=1)]
@@ -190,13 +185,14 @@ def detections_to_rows(
 def write_results(rows: np.ndarray, path: Path) -> None:
     """COCO's results json, with every digit: judged again, it gives the same numbers."""
     entries = []
-    for image_id, x, y, width, height, score, category_id in rows.tolist():
-        values = (int(image_id), int(category_id), [x, y, width, height], score)
-        entries.append(dict(zip(RESULT, values, strict=True)))
+    for image_id, *box, score, category_id in rows.tolist():
+        entries.append(
+            dict(zip(RESULT, (int(image_id), int(category_id), box, score), strict=True))
+        )
     write_json(path, entries, indent=None)
 
 
-def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
+def read_results(path: Path, coco: Entry) -> np.ndarray:
     """Rows [n, 7] of a COCO results json for the ground truth `coco`.
 
     Raises:
@@ -211,9 +207,10 @@ def read_results(path: Path, coco: dict[str, Any]) -> np.ndarray:
             f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …]."
         )
 
-    known = {}
-    for what, key in (("image", "images"), ("category", "categories")):
-        known[what] = {entry["id"] for entry in coco[key]}
+    known = {
+        "image": {each["id"] for each in coco["images"]},
+        "category": {each["id"] for each in coco["categories"]},
+    }
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
@@ -258,12 +255,18 @@ class CocoEvaluator(Evaluator[CocoResult]):
         for image_id, found in zip(image_ids, detections, strict=True):
             first.setdefault(image_id, found)
         rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
-        return image_ids, rows, {name: x.float() * len(batch) for name, x in losses.items()}
+        return (
+            image_ids,
+            rows,
+            {
+                "": len(image_ids),
+                **{name: loss.float() * len(batch) for name, loss in losses.items()},
+            },
+        )
 
     def compute(self, parts: list[Part]) -> tuple[CocoResult, dict[str, float]]:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts."""
-        losses = self._mean_losses(parts)
-        rows, image_ids = self._gathered(parts)
+        image_ids, rows, losses = self._gathered(parts)
         if not image_ids:
             raise DataError(
                 "no validation image could be read, so there is no metric.", collective=True
@@ -277,71 +280,48 @@ class CocoEvaluator(Evaluator[CocoResult]):
         # work.
         set_status("computing the metrics")
         result = evaluate_rows(self.val.coco, rows, image_ids=image_ids if missing else None)
-        metrics: dict[str, float] = {}
-        for name, value in result.to_dict().items():
-            if name in STATS:
-                metrics[f"coco/{name}"] = math.nan if value is None else value
-        return result, {**metrics, **losses}
+        metrics = {}
+        for name, value in result.stats.items():
+            metrics[f"coco/{name}"] = math.nan if value < 0 else value
+        seen = losses.pop("")
+        if losses:
+            means = {f"val/loss_{name}": total / seen for name, total in losses.items()}
+            metrics |= {"val/loss": sum(means.values()), **means}
+        return result, metrics
 
     def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
         """Rows [n, 7] of the detections, and the ascending ids of the images that were read."""
-        return self._gathered(self.collect(model))
+        image_ids, rows, _ = self._gathered(self.collect(model))
+        return rows, image_ids
 
-    def _gathered(self, parts: list[Part]) -> tuple[np.ndarray, list[int]]:
-        """All ranks' rows by image, and the ascending ids of their images."""
-        part_of: dict[int, int] = {}  # the first that has an image
-        for number, (image_ids, _, _) in enumerate(parts):
-            for image_id in image_ids:
-                part_of.setdefault(image_id, number)
+    def _gathered(self, parts: list[Part]) -> Part:
+        """All ranks' parts as one: ascending image ids, and rows by image."""
+        image_ids, rows, losses = _merged(parts)
+        own = (image_ids, torch.from_numpy(rows), {name: float(x) for name, x in losses.items()})
+        everyone = []
+        for rank in range(self.strategy.world_size):
+            image_ids, theirs, losses = self.strategy.broadcast_object(own, rank)
+            everyone.append((image_ids, theirs.numpy(), losses))
+        image_ids, rows, losses = _merged(everyone)
+        return sorted(image_ids), rows[np.argsort(rows[:, 0], kind="stable")], losses
 
-        rank = self.strategy.rank
-        device = self.strategy.device
-        ids = torch.tensor(list(part_of), dtype=torch.int64)
-        pairs = torch.stack((ids, torch.full_like(ids, rank)), dim=1)
-        gathered = self.strategy.all_gather(pairs.to(device)).tolist()
-        rank_of = dict(reversed(gathered))  # the lowest that has an image
 
-        own = [np.zeros((0, COLUMNS))]
-        for number, (image_ids, rows, _) in enumerate(parts):
-            kept = [i for i in image_ids if part_of[i] == number and rank_of[i] == rank]
-            own.append(rows[np.isin(rows[:, 0], kept)])
-        own_rows = torch.from_numpy(np.concatenate(own)).to(device)
-        everyone = self.strategy.all_gather(own_rows).cpu().numpy()
-        return everyone[np.argsort(everyone[:, 0], kind="stable")], sorted(rank_of)
-
-    def _mean_losses(self, parts: list[Part]) -> dict[str, float]:
-        """Means over all ranks' images.
-
-        Outside inference mode, whose tensors Horovod cannot write to.
-        """
-        device = self.strategy.device
-        images = 0
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
-        for image_ids, _, losses in parts:
-            images += len(image_ids)
-            for name, value in losses.items():
-                sums[name] = sums[name] + value
-
-        # A rank without images takes part too and knows no names.
-        text = "\n".join([*sums, ""]).encode()
-        known = self.strategy.all_gather(torch.tensor(list(text), dtype=torch.uint8, device=device))
-        names = list(dict.fromkeys(bytes(known.tolist()).decode().splitlines()))
-        if not names:
-            return {}
-
-        count = torch.tensor(float(images), device=device)
-        values = torch.stack([*map(sums.__getitem__, names), count]).double()
-        totals = self.strategy.all_reduce(values, "sum").tolist()
-        means = {}
-        for name, total in zip(names, totals[:-1], strict=True):
-            means[f"val/loss_{name}"] = total / totals[-1]
-        return {"val/loss": sum(means.values()), **means}
+def _merged(parts: Sequence[Part]) -> Part:
+    """One part of several, in which an image counts once, the first time, and each time in the
+    losses.
+    """
+    seen: set[int] = set()
+    kept = [np.zeros((0, COLUMNS))]
+    sums: dict[str, Any] = {"": 0}
+    for image_ids, rows, losses in parts:
+        new = set(image_ids) - seen
+        seen |= new
+        kept.append(rows[np.isin(rows[:, 0], list(new))])
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0) + value
+    return list(seen), np.concatenate(kept), sums
 
 
 def installed_evaluators() -> list[str]:
     """Those that can be used here, the fastest first."""
-    installed = []
-    for name, (module, _) in EVALUATORS.items():
-        if find_spec(module.split(".")[0]):
-            installed.append(name)
-    return installed
+    return [name for name, modules in EVALUATORS.items() if find_spec(modules[0].split(".")[0])]
