@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from retina_dist.detection.ap_intervals import (
     scenes,
 )
 from retina_dist.detection.coco_metrics import CocoResult
+from retina_dist.detection.readers.categories import Entry
 from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of
 from retina_dist.reporting.intervals import Resampled
 
@@ -36,7 +36,7 @@ THRESHOLD = ("threshold", "f1", "precision", "recall")
 BOX = ("image_id", "category_id", "bbox", "area", "iscrowd")
 
 
-def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, Any], Resampled]:
+def analyse(result: CocoResult, folder: Path | None = None) -> tuple[Entry, Resampled]:
     """The content of analysis.json (docs/evaluation.md) and the metrics with images left out.
 
     Every part counts the detections that AP counts: the 100 best of each class on an image,
@@ -50,11 +50,13 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[dict[str, A
     for name, ranking in zip(result.per_class, ranked, strict=True):
         classes[name] = {"objects": len(ranking.objects), **best_threshold([ranking])}
 
-    scores, right, counted = _pooled(ranked)
     confusion = None
     if len(result.rows):
-        labels = [*result.per_class, "background"]
-        confusion = confusion_of(labels, lambda: confusion_matrix(result, threshold["threshold"]))
+        confusion = confusion_of(
+            [*result.per_class, "background"],
+            lambda: confusion_matrix(result, threshold["threshold"]),
+        )
+    scores, right, counted, _ = _pooled(ranked)
     analysis = analysis_of(
         "detection",
         resampled,
@@ -74,7 +76,7 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
 
     None without detections or objects.
     """
-    scores, right, counted = _pooled(ranked)
+    scores, right, counted, _ = _pooled(ranked)
     hits = right.cumsum()
     counts = counted.cumsum()
     objects = sum(len(each.objects) for each in ranked)
@@ -87,18 +89,22 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
     return dict(zip(THRESHOLD, map(float, values), strict=True))
 
 
-def _pooled(ranked: Sequence[Ranking]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of all classes by falling score: scores, whether right at IoU .50, whether counted there."""
-    scores = np.concatenate([each.scores for each in ranked])
-    right = np.concatenate([each.right[0] for each in ranked])
-    ignored = np.concatenate([each.ignored[0] for each in ranked])
+def _pooled(ranked: Sequence[Ranking]) -> list[np.ndarray]:
+    """Of all classes by falling score: scores, whether right at IoU .50, whether counted there, and
+    images.
+    """
+    columns = zip(
+        *((each.scores, each.right[0], ~each.ignored[0], each.images) for each in ranked),
+        strict=True,
+    )
+    scores, *others = map(np.concatenate, columns)
     order = np.argsort(-scores, kind="stable")
-    return scores[order], right[order], ~ignored[order]
+    return [scores[order], *(column[order] for column in others)]
 
 
 def images_of(
     result: CocoResult, ranked: Sequence[Ranking], threshold: float | None
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     """Each image with its hits, false alarms and misses at IoU .50, the worst first.
 
     Of the detections from `threshold` on; `score` is that of its most confident wrong detection,
@@ -106,23 +112,19 @@ def images_of(
     """
     number = len(result.image_ids)
     least = np.inf if threshold is None else threshold
-    hits = np.zeros(number, np.int64)
-    false_alarms = np.zeros(number, np.int64)
-    objects = np.zeros(number, np.int64)
+    scores, right, counted, images = _pooled(ranked)
+    wrong = counted & ~right
+    taken = scores >= least
+    hits = np.bincount(images[taken & right], minlength=number)
+    false_alarms = np.bincount(images[taken & wrong], minlength=number)
     highest = np.zeros(number)
-    for ranking in ranked:
-        objects += np.bincount(ranking.objects, minlength=number)
-        taken = ranking.scores >= least
-        right = ranking.right[0]
-        wrong = ~right & ~ranking.ignored[0]
-        hits += np.bincount(ranking.images[taken & right], minlength=number)
-        false_alarms += np.bincount(ranking.images[taken & wrong], minlength=number)
-        np.maximum.at(highest, ranking.images[wrong], ranking.scores[wrong])
-
-    misses = objects - hits
+    np.maximum.at(highest, images[wrong], scores[wrong])
+    objects = np.concatenate([each.objects for each in ranked])
+    misses = np.bincount(objects, minlength=number) - hits
     names = {image["id"]: str(image["file_name"]) for image in result.coco["images"]}
+    order = np.lexsort((-highest, hits, -(false_alarms + misses)))
     rows = []
-    for i in np.lexsort((-highest, hits, -(false_alarms + misses))).tolist():
+    for i in order.tolist():
         image_id = result.image_ids[i]
         rows.append(
             {
@@ -167,24 +169,29 @@ def confusion_matrix(result: CocoResult, threshold: float | None) -> np.ndarray:
     return counts
 
 
-def errors_of(result: CocoResult) -> dict[str, Any] | None:
+def errors_of(result: CocoResult) -> Entry | None:
     """`errors` by TIDE's definition; None without hotcoco, without detections or objects."""
     if not can_analyse() or not len(result.rows) or result.stats["AP50"] < 0:
         return None
     import hotcoco
 
     known = set(result.image_ids)
-    boxes: list[dict[str, Any]] = []
-    for entry in result.coco["annotations"]:
+    content: dict[str, list[Entry]] = {"images": [{"id": i} for i in known], "annotations": []}
+    # only what decides: hotcoco refuses a flat polygon, or a width of null
+    content["categories"] = [{"id": x["id"], "name": x["name"]} for x in result.coco["categories"]]
+    for number, entry in enumerate(result.coco["annotations"], start=1):
         if entry["image_id"] in known:
-            # only what decides: hotcoco refuses a flat polygon, or a width of null
-            kept = {key: entry[key] for key in BOX if key in entry}
-            boxes.append(kept | {"id": len(boxes) + 1})
-    categories = [{"id": entry["id"], "name": entry["name"]} for entry in result.coco["categories"]]
-    images = [{"id": i} for i in known]
-    truth = hotcoco.COCO({"images": images, "annotations": boxes, "categories": categories})
-    rows = best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
-    evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
+            content["annotations"].append(
+                {key: entry[key] for key in BOX if key in entry} | {"id": number}
+            )
+    truth = hotcoco.COCO(content)
+    evaluation = hotcoco.COCOeval(
+        truth,
+        truth.load_res(
+            best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
+        ),
+        "bbox",
+    )
     evaluation.evaluate()
 
     tide = evaluation.tide_errors()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -45,8 +46,10 @@ class Coverage:
 
 def coverage_of(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
     """The coverage of the training boxes by the anchors of a model."""
-    generator = anchor_generator(model.anchor_sizes, model.aspect_ratios)
-    cells = [anchors.numpy() for anchors in generator.cell_anchors]
+    cells = [
+        anchors.numpy()
+        for anchors in anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors
+    ]
     return anchor_coverage(train, cells, data, model.foreground_iou)
 
 
@@ -94,10 +97,8 @@ def anchor_coverage(
         nearest = np.clip(np.round((low + high) / 2 / stride), 0, grid - 1) * stride
         for left, top, right, bottom in anchors.astype(np.float64):
             start = np.maximum(low, nearest + [[top], [left]])
-            end = np.minimum(high, nearest + [[bottom], [right]])
-            both = (end - start).clip(0).prod(axis=0)
-            union = area + (right - left) * (bottom - top) - both
-            best = np.maximum(best, both / union)
+            both = (np.minimum(high, nearest + [[bottom], [right]]) - start).clip(0).prod(axis=0)
+            best = np.maximum(best, both / (area + (right - left) * (bottom - top) - both))
     return Coverage(best, np.sqrt(area), threshold)
 
 
@@ -106,16 +107,10 @@ def better_anchors(
 ) -> str:
     """Of the usual changes of anchors, each tried on the boxes, the one that leaves the fewest."""
     tried = []
-    for other in _usual_changes(model):
-        changed = []
-        for key, value in (
-            ("anchor_sizes", other.anchor_sizes),
-            ("aspect_ratios", other.aspect_ratios),
-        ):
-            if value != getattr(model, key):
-                changed.append(f"model.{key}={value}".replace(", ", ","))
-        share = coverage_of(train, data, other).unreached
-        tried.append((share, len(changed), " ".join(changed)))
+    for changes in _usual_changes(model):
+        share = coverage_of(train, data, replace(model, **changes)).unreached
+        words = [f"model.{key}={value}".replace(", ", ",") for key, value in changes.items()]
+        tried.append((share, len(words), " ".join(words)))
     unreached, _, text = min(tried)
     if unreached > WORTH_DOING * now.unreached:
         others = "neither other sizes nor more aspect ratios help"
@@ -123,17 +118,18 @@ def better_anchors(
     return f"{unreached:.1%} are left, tried on these boxes, with {text}"
 
 
-def _usual_changes(model: ModelConfig) -> Iterator[ModelConfig]:
+def _usual_changes(model: ModelConfig) -> Iterator[dict[str, Any]]:
     sizes = model.anchor_sizes
     smaller = _scaled(sizes, 0.5)
     larger = _scaled(sizes, 2)
     wider = [smaller[0], *sizes[1:-1], larger[-1]]
-    ends = [[smaller[0], *sizes[1:]], [*sizes[:-1], larger[-1]]]
     ratios = model.aspect_ratios
     more = sorted({*ratios, min(ratios) / 2, max(ratios) * 2})
-    for anchor_sizes in (sizes, smaller, larger, wider, *ends):
-        for aspect_ratios in (ratios, more):
-            yield replace(model, anchor_sizes=anchor_sizes, aspect_ratios=aspect_ratios)
+    ends = ([smaller[0], *sizes[1:]], [*sizes[:-1], larger[-1]])
+    yield {"aspect_ratios": more}
+    for changed in (smaller, larger, wider, *ends):
+        yield {"anchor_sizes": changed}
+        yield {"anchor_sizes": changed, "aspect_ratios": more}
 
 
 def _scaled(sizes: Sequence[Sequence[int]], factor: float) -> list[list[int]]:

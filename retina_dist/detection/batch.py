@@ -106,26 +106,24 @@ def collate(
     most = padded_rows(max(counts))
     boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(samples), most, 1)  # [B, M, 4]
     labels = torch.zeros(len(samples), most, dtype=torch.int64)
-    for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
-        boxes[i, :count] = sample.boxes
-        labels[i, :count] = sample.labels
+    for i, sample in enumerate(samples):
+        boxes[i, : counts[i]] = sample.boxes
+        labels[i, : counts[i]] = sample.labels
     if images is None:
         images = blank_images(len(samples), canvas)
         for place, sample in zip(images, samples, strict=True):
             copy_to_canvas(sample, place)
-    real = None
-    if not all(sample.real for sample in samples):
-        real = torch.tensor([sample.real for sample in samples])
+    real = torch.tensor([sample.real for sample in samples])
     return Batch(
         images=images,
-        image_sizes=torch.tensor([tuple(sample.image.shape[-2:]) for sample in samples]),
+        image_sizes=torch.tensor([sample.image.shape[-2:] for sample in samples]),
         original_sizes=torch.tensor([sample.original_size for sample in samples]),
         image_ids=torch.tensor([sample.image_id for sample in samples]),
         boxes=boxes,
         labels=labels,
         num_boxes=torch.tensor(counts),
         weight=weight,
-        real=real,
+        real=None if real.all() else real,
     )
 
 
@@ -134,8 +132,7 @@ def blank_batch(count: int, canvas: tuple[int, int], most_boxes: int) -> Batch:
 
     `most_boxes` are those of its fullest image.
     """
-    image = torch.zeros(3, *canvas, dtype=torch.uint8)
-    batch = collate([filler(image, canvas)] * count, canvas)
+    batch = collate([filler(torch.zeros(3, *canvas, dtype=torch.uint8), canvas)] * count, canvas)
     rows = padded_rows(most_boxes)
     return replace(
         batch,
@@ -161,8 +158,11 @@ def blank_images(count: int, canvas: tuple[int, int]) -> Tensor:
         images = torch.zeros(shape, dtype=torch.uint8)
     else:
         # fresh pages of the system, which are zero
-        shared = torch.UntypedStorage._new_shared(math.prod(shape))
-        images = torch.tensor([], dtype=torch.uint8).set_(shared).view(shape)
+        images = (
+            torch.tensor([], dtype=torch.uint8)
+            .set_(torch.UntypedStorage._new_shared(math.prod(shape)))
+            .view(shape)
+        )
     return images.permute(0, 3, 1, 2)
 
 
@@ -171,5 +171,6 @@ def copy_to_canvas(sample: Sample, place: Tensor) -> Sample:
     was.
     """
     height, width = sample.image.shape[-2:]
-    place[:, :height, :width] = sample.image
-    return sample._replace(image=place[:, :height, :width])
+    corner = place[:, :height, :width]
+    corner[:] = sample.image
+    return sample._replace(image=corner)

@@ -38,9 +38,12 @@ def fiftyone(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     for image in images:
         found = []
         for o in image.objects:
-            place = _shares(o, image)
             found.append(
-                {"label": o["category_name"], "bounding_box": place, "confidence": o["score"]}
+                {
+                    "label": o["category_name"],
+                    "bounding_box": _shares(o, image),
+                    "confidence": o["score"],
+                }
             )
         labels[str(Path(image.name).with_suffix(""))] = found
     return json.dumps({"classes": list(classes), "labels": labels}, indent=1) + "\n"
@@ -54,18 +57,8 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     tasks = []
     for image in images:
         result = []
-        best = 0.0
         for number, o in enumerate(image.objects):
-            best = max(best, o["score"])
             x, y, width, height = _shares(o, image)
-            value = {
-                "x": 100 * x,
-                "y": 100 * y,
-                "width": 100 * width,
-                "height": 100 * height,
-                "rotation": 0,
-                "rectanglelabels": [o["category_name"]],
-            }
             result.append(
                 {
                     "id": str(number),
@@ -75,14 +68,26 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
                     "original_width": image.width,
                     "original_height": image.height,
                     "image_rotation": 0,
-                    "value": value,
+                    "value": {
+                        "x": 100 * x,
+                        "y": 100 * y,
+                        "width": 100 * width,
+                        "height": 100 * height,
+                        "rotation": 0,
+                        "rectanglelabels": [o["category_name"]],
+                    },
                     "score": o["score"],
                 }
             )
-        prediction = {"model_version": "retina_dist", "score": best, "result": result}
+        prediction = {
+            "model_version": "retina_dist",
+            "score": max((o["score"] for o in image.objects), default=0.0),
+            "result": result,
+        }
         file = quote(image.name, errors="surrogateescape")
-        path = f"/data/local-files/?d={file}"
-        tasks.append({"data": {"image": path}, "predictions": [prediction]})
+        tasks.append(
+            {"data": {"image": f"/data/local-files/?d={file}"}, "predictions": [prediction]}
+        )
     return json.dumps(tasks, indent=1) + "\n"
 
 
@@ -91,13 +96,16 @@ def cvat(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
     for number, image in enumerate(images):
-        attributes = {
-            "id": str(number),
-            "name": escape(image.name),
-            "width": str(image.width),
-            "height": str(image.height),
-        }
-        node = ElementTree.SubElement(root, "image", attributes)
+        node = ElementTree.SubElement(
+            root,
+            "image",
+            {
+                "id": str(number),
+                "name": escape(image.name),
+                "width": str(image.width),
+                "height": str(image.height),
+            },
+        )
         for o in image.objects:
             x, y, width, height = o["bbox"]
             corners = {

@@ -47,8 +47,10 @@ class SyntheticConfig:
     def check(self) -> None:
         """Raise ConfigError for a canvas that the feature pyramid cannot have."""
         if len(self.canvas) != 2 or any(side < 32 or side % 32 for side in self.canvas):
-            remedy = "needs two multiples of 32, such as [800,1088]"
-            raise ConfigError(f"data.synthetic.canvas={self.canvas} {remedy}.")
+            raise ConfigError(
+                f"data.synthetic.canvas={self.canvas} needs two multiples of 32, "
+                "such as [800,1088]."
+            )
 
 
 @dataclass
@@ -115,9 +117,10 @@ class DetectionData(ImageDataSettings):
         super().check()
         for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
             if size is not None and size > self.max_size:
-                above = f"is above data.max_size={self.max_size}"
-                raise ConfigError(f"data.{key}={getattr(self, key)} {above}; raise it.")
-        self._check_files()
+                raise ConfigError(
+                    f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; "
+                    "raise it."
+                )
         factors = self.scale_jitter
         if factors is not None and not (
             len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100
@@ -125,18 +128,18 @@ class DetectionData(ImageDataSettings):
             raise ConfigError(
                 f"data.scale_jitter={factors} needs two rising factors from 0.01 to 100."
             )
-
-    def _check_files(self) -> None:
         reader = class_of(self)
         for key in FILE_SETTINGS:
             value = getattr(self, key)
             if value and key not in reader.file_settings:
-                no_effect = f"has no effect on data.format={self.format}"
-                raise ConfigError(f"data.{key}={value} {no_effect}; leave it out.")
+                raise ConfigError(
+                    f"data.{key}={value} has no effect on data.format={self.format}; leave it out."
+                )
         if self.shapes is not None and self.train_annotations:
-            given = f"data.train_annotations={self.train_annotations}"
-            remedy = "add data=auto, or leave it out"
-            raise ConfigError(f"{given} is not of the drawn shapes; {remedy}.")
+            raise ConfigError(
+                f"data.train_annotations={self.train_annotations} is not of the drawn shapes; "
+                "add data=auto, or leave it out."
+            )
 
 
 @dataclass
@@ -149,6 +152,10 @@ class DetectorSettings(ModelSettings):
     num_classes: int | None = setting(
         None, "null: as many as the data has", at_least=1, at_most=20_000
     )
+
+    def describe(self) -> str:
+        """The model in a few words, for the log."""
+        return class_of(self).__name__
 
 
 @dataclass
@@ -200,23 +207,29 @@ class ModelConfig(DetectorSettings):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.background_iou > self.foreground_iou:
-            above = "is above model.foreground_iou"
-            raise ConfigError(f"model.background_iou={self.background_iou} {above}; swap them.")
+            raise ConfigError(
+                f"model.background_iou={self.background_iou} is above model.foreground_iou; "
+                "swap them."
+            )
         if len(set(map(len, self.anchor_sizes))) != 1:
             raise ConfigError(
                 f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level."
             )
         self.check_size(self.num_classes or 1)
-        self._check_weights()
-
-    def _check_weights(self) -> None:
-        """Raise ConfigError for weights that would be ignored."""
         if self.weights and self.backbone_weights:
             raise ConfigError(
                 f"model.backbone_weights={self.backbone_weights} is not read beside "
                 f"model.weights={self.weights}, which has a backbone; give model.weights=null, or "
                 "leave model.backbone_weights out."
             )
+
+    def describe(self) -> str:
+        """The variant, its parts and its weights."""
+        weights = self.weights or "none, from scratch"
+        if self.backbone_weights and not self.weights:
+            weights = f"body {self.backbone_weights}"
+        network = f"RetinaNet {self.variant}, {self.backbone}, pyramid of {self.fpn_channels}"
+        return f"{network}; weights: {weights}"
 
     @property
     def anchors_per_cell(self) -> int:

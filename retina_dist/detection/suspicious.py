@@ -11,10 +11,10 @@ import base64
 import html
 import io
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from retina_dist.detection.ap_intervals import Scene, scenes
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
 from retina_dist.reporting.findings import DoctorReport, Finding
@@ -98,19 +99,20 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             files = {record.image_id: record.file_name for record in annotations.records}
             names_of: dict[Kind, list[str]] = defaultdict(list)
             for each in suspects:
-                names_of[each.kind].append(files.get(each.image_id, str(each.image_id)))
+                names_of[each.kind].append(files[each.image_id])
             for kind, title in TITLES.items():
                 names = tuple(names_of[kind])
                 if names:
-                    remedy = f"look at {page}"
-                    findings.append(Finding("warning", split, title, remedy, len(names), names))
+                    findings.append(
+                        Finding("warning", split, title, f"look at {page}", len(names), names)
+                    )
             facts.append(
                 f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}"
             )
     return DoctorReport(facts, findings)
 
 
-def suspects_of(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]) -> list[Suspect]:
+def suspects_of(coco: Entry, rows: np.ndarray, image_ids: Sequence[int]) -> list[Suspect]:
     """The labels of these images that detection `rows` [n, 7] contradict, most suspicious first.
 
     Agreement with a label is the score of a detection of its class, less below an IoU of .70 and
@@ -122,11 +124,11 @@ def suspects_of(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]
     rows = rows[np.lexsort((-rows[:, 5], rows[:, 0]))]  # by image, then by falling score
     suspects: list[Suspect] = []
     for scene in scenes(coco, rows, image_ids):
-        suspects += _of_image(scene)
+        suspects.extend(_of_image(scene))
     return sorted(suspects, key=lambda each: -each.suspicion)
 
 
-def _of_image(scene: Scene) -> list[Suspect]:
+def _of_image(scene: Scene) -> Iterator[Suspect]:
     ious = scene.ious  # [D, G]
     same = scene.same
     boxes = scene.rows[:, 1:5]
@@ -137,12 +139,6 @@ def _of_image(scene: Scene) -> list[Suspect]:
     agreement = agreement.max(axis=0, initial=0)  # [G]
     other = scores * (~same & (ious >= SAME))
     beside = scores * (same & (ious >= NEAR) & free[:, None])
-    suspects: list[Suspect] = []
-
-    def add(doubt: float, kind: Kind, category: int, box: list[float], label: int | None) -> None:
-        place = tuple(map(float, box))
-        suspects.append(Suspect(float(doubt), kind, scene.image_id, category, place, label))
-
     for g in np.flatnonzero(~scene.crowd).tolist():
         kind: Kind = "moved"
         against = beside[:, g]
@@ -150,32 +146,46 @@ def _of_image(scene: Scene) -> list[Suspect]:
             kind = "wrong"
             against = other[:, g]
         contradiction = against.max(initial=0)
-        doubt = (1 - agreement[g]) * (1 + contradiction) / 2
+        doubt = float((1 - agreement[g]) * (1 + contradiction) / 2)
         label = scene.labels[g]
+        category = label["category_id"]
+        box = label["bbox"]
         if contradiction > 0:
             d = int(against.argmax())
-            add(doubt, kind, categories[d], boxes[d].tolist(), label["id"])
+            category = categories[d]
+            box = boxes[d]
         else:  # nothing is there, as far as the detector sees
-            add(doubt, "extra", label["category_id"], label["bbox"], label["id"])
+            kind = "extra"
+        place = tuple(map(float, box))
+        yield Suspect(doubt, kind, scene.image_id, category, place, label["id"])
 
     kept = boxes[:0]  # one detection for each place, the best
     for d in np.flatnonzero(free).tolist():
         box = boxes[d : d + 1]
         if not len(kept) or mask.iou(box, kept, np.zeros(len(kept), np.uint8)).max() < SAME:
             kept = np.concatenate((kept, box))
-            known = agreement[same[d] & (ious[d] >= NEAR) & ~scene.crowd].min(initial=1)
-            add(scores[d, 0] * known, "missing", categories[d], boxes[d].tolist(), None)
-    return suspects
+            doubt = float(
+                scores[d, 0] * agreement[same[d] & (ious[d] >= NEAR) & ~scene.crowd].min(initial=1)
+            )
+            place = tuple(boxes[d].tolist())
+            yield Suspect(doubt, "missing", scene.image_id, categories[d], place, None)
 
 
-def write_proposals(coco: dict[str, Any], suspects: Sequence[Suspect], path: Path) -> None:
+def write_proposals(coco: Entry, suspects: Sequence[Suspect], path: Path) -> None:
     """A COCO json of the proposed boxes alone, each with the values of its `Suspect`."""
     proposals = []
     for i, each in enumerate(suspects, start=1):
-        area = each.bbox[2] * each.bbox[3]
-        proposals.append({"id": i, "area": area, "iscrowd": 0, **asdict(each)})
-    content = {"images": coco["images"], "categories": coco["categories"]}
-    write_json(path, {**content, "annotations": proposals})
+        proposals.append(
+            {"id": i, "area": each.bbox[2] * each.bbox[3], "iscrowd": 0, **asdict(each)}
+        )
+    write_json(
+        path,
+        {
+            "images": coco["images"],
+            "categories": coco["categories"],
+            "annotations": proposals,
+        },
+    )
 
 
 def write_page(
@@ -213,8 +223,9 @@ def write_page(
     if len(suspects) > SHOWN:
         title = f"{SHOWN} of {title}"
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    text = (
+    write_text(
+        path,
         f'<!doctype html><html lang="en">{head}<title>{title}</title><style>{STYLE}</style>'
-        f"<h1>{title}</h1><main>{''.join(parts)}</main></html>\n"
+        f"<h1>{title}</h1><main>{''.join(parts)}</main></html>\n",
+        errors="backslashreplace",
     )
-    write_text(path, text, errors="backslashreplace")

@@ -73,10 +73,9 @@ def merge(
     scores = torch.cat([part["scores"] for part in parts])
     labels = torch.cat([part["labels"] for part in parts])
 
-    at_edge = (boxes - corners[window]).abs() <= EDGE
-    cut = (at_edge & (corners[window] != ends)).any(dim=1)
+    cut = (((boxes - corners[window]).abs() <= EDGE) & (corners[window] != ends)).any(dim=1)
     area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
-    left = torch.ones(len(boxes), dtype=torch.bool)
+    left = torch.ones_like(cut)
     for i in cut.nonzero().flatten().tolist():
         least = torch.maximum(boxes[:, :2], boxes[i, :2])
         most = torch.minimum(boxes[:, 2:], boxes[i, 2:])
@@ -85,8 +84,7 @@ def merge(
         better = (area > area[i]) & (scores >= AS_SURE * scores[i])
         left[i] = not (of_another_window & better & (covered > COVERED * area[i])).any()
 
-    boxes = boxes[left]
-    scores = scores[left]
-    labels = labels[left]
-    kept = batched_nms(boxes, scores, labels, nms_threshold)[:limit]
+    kept = left.nonzero()[:, 0]
+    best = batched_nms(boxes[kept], scores[kept], labels[kept], nms_threshold)
+    kept = kept[best[:limit]]
     return Detections(boxes=boxes[kept], scores=scores[kept], labels=labels[kept])

@@ -34,22 +34,20 @@ class DetectionDataset(ImageDataset[Batch]):
     ) -> None:
         records = annotations.records
         # tensors are shared between processes, not copied
-        self.sizes = torch.tensor(
-            [(r.height, r.width) for r in records], dtype=torch.int64
-        ).reshape(-1, 2)
+        sizes = [(record.height, record.width) for record in records]
+        self.sizes = torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2)
         super().__init__([record.path for record in records], self.sizes, **reading)
         self.transform = transform
         self.seed = seed
         self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
-        counts = [len(labels) for labels in annotations.labels]
-        self._ends = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
-        self._boxes = torch.from_numpy(
-            np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes])
-        )
-        self._labels = torch.from_numpy(
-            np.concatenate([np.zeros(0, np.int64), *annotations.labels])
-        )
+        self._ends = torch.tensor(
+            [0, *[len(labels) for labels in annotations.labels]], dtype=torch.int64
+        ).cumsum(0)
+        boxes = np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes])
+        labels = np.concatenate([np.zeros(0, np.int64), *annotations.labels])
+        self._boxes = torch.from_numpy(boxes)
+        self._labels = torch.from_numpy(labels)
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
@@ -71,10 +69,14 @@ class DetectionDataset(ImageDataset[Batch]):
         image = self.read(index, fetched)
         rows = slice(*self._ends[index : index + 2].tolist())
         image_id = int(self.image_ids[index])
-        boxes, labels = self._boxes[rows], self._labels[rows]
-        key = (self.seed, spec.epoch, image_id, *([again] if again else []))
+        key = (self.seed, spec.epoch, image_id, again)
         ready = self.transform(
-            image, boxes, labels, min_size=spec.min_size, canvas=spec.padded_shape, key=key
+            image,
+            self._boxes[rows],
+            self._labels[rows],
+            min_size=spec.min_size,
+            canvas=spec.padded_shape,
+            key=key if again else key[:3],
         )
         return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
 
@@ -100,26 +102,31 @@ class CocoDataModule(DataModule[Batch]):
             "max_pixels": settings.max_pixels,
         }
         if train is not None:
-            keys = ("max_size", "hflip", "vflip", "photometric", "scale_jitter")
-            dataset = DetectionDataset(
-                train, TrainTransform(**{k: getattr(settings, k) for k in keys}), **reading
+            augment = TrainTransform(
+                max_size=settings.max_size,
+                hflip=settings.hflip,
+                vflip=settings.vflip,
+                photometric=settings.photometric,
+                scale_jitter=settings.scale_jitter,
             )
+            dataset = DetectionDataset(train, augment, **reading)
             training = dataset, buckets_of(settings, dataset.sizes)
             repeats = repeats_of(settings, train)
         if val is not None:
             dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
-            min_size = settings.val_min_size or max(settings.min_sizes)
-            validation = dataset, buckets_of(settings, dataset.sizes, [min_size])
+            validation = (
+                dataset,
+                buckets_of(
+                    settings, dataset.sizes, [settings.val_min_size or max(settings.min_sizes)]
+                ),
+            )
         super().__init__(settings, training, validation, repeats=repeats, seed=seed, **job)
 
 
 def repeats_of(settings: DetectionData, train: Annotations) -> FloatArray | None:
     """How often an epoch holds each training image; None for once."""
-    return (
-        repeat_factors(train.labels, settings.repeat_threshold)
-        if settings.repeat_threshold
-        else None
-    )
+    threshold = settings.repeat_threshold
+    return repeat_factors(train.labels, threshold) if threshold else None
 
 
 def buckets_of(
@@ -128,7 +135,9 @@ def buckets_of(
     """The buckets of images of `sizes` [N, 2] (height, width), at `min_sizes`, by default the
     settings'.
     """
-    shorter = min_sizes or settings.min_sizes
     return make_buckets(
-        sizes, min_sizes=shorter, max_size=settings.max_size, num_buckets=settings.num_buckets
+        sizes,
+        min_sizes=min_sizes or settings.min_sizes,
+        max_size=settings.max_size,
+        num_buckets=settings.num_buckets,
     )

@@ -21,6 +21,7 @@ from retina_dist.base.seeding import torch_seed
 from retina_dist.data.buckets import resize_scale, scaled_size
 
 Key: TypeAlias = tuple[int | str, ...]  # a seed for the random numbers of one image
+Shape: TypeAlias = tuple[int, int]  # (height, width) in pixels
 Sample: TypeAlias = tuple[Tensor, Tensor, Tensor]  # image, boxes, labels
 
 # pixels after the resize; a box with a shorter side has no image left to learn from
@@ -45,12 +46,11 @@ class EvalTransform:
         labels: Tensor,
         *,
         min_size: int,
-        canvas: tuple[int, int],
+        canvas: Shape,
         key: Key = (),
     ) -> Sample:
-        return _resized(
-            image, boxes, labels, _fitting_scale(image, min_size, self.max_size, canvas), canvas
-        )
+        scale = _fitting_scale(image, min_size, self.max_size, canvas)
+        return _resized(image, boxes, labels, scale, canvas)
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class TrainTransform(EvalTransform):
         labels: Tensor,
         *,
         min_size: int,
-        canvas: tuple[int, int],
+        canvas: Shape,
         key: Key = (),
     ) -> Sample:
         with torch_seed(*key):
@@ -102,22 +102,17 @@ def _happens(probability: float) -> bool:
 
 
 def _flipped(image: Tensor, boxes: Tensor, hflip: bool, vflip: bool) -> tuple[Tensor, Tensor]:
-    height, width = image.shape[-2:]
-    x1, y1, x2, y2 = boxes.unbind(1)
+    boxes = boxes.clone()
     if vflip:
         image = image.flip(1)
-        top = height - y2
-        y2 = height - y1
-        y1 = top
+        boxes[:, [1, 3]] = image.shape[1] - boxes[:, [3, 1]]
     if hflip:
         image = image.flip(2)
-        left = width - x2
-        x2 = width - x1
-        x1 = left
-    return image, torch.stack((x1, y1, x2, y2), dim=1)
+        boxes[:, [0, 2]] = image.shape[2] - boxes[:, [2, 0]]
+    return image, boxes
 
 
-def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[int, int]) -> float:
+def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: Shape) -> float:
     """The usual scale, or less where the result would not fit on the canvas."""
     height, width = image.shape[-2:]
     scale = resize_scale(height, width, min_size, max_size)
@@ -128,36 +123,30 @@ def _fitting_scale(image: Tensor, min_size: int, max_size: int, canvas: tuple[in
 
 
 def _random_window(
-    image: Tensor, boxes: Tensor, scale: float, canvas: tuple[int, int]
+    image: Tensor, boxes: Tensor, scale: float, canvas: Shape
 ) -> tuple[Tensor, Tensor]:
     """The part of the image, at a random place, that fills the canvas after scaling; cut first,
     which makes the resize cheaper.
     """
-    size = image.shape[-2:]
-    window = [
-        min(side, max(1, math.floor(room / scale))) for side, room in zip(size, canvas, strict=True)
-    ]
-    top, left = (
-        int(torch.randint(side - part + 1, ())) for side, part in zip(size, window, strict=True)
-    )
-    height, width = window
-    if (height, width) == tuple(size):
-        return image, boxes
-    boxes = boxes - boxes.new_tensor([left, top, left, top])
-    boxes = torch.minimum(boxes.clamp(min=0), boxes.new_tensor([width, height, width, height]))
+    starts = []
+    sides = []
+    for length, room in zip(image.shape[-2:], canvas, strict=True):
+        sides.append(min(length, max(1, math.floor(room / scale))))
+        starts.append(int(torch.randint(length - sides[-1] + 1, ())))
+    height, width = sides
+    top, left = starts
+    boxes = (boxes - boxes.new_tensor([left, top, left, top])).clamp(min=0)
+    boxes = boxes.minimum(boxes.new_tensor([width, height, width, height]))
     return image[:, top : top + height, left : left + width], boxes
 
 
-def _resized(
-    image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: tuple[int, int]
-) -> Sample:
+def _resized(image: Tensor, boxes: Tensor, labels: Tensor, scale: float, canvas: Shape) -> Sample:
     """Image and boxes on the canvas, smoothed where the image shrinks."""
     height, width = image.shape[-2:]
-    scaled = scaled_size(height, width, scale)
-    size = min(scaled[0], canvas[0]), min(scaled[1], canvas[1])
+    size = list(map(min, scaled_size(height, width, scale), canvas))
     # by the sizes in whole pixels, not by the scale, as torchvision's `resize_boxes` does
     boxes = boxes * boxes.new_tensor([size[1] / width, size[0] / height]).repeat(2)
     keep = ((boxes[:, 2:] - boxes[:, :2]) >= MIN_BOX_SIDE).all(dim=1)
     # channels last, as decoders write them: three times as fast as planes
     image = image[None].contiguous(memory_format=torch.channels_last)[0]
-    return F.resize_image(image, list(size), antialias=True), boxes[keep], labels[keep]
+    return F.resize_image(image, size, antialias=True), boxes[keep], labels[keep]
