@@ -33,7 +33,7 @@ from retina_dist.benchmark.report import BenchmarkConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.batch import Batch
 from retina_dist.detection.data.synthetic import synthetic_annotations, synthetic_batch
-from retina_dist.detection.model.build import SHAPE_DIVISOR, build_model
+from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel, build_model
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
@@ -91,7 +91,7 @@ def random_batch(
 
 def our_step(
     config: StepConfig,
-    model: RetinaNet,
+    model: DetectionModel,
     batch: Batch,
     path: str,
     plan: Plan,
@@ -124,7 +124,7 @@ def our_step(
 
 def torchvision_step(
     config: StepConfig,
-    model: RetinaNet,
+    model: DetectionModel,
     batch: Batch,
     path: str,
     plan: Plan,
@@ -136,6 +136,7 @@ def torchvision_step(
     """
     precision = path.partition("-")[2] or "fp32"
     device = strategy.device
+    assert isinstance(model, RetinaNet), "of which torchvision has an own"
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = plan.lr_at(0)
     momentum = 0.9  # of its reference
@@ -186,7 +187,6 @@ def measure(
     plan = build_plan(config, 100_000, 1)
     seed_everything(config.seed)
     model = build_model(config.model, config.num_classes)
-    assert isinstance(model, RetinaNet), "of which torchvision has an own"
     batch = random_batch(batch_size, canvas, config.num_classes, config.boxes, config.seed)
     where = f"{_size(canvas)}, batch {batch_size}"
 

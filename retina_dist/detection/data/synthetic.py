@@ -227,20 +227,16 @@ def synthetic_annotations(
         draw = np.random.default_rng(derived_seed(seed, "synthetic boxes", i))
         sides = draw.uniform(0.05, 0.5, (settings.num_boxes, 2))
         corners = draw.uniform(0.0, 1.0 - sides)
-        boxes.append(
-            (np.hstack((corners, corners + sides)) * (width, height, width, height)).astype(
-                np.float32
-            )
-        )
+        shares = np.hstack((corners, corners + sides))
+        boxes.append((shares * (width, height, width, height)).astype(np.float32))
         labels.append(draw.integers(settings.num_classes, size=settings.num_boxes))
     names = [f"synthetic-{i}" for i in range(settings.num_images)]
     records = tuple(ImageRecord(i, Path(name), name, width, height) for i, name in enumerate(names))
-    ids = tuple(range(settings.num_classes))
-    categories = Categories(ids, tuple(f"class {i}" for i in ids))
-    named = [{"id": i, "name": name} for i, name in zip(ids, categories.names, strict=True)]
+    named = [{"id": i, "name": f"class {i}"} for i in range(settings.num_classes)]
     nothing = {"images": [], "annotations": [], "categories": named}
     truth = check(nothing, "synthetic data")[0]
-    return Annotations(truth, records, boxes, labels, categories.padded(num_classes or 0))
+    categories = Categories.from_coco(named).padded(num_classes or 0)
+    return Annotations(truth, records, boxes, labels, categories)
 
 
 def synthetic_batch(
