@@ -33,16 +33,15 @@ from torch import Tensor
 from retina_dist.base.files import write_json
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import setting
+from retina_dist.benchmark.report import LaunchedConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import task_class
-from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.engine.replicas import check_replicas
-from retina_dist.engine.state import TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.run.build import build_plan, build_state, build_strategy
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
+from retina_dist.strategies.start_processes import run_job, usable
 from retina_dist.tracking.console import print_redacted
 
 TOLERANCE = 1e-10
@@ -55,14 +54,10 @@ Differences = dict[str, float]  # by case
 
 
 @dataclass
-class ParityConfig(DetectionRunConfig):
+class ParityConfig(LaunchedConfig):
     """`python -m retina_dist.parity`: takes the settings of a training."""
 
-    processes: list[int] = setting([2], at_least=1)
-    launchers: list[str] = setting([*LAUNCHERS], "those that are installed", choices=LAUNCHERS)
     steps: int = setting(2, "a whole and a short one; the third begins epoch 2", at_least=1)
-    output: str | None = setting(None, "a JSON file", writes="file")
-    worker: str | None = setting(None, "set in the processes that it starts")
 
 
 @dataclass(frozen=True)
@@ -113,9 +108,15 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
     state = build_state(config, task.build_model().double(), strategy)
     if case.loss_scale:
         state.scaler = torch.amp.GradScaler(strategy.device.type, init_scale=LOSS_SCALE)
+    trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
     outcome: Outcome = {"losses": [], "gradients": [], "momentum": [], "weights": []}
+
+    def keep_gradients(*_: object) -> None:
+        gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
+        outcome["gradients"].append(_copied(gradients))
+
     if strategy.is_main:
-        _record(state, outcome)
+        state.optimizer.register_step_pre_hook(keep_gradients)
     train_step = TrainStep(state, plan, strategy, gradient_clip=case.clip)
     strategy.broadcast_state(state)
     for micro_batches in data.train_steps(0, config.steps):
@@ -123,6 +124,13 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         state.step += 1
         check_replicas(state.replicated(), strategy, state.step)
         outcome["losses"].append(_copied({"loss": strategy.all_reduce(loss.double())}))
+        if strategy.is_main:
+            momentum = {}
+            for number, kept in state.optimizer.state_dict()["state"].items():
+                for key, value in kept.items():
+                    momentum[f"{key} of {number}"] = value
+            outcome["momentum"].append(_copied(momentum))
+            outcome["weights"].append(_copied(trained))
 
     ends: Tensors = {}
     for name, buffer in state.model.named_buffers():
@@ -132,26 +140,6 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         ends |= state.ema.model.state_dict()
     outcome["ends"] = [_copied(ends)]
     return outcome
-
-
-def _record(state: TrainState, outcome: Outcome) -> None:
-    """Note gradients, momentum and weights at each step of the optimizer."""
-    trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
-
-    def before(*_: Any) -> None:
-        gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        outcome["gradients"].append(_copied(gradients))
-
-    def after(*_: Any) -> None:
-        outcome["weights"].append(_copied(trained))
-        momentum = {}
-        for name, parameter in trained.items():
-            for key, value in state.optimizer.state.get(parameter, {}).items():
-                momentum[f"{name}.{key}"] = value
-        outcome["momentum"].append(_copied(momentum))
-
-    state.optimizer.register_step_pre_hook(before)
-    state.optimizer.register_step_post_hook(after)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -218,12 +206,10 @@ def _print_table(config: ParityConfig, columns: dict[str, Differences]) -> bool:
         if not case.agrees:
             row += " cannot agree: own statistics"
         print(row)
-    if not good:
-        print("\nMarked with !: past the tolerance.")
-    elif all(case.agrees for case in cases):
-        print("\nAll agree.")
-    else:
-        print("\nAll others agree.")
+    verdict = "Marked with !: past the tolerance."
+    if good:
+        verdict = "All agree." if all(case.agrees for case in cases) else "All others agree."
+    print(f"\n{verdict}")
     return good
 
 

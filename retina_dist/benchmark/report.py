@@ -17,6 +17,7 @@ from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.settings import setting
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.run.records import commit, versions
+from retina_dist.strategies.start_processes import LAUNCHERS
 
 
 @dataclass
@@ -24,6 +25,15 @@ class BenchmarkConfig(DetectionRunConfig):
     """The settings of a training, and where the figures go."""
 
     output: str | None = setting(None, "a JSON file", writes="file")
+
+
+@dataclass
+class LaunchedConfig(BenchmarkConfig):
+    """The settings of what starts every launcher with several numbers of processes."""
+
+    processes: list[int] = setting([2], "each compared with one process", at_least=1)
+    launchers: list[str] = setting([*LAUNCHERS], "those that are installed", choices=LAUNCHERS)
+    worker: str | None = setting(None, "set in the processes that it starts")
 
 
 def finish(

@@ -15,7 +15,6 @@ length of an epoch over the number of processes.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -32,7 +31,7 @@ import torch
 from retina_dist.base.files import write_json
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import setting
-from retina_dist.benchmark.report import BenchmarkConfig, finish
+from retina_dist.benchmark.report import LaunchedConfig, finish
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import task_class
 from retina_dist.optim.settings import ScheduleConfig
@@ -45,7 +44,7 @@ from retina_dist.run.build import (
     configure_torch,
 )
 from retina_dist.run.records import describe_job
-from retina_dist.strategies.start_processes import LAUNCHERS, run_job, usable
+from retina_dist.strategies.start_processes import run_job, usable
 
 # Microsoft's machine learning blog, 2018: "How to do distributed deep learning for object detection
 # using Horovod on Azure", https://learn.microsoft.com/archive/blogs/machinelearning
@@ -58,18 +57,13 @@ Job = tuple[str, int]  # launcher, number of processes
 
 
 @dataclass
-class ScalingConfig(BenchmarkConfig):
+class ScalingConfig(LaunchedConfig):
     """`python -m retina_dist.benchmark scaling`: data.batch_size counts for one process."""
 
-    processes: list[int] = setting([2], "compared with one plain process", at_least=1)
-    launchers: list[str] = setting(
-        [*LAUNCHERS], "those that are installed are used", choices=LAUNCHERS
-    )
     steps: int = setting(8, at_least=1)
     warmup: int = setting(3, "steps not timed; memory settles in the first two", at_least=0)
     rounds: int = setting(3, at_least=1)
     num_images: int | None = setting(None, "images of an epoch; null: the data's", at_least=1)
-    worker: str | None = setting(None, "set in the processes that it starts")
 
 
 def benchmark(config: ScalingConfig) -> dict[str, Any]:
@@ -188,11 +182,9 @@ def compared(speeds: Mapping[Job, Sequence[float]]) -> dict[str, float]:
     first = launched[0][0]
     ratios = {}
     for launcher, processes in launched:
-        if launcher == first:
-            continue
-        each = zip(speeds[launcher, processes], speeds[first, processes], strict=True)
-        ratio = statistics.median(speed / base for speed, base in each)
-        ratios[f"{launcher} / {first} {processes}"] = round(ratio, 3)
+        if launcher != first:
+            each = np.divide(speeds[launcher, processes], speeds[first, processes])
+            ratios[f"{launcher} / {first} {processes}"] = round(float(np.median(each)), 3)
     return ratios
 
 
@@ -207,15 +199,15 @@ def row_of(
         base: the plain process's images a second of each round.
         num_images: images of an epoch; its minutes are by the median, fastest and slowest round.
     """
-    each = [value / other for value, other in zip(values, base, strict=True)]
-    speeds = (statistics.median(values), max(values), min(values))
+    each = np.divide(values, base)
+    speeds = np.quantile(values, (0.5, 1, 0))
     return {
         "launcher": job[0],
         "processes": job[1],
-        "images_per_s": round(speeds[0], 3),
-        "speedup": round(statistics.median(each), 3),
-        "each": [round(ratio, 3) for ratio in each],
-        "epoch_minutes": [round(num_images / speed / 60, 4) for speed in speeds],
+        "images_per_s": round(float(speeds[0]), 3),
+        "speedup": round(float(np.median(each)), 3),
+        "each": each.round(3).tolist(),
+        "epoch_minutes": (num_images / speeds / 60).round(4).tolist(),
     }
 
 
