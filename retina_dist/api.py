@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import ParamSpec, Self
 
@@ -61,6 +61,12 @@ def _short_traceback(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def _values(settings: object, kind: type) -> dict[str, Any]:
+    """The settings that the dataclass `kind` has too, by name."""
+    known = [each.name for each in fields(kind)]
+    return {name: value for name, value in vars(settings).items() if name in known}
+
+
 @dataclass(kw_only=True, eq=False)
 class _Run(TrainerConfig):
     """Base of `Trainer` and `ClassifierTrainer`."""
@@ -104,20 +110,14 @@ class _Run(TrainerConfig):
             raise ConfigError(
                 f"task={config.task.name} is not for {cls.__name__}; train on the command line."
             )
-        sections = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
-        trainer = {f.name: getattr(config.trainer, f.name) for f in fields(TrainerConfig)}
-        return cls(**trainer, **sections, callbacks=list(callbacks))
+        trainer = _values(config.trainer, TrainerConfig)
+        return cls(**trainer, **_values(config, cls), callbacks=list(callbacks))
 
     @property
     def config(self) -> RunConfig:
         """The settings as the command line has them."""
-        trainer = TrainerConfig(**{f.name: getattr(self, f.name) for f in fields(TrainerConfig)})
-        sections = {
-            f.name: getattr(self, f.name)
-            for f in fields(RunConfig)
-            if f.name in self.__dataclass_fields__
-        }
-        return RunConfig(task=TaskConfig(self._task), trainer=trainer, **sections)
+        trainer = TrainerConfig(**_values(self, TrainerConfig))
+        return RunConfig(task=TaskConfig(self._task), trainer=trainer, **_values(self, RunConfig))
 
     @_short_traceback
     def fit(self) -> dict[str, float]:

@@ -33,6 +33,7 @@ from retina_dist.classification.model import build_classifier, check_sizes, load
 from retina_dist.classification.samples import Samples, read_samples, root_of
 from retina_dist.classification.settings import (
     ClassificationData,
+    ClassificationRunConfig,
     ClassificationSettings,
     ClassifierConfig,
 )
@@ -60,18 +61,15 @@ class ClassificationTask(ImageTask):
     class_metric = "accuracy"
     # BINARY of two classes only, which the data decides.
     metric_names: Sequence[str] = (*METRICS, *BINARY)
-    default_monitor: ClassVar[str] = "val/top1"
-    headline_metrics: ClassVar[Sequence[str]] = ("val/top1", "val/top5", "val/balanced_accuracy")
-    locked_settings: ClassVar[frozenset[str]] = frozenset(
-        ("data.balanced", "data.image_size", "model.architecture")
-    )
+    default_monitor = "val/top1"
+    headline_metrics = ("val/top1", "val/top5", "val/balanced_accuracy")
+    locked_settings = frozenset(("data.balanced", "data.image_size", "model.architecture"))
 
-    def __init__(self, config: Any, strategy: DistributedStrategy) -> None:
+    def __init__(self, config: ClassificationRunConfig, strategy: DistributedStrategy) -> None:
         super().__init__(config, strategy)
-        data: ClassificationData = config.data
+        data = config.data
         weights = config.model.weights
-        is_file = weights and "://" not in weights
-        if is_file and strategy.is_main and not config.resume:
+        if weights and "://" not in weights and strategy.is_main and not config.resume:
             find_weights(str(located(weights)))  # an error before the data is read
 
         if data.synthetic:
@@ -98,7 +96,7 @@ class ClassificationTask(ImageTask):
             )
 
     @staticmethod
-    def prepare(config: Any) -> None:
+    def prepare(config: ClassificationRunConfig) -> None:
         """Draw the data set of shapes."""
         if not config.data.synthetic:
             draw_data(config.data)

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.seeding import seed_everything
+from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import sealed
 from retina_dist.engine.task import Task
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -33,7 +34,7 @@ Tensors = dict[str, Tensor]
 OF_ALL = 1e-5
 
 
-def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
+def task_contract(kind: type[Task], config: RunConfig, other: RunConfig | None = None) -> None:
     """Check `kind` on the CPU. Raises AssertionError for a broken promise.
 
     The model must not depend on which examples share a batch: give a batch norm frozen statistics.
@@ -64,7 +65,7 @@ def task_contract(kind: type[Task], config: Any, other: Any = None) -> None:
     check_evaluator(kind, config, model)
 
 
-def check_settings(task: Task, config: Any) -> None:
+def check_settings(task: Task, config: RunConfig) -> None:
     """`locked_settings` are keys of the configuration.
 
     A section of a class from outside has other keys and is left out.
@@ -79,7 +80,7 @@ def check_settings(task: Task, config: Any) -> None:
         assert value is not ..., f"locked_settings has {key}, which is not a setting"
 
 
-def check_data(task: Task, config: Any) -> None:
+def check_data(task: Task, config: RunConfig) -> None:
     """The same batches from each start, and a position that counts images and epochs."""
     again = type(task)(config, SingleDeviceStrategy("cpu"))
     data = task.build_data()
@@ -108,7 +109,7 @@ def check_data(task: Task, config: Any) -> None:
     task.load_checkpoint_state(_saved(state), "a checkpoint")
 
 
-def check_model(task: Task, config: Any) -> nn.Module:
+def check_model(task: Task, config: RunConfig) -> nn.Module:
     """A dict of finite scalar losses that train, the same for the same seed.
 
     Returns the model, without dropout.
@@ -136,7 +137,9 @@ def check_model(task: Task, config: Any) -> nn.Module:
     return model
 
 
-def check_ranks(kind: type[Task], config: Any, model: nn.Module, steps: Sequence[int]) -> None:
+def check_ranks(
+    kind: type[Task], config: RunConfig, model: nn.Module, steps: Sequence[int]
+) -> None:
     """The mean over two and three ranks is what one rank computes: weighted losses, gradients."""
     for step in steps:
         whole = _micro_batches(kind, config, step, 1)
@@ -187,7 +190,7 @@ def _check_mean(results: list[Tensors], expected: Tensors, where: str) -> None:
         )
 
 
-def check_evaluator(kind: type[Task], config: Any, model: nn.Module) -> None:
+def check_evaluator(kind: type[Task], config: RunConfig, model: nn.Module) -> None:
     """Metrics by the stated names, equal on two ranks and one, and in both modes of the model."""
     task = kind(config, SingleDeviceStrategy("cpu"))
     assert task.default_monitor in task.metric_names, (
@@ -229,7 +232,7 @@ def _same_metrics(metrics: dict[str, float], expected: dict[str, float], where: 
     )
 
 
-def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
+def _with_short_step(config: RunConfig, num_images: int) -> tuple[RunConfig, int]:
     """The settings with two micro-batches a step, and the last step of their epoch.
 
     That step is short where so few images allow it.
@@ -243,7 +246,7 @@ def _with_short_step(config: Any, num_images: int) -> tuple[Any, int]:
 
 
 def _micro_batches(
-    kind: type[Task], config: Any, step: int, world_size: int
+    kind: type[Task], config: RunConfig, step: int, world_size: int
 ) -> list[Sequence[Any]]:
     """Those of each rank. A rank must not communicate: nobody would answer."""
     ranks = []
