@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -69,8 +69,4 @@ def _split(part: Samples) -> ShardSplit:
     for i, (name, label) in enumerate(zip(part.names, part.labels.tolist(), strict=True)):
         images.append({"id": i, "file_name": name, "label": part.classes[label]})
     members = list(starmap(Member, enumerate(part.sources)))
-
-    def annotations() -> bytes:
-        return (json.dumps({"images": images}) + "\n").encode()
-
-    return ShardSplit(members, annotations, part.warnings)
+    return ShardSplit(members, partial(dict, images=images), part.warnings)

@@ -59,7 +59,7 @@ class ShardSplit(NamedTuple):
     """The images of a split, a function that makes its annotation file, and warnings."""
 
     members: Sequence[Member]
-    annotations: Callable[[], bytes]
+    annotations: Callable[[], Mapping[str, Any]]
     warnings: Sequence[str] = ()
 
 
@@ -139,7 +139,7 @@ def write_splits(
             write_bytes(folder / name, shard.content)
             shards.append({"file": name, "bytes": len(shard.content), "images": shard.rows})
         index = {"format": FORMAT, "split": split, "shards": shards}
-        last[annotations_of(split)] = part.annotations()
+        last[annotations_of(split)] = (json.dumps(part.annotations()) + "\n").encode()
         last[index_of(split)] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
         size = sum(shard["bytes"] for shard in shards) / 2**20
         images = pluralize(len(part.members), "image")

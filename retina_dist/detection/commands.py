@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,8 +147,4 @@ def write_shards(config: ShardsConfig) -> None:
 
 def _split(part: Annotations, max_pixels: int) -> ShardSplit:
     members = [Member(record.image_id, record.path) for record in part.records]
-
-    def annotations() -> bytes:
-        return (json.dumps(sized_coco(part, max_pixels)) + "\n").encode()
-
-    return ShardSplit(members, annotations, part.warnings)
+    return ShardSplit(members, partial(sized_coco, part, max_pixels), part.warnings)

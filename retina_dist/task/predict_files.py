@@ -38,8 +38,7 @@ class PredictionPlan:
 
     pattern: str
     folder: Path
-    files: list[Path]
-    pictures: list[Path]
+    pictures: dict[Path, Path]  # to the image of each
 
 
 def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
@@ -55,12 +54,12 @@ def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
         number += 1
         folder = Path(f"predictions-{number}")
 
-    pictures: dict[Path, None] = {}  # in the order of the files
+    pictures: dict[Path, Path] = {}
     for number, file in enumerate(files):
         name = file.stem
         while folder / f"{name}.jpg" in pictures:
             name += f"_{number}"
-        pictures[folder / f"{name}.jpg"] = None
+        pictures[folder / f"{name}.jpg"] = file
 
     for path in (*pictures, *map(folder.joinpath, RESULTS)):
         if path.exists():
@@ -68,20 +67,20 @@ def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
                 f"{escape(path)} exists and would be overwritten; "
                 "give another output_dir, or leave it out."
             )
-    return PredictionPlan(pattern, folder, files, list(pictures))
+    return PredictionPlan(pattern, folder, pictures)
 
 
 def predict_files(
     predictor: Predictor, plan: PredictionPlan, draw: Draw, max_pixels: int
 ) -> dict[int, tuple[Path, Any]]:
-    """Write the picture of each image; return file and output by number in `plan.files`.
+    """Write the picture of each image; return file and output by number of the image.
 
     An unreadable file is named and left out. Raises DataError if all are, and UserError for a
     picture that the disk refuses.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[int, tuple[Path, Any]] = {}
-    for number, (file, path) in enumerate(zip(plan.files, plan.pictures, strict=True)):
+    for number, (path, file) in enumerate(plan.pictures.items()):
         try:
             pixels = read_image(file, max_pixels=max_pixels)
         except ImageError as error:
@@ -98,7 +97,7 @@ def predict_files(
     if not outputs:
         kinds = ", ".join(sorted(SUFFIXES))
         raise DataError(
-            f"none of the {len(plan.files)} files of input={plan.pattern} is a readable image; "
+            f"none of the {len(plan.pictures)} files of input={plan.pattern} is a readable image; "
             f"give {kinds}."
         )
     return outputs
