@@ -125,11 +125,7 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         check_replicas(state.replicated(), strategy, state.step)
         outcome["losses"].append(_copied({"loss": strategy.all_reduce(loss.double())}))
         if strategy.is_main:
-            momentum = {}
-            for number, kept in state.optimizer.state_dict()["state"].items():
-                for key, value in kept.items():
-                    momentum[f"{key} of {number}"] = value
-            outcome["momentum"].append(_copied(momentum))
+            outcome["momentum"].append(_momentum(state.optimizer))
             outcome["weights"].append(_copied(trained))
 
     ends: Tensors = {}
@@ -140,6 +136,14 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
         ends |= state.ema.model.state_dict()
     outcome["ends"] = [_copied(ends)]
     return outcome
+
+
+def _momentum(optimizer: torch.optim.Optimizer) -> Tensors:
+    momentum = {}
+    for number, kept in optimizer.state_dict()["state"].items():
+        for key, value in kept.items():
+            momentum[f"{key} of {number}"] = value
+    return _copied(momentum)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:

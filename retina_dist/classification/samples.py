@@ -42,7 +42,7 @@ class Samples:
     sources: tuple[Source, ...]
     labels: np.ndarray  # [N] int64, indices into `classes`
     classes: tuple[str, ...]
-    warnings: Sequence[str] = ()
+    warnings: tuple[str, ...] = ()
     form: str = ""  # how they lie in the data's root
     held_out: float | None = None  # the share of the training images that these are
 
@@ -120,25 +120,30 @@ def read_samples(
             f"images end with {', '.join(sorted(SUFFIXES))}."
         )
     used = sorted({label for _, _, label in rows})
-    warnings = []
+    warnings: tuple[str, ...] = ()
     if read is _from_folders and split == "train" and isinstance(root, Path):
-        folders = [root / name for name in SPLITS[split]]
-        folder = next(filter(Path.is_dir, folders), root)
-        empty = [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]
-        if empty:
-            warnings.append(f"no image in {truncate(empty)}; left out of the classes")
+        warnings = _empty_classes(root, split, used)
     known = tuple(used if classes is None else classes)
-    number = {name: i for i, name in enumerate(known)}
-    unknown = [name for name in used if name not in number]
+    unknown = sorted(set(used).difference(known))
     if unknown:
         raise DataError(
             f"{root}: {split} has classes that train has not: {truncate(unknown)}; "
             "rename or remove them."
         )
 
+    number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
     numbers = np.array([number[label] for label in labels], np.int64)
     return Samples(names, sources, numbers, known, warnings, form)
+
+
+def _empty_classes(root: Path, split: str, used: Sequence[str]) -> tuple[str, ...]:
+    """A warning that names the folders of classes without an image."""
+    folder = next(filter(Path.is_dir, map(root.joinpath, SPLITS[split])), root)
+    empty = [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]
+    if not empty:
+        return ()
+    return (f"no image in {truncate(empty)}; left out of the classes",)
 
 
 def _refuse_yolo(root: PathOrUrl, split: str) -> None:

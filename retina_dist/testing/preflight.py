@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -74,10 +75,10 @@ class Facts:
             return f"{self.gpu}, {self.memory_gib:g} GiB"
         return "the CPU"
 
-    def attempt(self, fact: str, read: Callable[[], T]) -> T | None:
+    def attempt(self, fact: str, read: Callable[..., T], *arguments: object) -> T | None:
         """What `read` returns; None if it fails, with the reason in `unread`."""
         try:
-            return read()
+            return read(*arguments)
         except Exception as error:  # whatever a broken machine answers
             self.unread[fact] = describe_error(error)
             return None
@@ -91,7 +92,7 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
     facts.versions = {**versions(), "CUDA of torch": str(torch.version.cuda)}
     del facts.versions["platform"]
     if strategy.device.type == "cuda":
-        gpu = read("GPU", lambda: torch.cuda.get_device_properties(strategy.device))
+        gpu = read("GPU", torch.cuda.get_device_properties, strategy.device)
         if gpu:
             facts.gpu = gpu.name
             facts.memory_gib = round(gpu.total_memory / 2**30, 1)
@@ -99,16 +100,17 @@ def read_machine(strategy: DistributedStrategy, run_folder: Path) -> Facts:
         facts.versions["NCCL"] = read("NCCL", lambda: ".".join(map(str, torch.cuda.nccl.version())))
     # With an interface named, no name is resolved.
     if not (os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")):
-        found = read("address of the host's name", lambda: socket.getaddrinfo(facts.host, None))
+        found = read("address of the host's name", socket.getaddrinfo, facts.host, None)
         facts.addresses = sorted({str(entry[4][0]) for entry in found or ()})
-    facts.shm_bytes = read(SHARED_MEMORY, lambda: shutil.disk_usage(SHARED_MEMORY).free)
-    facts.open_files = read(
-        "limit of open files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    )
-    facts.disk_free = read(
-        "disk space", lambda: shutil.disk_usage(nearest_existing(run_folder)).free
-    )
+    facts.shm_bytes = read(SHARED_MEMORY, _free_bytes, SHARED_MEMORY)
+    limits = read("limit of open files", resource.getrlimit, resource.RLIMIT_NOFILE)
+    facts.open_files = limits[0] if limits else None
+    facts.disk_free = read("disk space", _free_bytes, nearest_existing(run_folder))
     return facts
+
+
+def _free_bytes(place: str | Path) -> int:
+    return shutil.disk_usage(place).free
 
 
 def time_step(device: torch.device) -> float:
@@ -223,6 +225,9 @@ def findings(
     if not getattr(config.data, "synthetic", None):
         workers = getattr(config.data, "num_workers", 0)
     found = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
+    for host, count in Counter(own[0].host for own in by_machine(ranks)).items():
+        if count > 1:
+            found.append(_problem("error", "host names", f"{count} machines are called {host}"))
     free = ranks[0].disk_free
     if free is not None and free < MIN_DISK:
         space = f"{format_bytes(free)} free for {folder}, where checkpoints go"
@@ -263,11 +268,8 @@ def _differences(ranks: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def _machine_problems(ranks: Sequence[Facts], workers: int) -> Iterator[Finding]:
-    """What is wrong with a machine for so many data `workers` a rank, or with its name."""
+    """What is wrong with a machine for so many data `workers` a rank, or with its address."""
     machines = by_machine(ranks)
-    for host, count in Counter(own[0].host for own in machines).items():
-        if count > 1:
-            yield _problem("error", "host names", f"{count} machines are called {host}")
     # Libraries and logs; pipes and tensors of a worker; sockets.
     files = 256 + 40 * workers + 4 * (len(ranks) - 1)
     for own in machines:
@@ -363,7 +365,7 @@ def check_cluster(config: RunConfig, expect_gb_s: float | None, show: Show) -> i
     names it, after `strategy.timeout_s`. `expect_gb_s` is the least bus bandwidth.
     """
     with build_strategy(config) as strategy:
-        return strategy.run_elastic(lambda: _check(config, expect_gb_s, strategy, show))
+        return strategy.run_elastic(partial(_check, config, expect_gb_s, strategy, show))
 
 
 def _check(
@@ -391,14 +393,12 @@ def _check(
             show(report)
         return report.count("error")
 
-    facts = _on_each(strategy, "reading the machine", lambda: read_machine(strategy, Path(place)))
+    facts = _on_each(strategy, "reading the machine", read_machine, strategy, Path(place))
     _on_each(strategy, "drawing the data", prepare)
-    facts.data = _on_each(strategy, "reading data", lambda: facts.attempt(DATA, read_data))
+    facts.data = _on_each(strategy, "reading data", facts.attempt, DATA, read_data)
     # All at once, as in a training: they share power, memory and cores.
     facts.step_ms = _on_each(
-        strategy,
-        "the synthetic step",
-        lambda: facts.attempt("step", lambda: time_step(strategy.device)),
+        strategy, "the synthetic step", facts.attempt, "step", time_step, strategy.device
     )
     set_status("gathering the facts")
     ranks = _gather(facts, strategy)
@@ -407,19 +407,21 @@ def _check(
     if strategy.world_size > 1:
         # NCCL connects at its first collective, and may hang: show what is known before.
         if strategy.device.type == "cuda":
-            _on_each(strategy, "the first report", lambda: show_report(()))
+            _on_each(strategy, "the first report", show_report, ())
         set_status("measuring the network")
         links = [measure_link(strategy, size) for size in SIZES_MB]
     return show_report(links)
 
 
-def _on_each(strategy: DistributedStrategy, phase: str, work: Callable[[], T]) -> T:
+def _on_each(
+    strategy: DistributedStrategy, phase: str, work: Callable[..., T], *arguments: object
+) -> T:
     """What `work`, which does not communicate, returns once every rank has done it.
 
     A UserError on one rank ends all.
     """
     set_status(phase)
-    return strategy.run_collectively(work, CPU)
+    return strategy.run_collectively(partial(work, *arguments), CPU)
 
 
 def _gather(facts: Facts, strategy: DistributedStrategy) -> list[Facts]:
