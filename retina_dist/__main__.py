@@ -75,10 +75,10 @@ def main() -> None:
 
 def _with_keys(arguments: list[str]) -> list[str]:
     """Compare's arguments, its two run folders as run=FOLDER and other=FOLDER."""
-    folders = list(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments))
+    folders = list(dict.fromkeys(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments)))
     if not folders:
         return arguments
-    if len(folders) != 2 or folders[0] == folders[1]:
+    if len(folders) != 2:
         _refuse("error: compare takes two run folders.")
     return [f"run={folders[0]}", f"other={folders[1]}", *arguments[2:]]
 

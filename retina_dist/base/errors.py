@@ -77,10 +77,10 @@ def describe_error(error: BaseException) -> str:
     if lost_connection(error):
         return "another process of the job failed or is gone; its own output says why."
     name = type(error).__name__
-    text = str(error).strip()
-    if not text:
+    line = redacted(first_line(error))
+    if line == name:
         return name
-    return f"{name}: {redacted(text.splitlines()[0])}"
+    return f"{name}: {line}"
 
 
 class ConfigError(UserError):

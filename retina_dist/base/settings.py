@@ -259,7 +259,6 @@ _REMEDIES = {
 _MEANT = {
     ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
     ("resume", "true"): "give resume=auto, a run folder or a checkpoint",
-    ("resume", "false"): "leave it out, or give resume=null",
 }
 
 
@@ -290,7 +289,7 @@ def _is_number(text: str) -> bool:
 
 def wrong_type(key: str, value: Any, hint: Any) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
-    given = as_text(value)[:80]
+    given = type(value).__name__ if is_dataclass(value) else as_text(value)[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
     if (key, given) in _MEANT:
         return f"{sentence}; {_MEANT[key, given]}."
@@ -311,7 +310,9 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
             return f"{sentence}; write {_REMEDIES[kind]}."
     if "list" in str(hint):
         return f"{sentence}; write each item in digits."
-    return f"{sentence}; give {key}.NAME=VALUE, in Python a class such as rd.ModelConfig."
+    return (
+        f"{sentence}; give {key}.NAME=VALUE, in Python the trainer's class, such as rd.ModelConfig."
+    )
 
 
 def _in_words(hint: Any, plural: bool = False) -> str:

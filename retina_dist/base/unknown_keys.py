@@ -50,6 +50,7 @@ format: data.format | output=model.onnx
 val_split: data.val_fraction
 split: data.val_fraction | give annotations=FILE images=FOLDER of another split
 help: --help, alone
+recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
 name run_name experiment_name: output_dir
@@ -216,7 +217,7 @@ def _key_of_value(
     is_run = word.endswith(".pt") or os.path.isdir(f"{word}/checkpoints")
     keys = ["data.root", "input", "root", "run", "output"]
     if is_run or (is_one_of_several and "checkpoint" in known):
-        keys = ["checkpoint", "resume", "input", "root", "run", "output"]
+        keys = ["checkpoint", "resume", *keys[1:]]
     for key in keys:
         if key in known and key not in given:
             return key

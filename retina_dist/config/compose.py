@@ -392,7 +392,7 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
         raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
-        if equals and not value and key in ("data.root", "root", "checkpoint", "input", "run"):
+        if equals and not value and key == "data.root":
             raise ConfigError(f"{override} is empty, as of an unset variable; give a path.")
         if not equals and not override.startswith("~"):
             schema, sections = section_types(schema_of(name), {})

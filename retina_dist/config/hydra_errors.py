@@ -99,8 +99,6 @@ def _instead_of_entry(group: str, value: str) -> str:
             f"model={value}: model is the kind of network; write checkpoint={value} or, in a "
             f"training, model.weights={value}."
         )
-    if group == "logging" and value in ("tensorboard", "mlflow"):
-        return f"logging={value} is not an entry; give logging.{value}=true."
     if is_yaml:
         stem = Path(value).stem
         return (

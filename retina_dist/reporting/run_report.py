@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from retina_dist.base.errors import DataError
 from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
@@ -42,6 +43,9 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     runs = [RunFiles(folder)]
     if other:
         runs.append(RunFiles(other))
+        tasks = {run.settings.get("task.name") for run in runs if run.settings}
+        if len(tasks) > 1:
+            raise DataError(f"{folder} and {other} are of two tasks; compare runs of one.")
         name = re.sub(r"[^\w.-]+", "-", runs[1].name)
         out = out or folder / f"compared_{name}.html"
         if runs[0].name == runs[1].name:

@@ -13,12 +13,14 @@ from retina_dist.api import Trainer
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.samples import read_samples
+from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.optim.settings import OptimizerConfig
+from retina_dist.reporting.run_report import write_report
 from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
@@ -37,8 +39,8 @@ REMEDIES = {
     "data.flip=0.5": "did you mean data.hflip?",
     "model.freeze=true": "did you mean model.trainable_layers?",
     "split=test": "did you mean data.val_fraction?",
+    "recipe=finetune": "write experiment=NAME",
     "loss=focal": "see model.focal_alpha, model.focal_gamma and model.box_loss",
-    "logging=tensorboard": "give logging.tensorboard=true",
     "model.backbone_weights=true": "is not a text; write one, or leave",
     "data.root=": "data.root= is empty, as of an unset variable; give a path.",
     # shortened
@@ -94,6 +96,15 @@ def test_python_asks_for_the_class_of_a_section(key: str) -> None:
         Trainer(**{**sections, key: "a"}, max_duration="2steps")  # type: ignore[arg-type]
 
 
+def test_python_names_data_of_another_task_by_its_class() -> None:
+    with pytest.raises(ConfigError, match=r"data=ClassificationData is not .*; give data\.NAME"):
+        Trainer(
+            data=ClassificationData(root="a"),  # type: ignore[arg-type]
+            optimizer=OptimizerConfig(lr=0.1),
+            max_duration="2steps",
+        )
+
+
 def test_a_run_is_not_compared_with_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +118,14 @@ def test_an_export_spares_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(ConfigError, match=r"best\.pt is among a run's checkpoints"):
         check_ending(tmp_path / "best.pt")
+
+
+def test_a_detector_is_not_compared_with_a_classifier(tmp_path: Path) -> None:
+    for task in ("detection", "classification"):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "config.yaml").write_text(f"task: {{name: {task}}}")
+    with pytest.raises(DataError, match=r"are of two tasks; compare runs of one\."):
+        write_report(tmp_path / "detection", tmp_path / "classification")
 
 
 def test_folders_of_other_splits_are_no_empty_classes(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = draw_scenes(folder / "scenes", 16, 4, 2048, (600, 90))
     sizes = ["data.min_sizes=[256]", "data.max_size=256", "data.scale_jitter=[8,8]"]
     speed = [
-        "trainer.precision=bf16",
+        "trainer.precision=auto",
         "trainer.channels_last=true",
         "trainer.max_duration=300steps",
     ]
