@@ -335,7 +335,7 @@ def main(command: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="where results are appended, a JSON line a cell")
     parser.add_argument(
-        "--rounds", type=int, default=7, help="of 50 draws of a small cell; 0: print"
+        "--rounds", type=int, default=6, help="of 50 draws of a small cell; 0: print"
     )
     parser.add_argument("--images", type=int, nargs="*", default=IMAGES)
     parser.add_argument("--classes", type=int, nargs="*", default=list(FREQUENCIES))
