@@ -222,7 +222,8 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
             rows[i] = row
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
-                f"{path}: entry {i} is {entry!s:.120}; give image_id, category_id, bbox, score."
+                f"{path}: entry {i} is {entry!s:.120}; "
+                "give the numbers image_id, category_id, bbox, score."
             ) from error
         for what, ids in known.items():
             number = entry[f"{what}_id"]

@@ -83,7 +83,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def __init__(
         self,
         model: DetectionModel,
-        categories: Categories | Sequence[str],
+        categories: Categories | Sequence[str] = (),
         *,
         min_size: int = 800,
         max_size: int = 1333,
@@ -92,7 +92,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     ) -> None:
         if not isinstance(model, DetectionModel):
             raise ConfigError(
-                f"model is of type {type(model).__name__}; give rd.build_retinanet(...)."
+                f"model is of type {type(model).__name__}; give rd.build_retinanet(...), or use "
+                "Detector.from_checkpoint(PATH)."
             )
         if not isinstance(categories, Categories):
             check_names(categories)

@@ -228,6 +228,8 @@ class ModelConfig(DetectorSettings):
         weights = self.weights or "none, from scratch"
         if self.backbone_weights and not self.weights:
             weights = f"body {self.backbone_weights}"
+        elif not self.weights and self.trainable_layers < 5:
+            weights += "; model.trainable_layers keeps random ones: give model.backbone_weights"
         network = f"RetinaNet {self.variant}, {self.backbone}, pyramid of {self.fpn_channels}"
         return f"{network}; weights: {weights}"
 

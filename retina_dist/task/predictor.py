@@ -74,13 +74,6 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     record: Mapping[str, Any] = {}
     source: str | None = None
 
-    def __new__(cls, model: object, *args: object, **kwargs: object) -> Self:
-        """Refuses a path in place of a network."""
-        if isinstance(model, str | Path):
-            name = cls.__name__
-            raise ConfigError(f"{name} takes a network; write {name}.from_checkpoint(PATH).")
-        return object.__new__(cls)
-
     def __init__(
         self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32"
     ) -> None:

@@ -17,7 +17,7 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, load_config
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.formats import recognise
-from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.reporting.run_report import write_report
@@ -81,7 +81,7 @@ def test_the_remedy_of_other_commands_is_named(line: tuple[str, ...]) -> None:
 
 
 def test_python_names_what_reads_a_checkpoint_and_settings() -> None:
-    with pytest.raises(ConfigError, match=r"write Detector\.from_checkpoint\(PATH\)"):
+    with pytest.raises(ConfigError, match=r"use Detector\.from_checkpoint\(PATH\)"):
         Detector("runs/a")  # type: ignore[arg-type, call-arg]
     with pytest.raises(ConfigError, match=r"give rd\.load_config"):
         Trainer.from_config({"data.root": "a"})  # type: ignore[arg-type]
@@ -103,6 +103,13 @@ def test_python_names_data_of_another_task_by_its_class() -> None:
             optimizer=OptimizerConfig(lr=0.1),
             max_duration="2steps",
         )
+
+
+def test_the_plan_says_that_random_weights_are_frozen() -> None:
+    frozen = "model.trainable_layers keeps random ones"
+    assert frozen in ModelConfig(trainable_layers=0).describe()
+    assert frozen not in ModelConfig(trainable_layers=0, backbone_weights="DEFAULT").describe()
+    assert frozen not in ModelConfig().describe()
 
 
 def test_a_run_is_not_compared_with_itself(
