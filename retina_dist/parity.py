@@ -36,6 +36,7 @@ from retina_dist.base.settings import setting
 from retina_dist.benchmark.report import LaunchedConfig
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import task_class
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.run.build import build_plan, build_state, build_strategy
@@ -117,7 +118,7 @@ def run_case(case: Case, config: ParityConfig, strategy: DistributedStrategy) ->
 
     if strategy.is_main:
         state.optimizer.register_step_pre_hook(keep_gradients)
-    train_step = TrainStep(state, plan, strategy, gradient_clip=case.clip)
+    train_step = TrainStep(state, plan, strategy, TrainerConfig(gradient_clip=case.clip))
     strategy.broadcast_state(state)
     for micro_batches in data.train_steps(0, config.steps):
         loss = train_step(micro_batches)["train/loss"]

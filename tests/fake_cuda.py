@@ -5,7 +5,7 @@ would make the host wait raises.
         strategy = SingleDeviceStrategy("cuda")
         # model.to("cuda"), optimizers, EMA, autocast and GradScaler work
         state = build_state(config, model, strategy)
-        step = TrainStep(state, plan, strategy, precision="bf16")
+        step = TrainStep(state, plan, strategy, TrainerConfig(precision="bf16"))
         step([batch.pin_memory()])  # constants are made here, once
         with gpu.watch():
             step([batch.pin_memory()])  # raises HostStall

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from retina_dist.base.errors import Preempted, set_status
 from retina_dist.engine.checkpoint.store import CheckpointStore
-from retina_dist.engine.plan import Due
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
 from retina_dist.engine.task import TaskData, TrainBatch
-from retina_dist.engine.train_logger import TrainLogger
-from retina_dist.engine.train_step import TrainStep
+from retina_dist.engine.train_step import WEIGHT, TrainStep
 from retina_dist.tracking.callbacks import Callback
 
 logger = logging.getLogger(__name__)
@@ -40,9 +38,8 @@ class TrainLoop:
         validate: Takes a model and returns metrics of all validation data. Rank 0's are broadcast,
             so that all ranks agree on `state.best` and on early stopping.
         store: Where the main rank writes checkpoints: by the plan, when all ranks stop, and
-            `checkpoint_minutes` after the last one.
+            `trainer.checkpoint_minutes` after the last one.
         metadata: Plain values of each checkpoint beside the state and the place in the data.
-        checkpoint_minutes: See `store`; None for no limit.
         stop_reason: Says why this process should end, or None. One step after any rank has a
             reason, all save and raise Preempted.
         resume_with: What continues the run, for the messages of errors.
@@ -57,7 +54,6 @@ class TrainLoop:
         validate: Callable[[nn.Module], dict[str, float]] | None = None,
         store: CheckpointStore | None = None,
         metadata: Mapping[str, Any] | None = None,
-        checkpoint_minutes: float | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
         resume_with: str = "resume=RUN",
     ) -> None:
@@ -72,12 +68,12 @@ class TrainLoop:
         self.validate = validate
         self.store = store
         self.metadata = metadata or {}
-        self.checkpoint_s = math.inf
-        if checkpoint_minutes:
-            self.checkpoint_s = 60 * checkpoint_minutes
+        self.checkpoint_s = 60 * (train_step.settings.checkpoint_minutes or math.inf)
         self.stop_reason = stop_reason
         self.resume_with = resume_with
-        self.train_logger = TrainLogger(self.state, self.plan, self.strategy, callbacks, data)
+        self.state.meter.mean_over_ranks = self.strategy.all_reduce
+        self.last_loss = math.nan
+        self.speeds: list[float] = []  # of each log line, in images per second
         self.stop = StopConsensus(self.strategy)
         self.saved_step = self.state.step
         self._saved_at = 0.0
@@ -131,7 +127,9 @@ class TrainLoop:
                 self.strategy.commit(self.checkpoint)
                 values = self.train_step(micro_batches)
                 del micro_batches  # before the next ones are fetched
-                self.train_logger.update(values)
+                _, begin = self.data.position(state.step)
+                # of all ranks; an epoch's last step may have fewer
+                state.meter.update(values, min(plan.batch_size, plan.num_images - begin))
                 state.step += 1
                 self.callbacks.on_step(state.step, values)
                 action = self._agreed_action()
@@ -142,14 +140,14 @@ class TrainLoop:
                     check_replicas(state.replicated(), self.strategy, state.step, self.resume_with)
                 if due.log:
                     # before saving, since a checkpoint holds what is not logged yet
-                    self.train_logger.flush()
+                    self._log()
                 if due.validate:
                     metrics = self._validate()
                 if due.save:
                     self._save(metrics if due.validate else {})
                 if action is StopAction.STOP:
                     self._preempt()
-                if self._ends_after(due):
+                if due.last or (due.validate and self._stops_early()):
                     break
         assert self.saved_step == state.step, "a run ends with a checkpoint"
         return metrics
@@ -163,6 +161,27 @@ class TrainLoop:
             request = StopAction.SAVE
             self._saved_at = time.monotonic()
         return self.stop.poll(request)
+
+    def _log(self) -> None:
+        """Log the means of the steps since the last call. Every rank must call it."""
+        state = self.state
+        metrics = state.meter.compute()
+        if not metrics:
+            return
+        weight = metrics.pop(WEIGHT, 1.0)
+        if weight < 1 - 1e-9:  # bad images were left out
+            for name, value in metrics.items():
+                if name.startswith("train/loss"):
+                    metrics[name] = value / weight if weight else math.nan
+        self.last_loss = metrics["train/loss"]
+        self.speeds.append(metrics["time/images_per_s"])
+        if state.skipped_steps:
+            metrics["train/skipped_steps"] = state.skipped_steps
+        if self.strategy.fp16_overflows:
+            metrics["comm/fp16_overflows"] = self.strategy.fp16_overflows
+        metrics["train/lr"] = self.plan.lr_at(state.step - 1)
+        metrics["train/epoch"] = self.plan.epoch_at(state.step)
+        self.callbacks.on_log(metrics, state.step)
 
     def _validate(self) -> dict[str, float]:
         state = self.state
@@ -219,9 +238,6 @@ class TrainLoop:
         if self.state.best.exhausted:
             logger.info(self.state.best.describe_stop())
         return self.state.best.exhausted
-
-    def _ends_after(self, due: Due) -> bool:
-        return due.last or (due.validate and self._stops_early())
 
     def _preempt(self) -> None:
         self._finish()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from retina_dist.base.seeding import seed_step
 from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
-from retina_dist.engine.plan import Plan
+from retina_dist.engine.plan import Plan, TrainerConfig
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
@@ -37,8 +37,8 @@ class TrainStep:
     norm and `WEIGHT`, scalars on the device, or {} when `guard` skipped the step. It does not
     advance `state.step`, from which `plan` gives the learning rate. What the model draws at random,
     such as dropout, is keyed by `seed`, step and rank. `skips_images`: images that cannot be read
-    lower the weights of their step. `compiles`: torch.compile makes a graph for each shape of a
-    batch; other uses of the model are eager.
+    lower the weights of their step. Of `settings` it takes precision and clipping, and `compile`:
+    torch.compile makes a graph for each shape of a batch; other uses of the model are eager.
     """
 
     def __init__(
@@ -46,25 +46,21 @@ class TrainStep:
         state: TrainState,
         plan: Plan,
         strategy: DistributedStrategy,
+        settings: TrainerConfig | None = None,
         *,
-        precision: str = "fp32",
-        gradient_clip: float | None = None,
-        gradient_clip_algorithm: str = "global_norm",
         guard: NonFiniteGuard | None = None,
         seed: int = 0,
         skips_images: bool = False,
-        compiles: bool = False,
     ) -> None:
         self.state = state
         self.plan = plan
         self.strategy = strategy
         self.seed = seed
         self.skips_images = skips_images
-        self.autocast = autocast(strategy.device, precision)
-        self.gradient_clip = gradient_clip
-        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.settings = settings or TrainerConfig()
+        self.autocast = autocast(strategy.device, self.settings.precision)
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
-        model = compiled(state.model) if compiles else state.model
+        model = compiled(state.model) if self.settings.compile else state.model
         self.net = strategy.prepare(model, plan.accumulate)
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1:
@@ -90,7 +86,9 @@ class TrainStep:
         state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
         # 3. as applied
         norm = clip_gradients(
-            state.model.parameters(), self.gradient_clip, self.gradient_clip_algorithm
+            state.model.parameters(),
+            self.settings.gradient_clip,
+            self.settings.gradient_clip_algorithm,
         )
         finite = self.guard.accept(norm)
         weight = sum(batch.weight for batch in micro_batches)

@@ -125,11 +125,8 @@ def build_train_step(
         state,
         plan,
         strategy,
-        precision=config.trainer.precision,
-        gradient_clip=config.trainer.gradient_clip,
-        gradient_clip_algorithm=config.trainer.gradient_clip_algorithm,
+        config.trainer,
         guard=guard,
         seed=config.seed,
         skips_images=getattr(config.data, "bad_images", "error") == "skip",
-        compiles=config.trainer.compile,
     )

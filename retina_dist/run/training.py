@@ -132,12 +132,11 @@ class Training:
     def _loop(self, callbacks: Callback, watch: PreemptionWatch) -> TrainLoop:
         task = self.task
         state = self.state
-        trainer = self.config.trainer
         guard = NonFiniteGuard(
             state,
             self.plan,
             self.strategy,
-            limit=trainer.max_nonfinite_steps,
+            limit=self.config.trainer.max_nonfinite_steps,
             folder=self.run.folder,
             inspect=task.inspect,
         )
@@ -160,7 +159,6 @@ class Training:
             validate=evaluator,
             store=self.checkpoints,
             metadata=task.metadata(state.model) | facts,
-            checkpoint_minutes=trainer.checkpoint_minutes,
             stop_reason=lambda: watch.reason,
             resume_with=as_override("resume", self.run.folder),
         )
@@ -208,12 +206,11 @@ class Training:
         metrics: Mapping[str, float] = {},
     ) -> None:
         """Write result.json, with null for NaN and infinity."""
-        log = loop.train_logger
         best = self.state.best
         status = "failed" if error else "ok"
         if isinstance(error, Preempted):
             status = "preempted"
-        speeds = log.speeds[1:] or log.speeds  # the first has the start in it
+        speeds = loop.speeds[1:] or loop.speeds  # the first has the start in it
         content = {
             "status": status,
             "error": _message_of(error),
@@ -226,7 +223,7 @@ class Training:
             "world_size": self.strategy.world_size,
             "backend": self.strategy.backend,
             "metrics": {name: _or_null(value) for name, value in metrics.items()},
-            LOSS: _or_null(log.last_loss),
+            LOSS: _or_null(loop.last_loss),
             "images_per_s": fmean(speeds) if speeds else None,
         }
         write_json(self.run.folder / RESULT, content)

@@ -272,7 +272,7 @@ def small_training(
         optimizer=OptimizerConfig(lr=0.1),
         schedule=ScheduleConfig(name="constant"),
     )
-    train_step = TrainStep(state, plan, strategy, gradient_clip=options.clip)
+    train_step = TrainStep(state, plan, strategy, TrainerConfig(gradient_clip=options.clip))
     if resume:
         state.load_state_dict(resume)
     strategy.broadcast_state(state)

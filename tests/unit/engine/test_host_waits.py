@@ -107,7 +107,8 @@ def build_step(config: Any, model: nn.Module, precision: str, **options: Any) ->
     strategy = OneOfTwo("cuda")
     state = build_state(config, model.train(), strategy)
     plan = build_plan(config, 1000, 2)
-    return TrainStep(state, plan, strategy, precision=precision, gradient_clip=0.1, **options)  # type: ignore[arg-type]
+    trainer = replace(config.trainer, gradient_clip=0.1, **options)
+    return TrainStep(state, plan, strategy, trainer)
 
 
 def build(name: str, norm: str) -> nn.Module:

@@ -17,6 +17,7 @@ from retina_dist.base.errors import CheckpointError, Preempted, UserError
 from retina_dist.engine.checkpoint import store as checkpoint
 from retina_dist.engine.checkpoint.store import CheckpointStore, load_checkpoint
 from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.plan import TrainerConfig
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.train_step import TrainStep
@@ -123,10 +124,10 @@ def trainer(folder: Path | None = None, *, data: Data | None = None, **changes: 
     )
     strategy = changes.pop("strategy", None) or SingleDeviceStrategy("cpu")
     store = CheckpointStore(folder, keep_last=100, best=best) if folder else None
-    stepping = {
-        k: changes.pop(k) for k in ("precision", "gradient_clip", "skips_images") if k in changes
-    }
-    train_step = TrainStep(state, plan, strategy, **stepping)
+    keys = ("precision", "gradient_clip", "checkpoint_minutes")
+    settings = TrainerConfig(**{k: changes.pop(k) for k in keys if k in changes})
+    skips_images = changes.pop("skips_images", False)
+    train_step = TrainStep(state, plan, strategy, settings, skips_images=skips_images)
     callbacks = changes.pop("callbacks", None) or Recorder()
     return TrainLoop(train_step, data, callbacks, **{"store": store, **changes})
 
