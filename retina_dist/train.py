@@ -14,10 +14,10 @@ from __future__ import annotations
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import RunConfig
 from retina_dist.run.assemble import train
-from retina_dist.run.sweep import run_job
+from retina_dist.run.sweep import run_sweep_job
 
 
-@entry_point("train", RunConfig, attempt=run_job)
+@entry_point("train", RunConfig, attempt=run_sweep_job)
 def main(config: RunConfig) -> None:
     """Train."""
     train(config)

@@ -75,7 +75,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     if lost_connection(error):
-        return "another process of the job failed or is gone; its own output says why."
+        return f"another process of the job was lost ({_text}); its own output says why."
     name = type(error).__name__
     line = redacted(first_line(error))
     if line == name:

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -33,16 +34,7 @@ ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The sides that are mirrored to turn an image of each orientation upright, after width and height
 # were exchanged.
-MIRRORED: dict[int, tuple[int, ...]] = {
-    1: (),
-    2: (2,),
-    3: (1, 2),
-    4: (1,),
-    5: (),
-    6: (2,),
-    7: (1, 2),
-    8: (1,),
-}
+MIRRORED: tuple[tuple[int, ...], ...] = ((), (2,), (1, 2), (1,)) * 2  # orientations 1 to 8
 
 # A scan of a JPEG may be 12 bytes long and still cost a pass over all pixels. GDAL stops at 100
 # scans, encoders write about 10: an image of `max_pixels` may have 16, smaller ones more at the
@@ -136,13 +128,8 @@ def has_more_scans(jpeg: bytes, most: int) -> bool:
     # thumbnails and films after the image count here, too
     if jpeg.count(bytes((0xFF, START_OF_SCAN))) <= most:
         return False
-    scans = 0
-    for _, kind in _segments(jpeg):
-        if kind == START_OF_SCAN:
-            scans += 1
-            if scans > most:
-                return True
-    return False
+    scans = (at for at, kind in _segments(jpeg) if kind == START_OF_SCAN)
+    return next(islice(scans, most, None), None) is not None
 
 
 def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
@@ -195,7 +182,7 @@ def _turned(pixels: Tensor, orientation: int) -> Tensor:
     if orientation == 1:
         return pixels
     upright = pixels.transpose(1, 2) if orientation in SWAPPING else pixels
-    return upright.flip(MIRRORED[orientation]).permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    return upright.flip(MIRRORED[orientation - 1]).permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
 @contextmanager

@@ -220,12 +220,11 @@ def plan_epoch(
         else:
             members[larger] = np.concatenate([members[larger], left[whole:]])
     steps += _cut(np.concatenate(last), batch_size)
-    if rng is None:
-        return steps
-    is_short = len(steps[-1]) < batch_size
-    full = steps[:-1] if is_short else steps
-    shuffled = [full[i] for i in rng.permutation(len(full))]
-    return shuffled + steps[len(full) :]
+    if rng is not None:
+        is_short = len(steps[-1]) < batch_size
+        full = len(steps) - is_short
+        steps[:full] = [steps[i] for i in rng.permutation(full)]
+    return steps
 
 
 def _cut(images: IntArray, batch_size: int) -> list[IntArray]:

@@ -19,8 +19,10 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from retina_dist.base.errors import DataError, ImageError, UserError, set_status
 from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes, write_bytes
@@ -33,6 +35,25 @@ FORMAT = 1
 # a file that is there while shards are written, and after an interruption
 UNFINISHED = "shards.unfinished"
 SHARD_NAME = re.compile(r"\w+-\d{5,}\.tar", re.ASCII)
+
+
+Row = tuple[int, str, int, int, int]  # image id, member's name, offset, length and CRC-32
+
+
+class Shard(msgspec.Struct):
+    """A tar file in the index."""
+
+    file: str
+    bytes: int
+    images: list[Row]
+
+
+class Index(msgspec.Struct):
+    """The content of SPLIT.index.json."""
+
+    format: int
+    split: str
+    shards: list[Shard]
 
 
 class Member(NamedTuple):
@@ -89,28 +110,30 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[
             f"{folder} has no {index_of(split)}; give the folder that retina_dist.shards wrote."
         )
     if complete:
-        _check_lengths(folder, index["shards"])
+        _check_lengths(folder, index.shards)
     members: dict[int, ArchiveMember] = {}
-    for shard in index["shards"]:
-        for image_id, name, offset, length, crc32 in shard["images"]:
-            members[image_id] = ArchiveMember(
-                str(folder), shard["file"], offset, length, crc32, name
-            )
+    for shard in index.shards:
+        for image_id, name, offset, length, crc32 in shard.images:
+            members[image_id] = ArchiveMember(str(folder), shard.file, offset, length, crc32, name)
     return members
 
 
-def _check_lengths(folder: PathOrUrl, shards: Sequence[Mapping[str, Any]]) -> None:
-    lengths = _lengths(folder, shards)
+def _check_lengths(folder: PathOrUrl, shards: Sequence[Shard]) -> None:
+    listed: dict[str, dict[str, Any]] = {}
+    if isinstance(folder, Url) and shards:
+        listed = folder.all_files()
     for shard in shards:
-        name = shard["file"]
-        length = lengths.get(name)
-        if length == shard["bytes"]:
+        length: int | None = None
+        path = folder / shard.file
+        if shard.file in listed:
+            length = int(listed[shard.file]["size"])
+        elif isinstance(path, Path) and path.is_file():
+            length = path.stat().st_size
+        if length == shard.bytes:
             continue
-        state = f"has {length} bytes, not {shard['bytes']}"
-        if length is None:
-            state = "is not there"
+        state = "is not there" if length is None else f"has {length} bytes, not {shard.bytes}"
         raise DataError(
-            f"{folder}/{name} {state}; "
+            f"{folder}/{shard.file} {state}; "
             "copy it again, or leave its images out by data.bad_images=skip."
         )
 
@@ -132,16 +155,15 @@ def write_splits(
     last: dict[str, bytes] = {}
     # train, which every training needs, is complete last
     for split, part in reversed(list(splits.items())):
-        shards: list[dict[str, Any]] = []
-        for shard in _tars(part.members, shard_mb * 2**20):
+        shards: list[Shard] = []
+        for content, rows in _tars(part.members, shard_mb * 2**20):
             name = f"{split}-{len(shards):05d}.tar"
             set_status(f"writing {name}")
-            write_bytes(folder / name, shard.content)
-            shards.append({"file": name, "bytes": len(shard.content), "images": shard.rows})
-        index = {"format": FORMAT, "split": split, "shards": shards}
+            write_bytes(folder / name, content)
+            shards.append(Shard(name, len(content), rows))
         last[annotations_of(split)] = (json.dumps(part.annotations()) + "\n").encode()
-        last[index_of(split)] = (json.dumps(index, separators=(",", ":")) + "\n").encode()
-        size = sum(shard["bytes"] for shard in shards) / 2**20
+        last[index_of(split)] = msgspec.json.encode(Index(FORMAT, split, shards)) + b"\n"
+        size = sum(shard.bytes for shard in shards) / 2**20
         images = pluralize(len(part.members), "image")
         report(f"{split}: {images} in {pluralize(len(shards), 'shard')}, {size:.1f} MiB")
     for name, content in last.items():
@@ -163,18 +185,10 @@ def _clear(folder: PathOrUrl, split: str, interrupted: bool) -> None:
         path.unlink()
 
 
-@dataclass
-class _Shard:
-    """A tar file; id, name, offset, length and CRC-32 of each image in it."""
-
-    content: bytes
-    rows: list[list[Any]]
-
-
-def _tars(members: Sequence[Member], limit: int) -> Iterator[_Shard]:
-    """Tar files of at most `limit` bytes unless a single image is larger."""
+def _tars(members: Sequence[Member], limit: int) -> Iterator[tuple[bytes, list[Row]]]:
+    """Tar files of at most `limit` bytes unless a single image is larger, and what is in each."""
     buffer, archive = _new_tar()
-    rows: list[list[Any]] = []
+    rows: list[Row] = []
     contents = read_in_turn(member.source for member in members)
     for member, content in zip(members, contents, strict=True):
         if isinstance(content, ImageError):
@@ -182,17 +196,17 @@ def _tars(members: Sequence[Member], limit: int) -> Iterator[_Shard]:
         end = archive.offset + tarfile.BLOCKSIZE + _padded(len(content), tarfile.BLOCKSIZE)
         if rows and _padded(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) > limit:
             archive.close()
-            yield _Shard(buffer.getvalue(), rows)
+            yield buffer.getvalue(), rows
             buffer, archive = _new_tar()
             rows = []
         info = tarfile.TarInfo(member.name)  # time 0, owner 0, mode 0644
         info.size = len(content)
         offset = archive.offset + tarfile.BLOCKSIZE
         crc32 = zlib.crc32(content)
-        rows.append([member.image_id, member.name, offset, info.size, crc32])
+        rows.append((member.image_id, member.name, offset, info.size, crc32))
         archive.addfile(info, io.BytesIO(content))
     archive.close()
-    yield _Shard(buffer.getvalue(), rows)
+    yield buffer.getvalue(), rows
 
 
 def _new_tar() -> tuple[io.BytesIO, tarfile.TarFile]:
@@ -200,46 +214,37 @@ def _new_tar() -> tuple[io.BytesIO, tarfile.TarFile]:
     return buffer, tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT)
 
 
-def _read_index(folder: PathOrUrl, split: str) -> dict[str, Any] | None:
+def _read_index(folder: PathOrUrl, split: str) -> Index | None:
     """The content of the index file; None if there is none. Raises DataError if it is damaged."""
     path = folder / index_of(split)
     try:
-        index: dict[str, Any] = json.loads(read_bytes(path))
-        _check_index(index, split)
+        index = msgspec.json.decode(read_bytes(path), type=Index)
+        if index.format != FORMAT:
+            raise ValueError(f"it has format {index.format}, not {FORMAT}")
+        if index.split != split:
+            raise ValueError(f"it is of split {escape(index.split)[:80]}")
+        for shard in index.shards:
+            _check_shard(shard)
         return index
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UserError:  # of a place that cannot be reached
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is not an index of shards ({error}); copy or write it again."
         ) from error
 
 
-def _check_index(index: Mapping[str, Any], split: str) -> None:
-    """Raise one of many errors for a damaged index."""
-    if index["format"] != FORMAT:
-        raise ValueError(f"it has format {index['format']}, not {FORMAT}")
-    for shard in index["shards"]:
-        if not SHARD_NAME.fullmatch(shard["file"]) or type(shard["bytes"]) is not int:
-            raise ValueError(f"an entry is of {escape(shard['file'][:80])}")
-        for row in shard["images"]:
-            if [type(value) for value in row] != [int, str, int, int, int]:
-                raise ValueError(f"a row of {shard['file']} is of other types")
-            if min(row[2:]) < 0 or row[2] + row[3] > shard["bytes"]:
-                raise ValueError(f"image {row[0]} reaches out of {shard['file']}")
-    if index["split"] != split:
-        raise ValueError(f"it is of split {escape(index['split'])[:80]}")
-
-
-def _lengths(folder: PathOrUrl, shards: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Bytes of each of these shards' files that exists."""
-    names = [shard["file"] for shard in shards]
-    if isinstance(folder, Url):
-        listed = folder.all_files() if names else {}
-        return {name: int(listed[name]["size"]) for name in names if name in listed}
-    return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+def _check_shard(shard: Shard) -> None:
+    """Raise ValueError for a name that may be outside of the folder, and for images beyond the
+    file's end.
+    """
+    if not SHARD_NAME.fullmatch(shard.file):
+        raise ValueError(f"an entry is of {escape(shard.file[:80])}")
+    for image_id, _, offset, length, crc32 in shard.images:
+        if min(offset, length, crc32) < 0 or offset + length > shard.bytes:
+            raise ValueError(f"image {image_id} reaches out of {shard.file}")
 
 
 def _padded(length: int, block: int) -> int:

@@ -162,10 +162,9 @@ def coverage(
     cy = centre[1] * SUPERSAMPLE
     r = radius * SUPERSAMPLE
     if kind in ("circle", "ring"):
-        draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=255)
+        draw.circle((cx, cy), r, fill=255)
         if kind == "ring":
-            inner = hole * r
-            draw.ellipse((cx - inner, cy - inner, cx + inner, cy + inner), fill=0)
+            draw.circle((cx, cy), hole * r, fill=0)
     else:
         cos = math.cos(angle)
         sin = math.sin(angle)

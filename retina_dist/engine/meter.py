@@ -38,9 +38,7 @@ class StepMeter:
         if self.sums is None:
             return {}
         self._stop_clock()
-        sums = self.sums
-        if self._differs:
-            sums = self.mean_over_ranks(sums)
+        sums = self.mean_over_ranks(self.sums) if self._differs else self.sums
         return {
             "names": self.names,
             "sums": sums.cpu(),
@@ -63,9 +61,7 @@ class StepMeter:
         """Add one step's values (scalars, equal in meaning on every rank; none of a step left out)
         and its images.
         """
-        if (
-            values and self.names and self.names != list(values)
-        ):  # of a checkpoint of another version
+        if values and self.names not in ([], list(values)):  # of a checkpoint of another version
             self._clear()
         self.images += images
         if not values:
@@ -87,10 +83,8 @@ class StepMeter:
 
     def _stop_clock(self) -> None:
         now = time.perf_counter()
-        self.seconds, self._started = (
-            self.seconds + now - self._started,
-            now,
-        )  # once, where pauses overlap
+        self.seconds += now - self._started
+        self._started = now  # once, where pauses overlap
 
     def compute(self) -> dict[str, float]:
         """Mean of each value since the last call, and `time/images_per_s`; then start over. Every

@@ -114,9 +114,7 @@ class NonFiniteGuard:
         if self.inspect:
             with _inspection(state.model, autocast):
                 own["micro_batches"] = [self.inspect(state.model, batch) for batch in micro_batches]
-        ranks = [
-            self.strategy.broadcast_object(own, rank) for rank in range(self.strategy.world_size)
-        ]
+        ranks = self.strategy.gather_objects(own)
         words = f"step {step}: loss or gradient is not finite"
         if self.strategy.is_main and self.folder:
             path = self.folder / f"nonfinite_{step:08d}.json"

@@ -173,7 +173,7 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
         "peak_gib": {"process": round(peak_gib(), 4), "device": on_gpu},
         "step_ms": step_ms,
     }
-    ranks = [strategy.broadcast_object(mine, rank) for rank in range(strategy.world_size)]
+    ranks = strategy.gather_objects(mine)
     own = [rank["step_ms"]["own"]["p50"] for rank in ranks]
     return {"slowest": int(np.argmax(own)), "ranks": ranks}
 

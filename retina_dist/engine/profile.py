@@ -26,13 +26,17 @@ ROWS = 30  # operators in the table
 def profiled(
     take_step: TakeStep, plan: Plan, done: int, folder: Path, strategy: DistributedStrategy
 ) -> Iterator[TakeStep]:
-    """`take_step` that traces `plan.profile_steps` of the steps after `done`, but not the first
-    two; fewer where the run ends.
+    """`take_step`, or one that traces `plan.profile_steps` of the steps after `done`.
+
+    The first two are not traced, and fewer where the run ends.
 
     The trace, with the time between the steps, goes to `folder`/rank_N.json.gz, which
     https://ui.perfetto.dev opens, and a table of the operators with the most time to rank_N.txt
     beside it.
     """
+    if not plan.profile_steps:
+        yield take_step
+        return
     left = plan.stop_step - done
     steps = max(1, min(plan.profile_steps, left - SKIPPED))
     skipped = max(0, min(SKIPPED, left - steps))

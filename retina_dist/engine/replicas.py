@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from retina_dist.base.errors import CollectiveError, ConfigError
 from retina_dist.base.text import format_ranks
@@ -68,13 +69,10 @@ def live_norms(model: nn.Module) -> list[_BatchNorm]:
 
 def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     """Copy tensors in place, by one operator for each dtype."""
-    targets: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-    sources: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for target, value in zip(to, source, strict=True):
-        targets[target.dtype].append(target)
-        sources[target.dtype].append(value)
-    for dtype, tensors in targets.items():
-        torch._foreach_copy_(tensors, sources[dtype])
+    if to:
+        groups = _group_tensors_by_device_and_dtype([list(to), list(source)])
+        for (targets, values), _ in groups.values():
+            torch._foreach_copy_(targets, values)  # type: ignore[arg-type]
 
 
 def check_shares(
@@ -106,7 +104,9 @@ def check_shares(
 def check_same(own: dict[str, Any], strategy: DistributedStrategy) -> None:
     """Raise ConfigError, on every rank, unless all ranks have what rank 0 has."""
 
-    def check(main: dict[str, Any]) -> None:
+    main = strategy.broadcast_object(own)
+
+    def check() -> None:
         for name, value in own.items():
             if value != main[name]:
                 raise ConfigError(
@@ -114,17 +114,13 @@ def check_same(own: dict[str, Any], strategy: DistributedStrategy) -> None:
                     "start all processes with the same settings and the same data."
                 )
 
-    main = strategy.broadcast_object(own)
-    strategy.run_collectively(lambda: check(main))
+    strategy.run_collectively(check)
 
 
 def check_metrics(metrics: dict[str, float], strategy: DistributedStrategy) -> None:
     """Raise ReplicaMismatch, on every rank, if the ranks' metrics differ by more than rounding."""
-    ranks = [strategy.broadcast_object(metrics, rank) for rank in range(strategy.world_size)]
-    names: dict[str, None] = {}
-    for rank in ranks:
-        names |= dict.fromkeys(rank)
-    for name in names:
+    ranks = strategy.gather_objects(metrics)
+    for name in sorted(set().union(*ranks)):
         values = [rank.get(name, math.nan) for rank in ranks]
         if not np.allclose(values, values[0], rtol=TOLERANCE, atol=1e-12, equal_nan=True):
             raise ReplicaMismatch(
@@ -147,11 +143,8 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
 
     They define the model together with its state_dict.
     """
-    settings = _public(model)
-    for name, module in model.named_modules():
-        if name:
-            settings[name] = _public(module)
-    return settings
+    below = {name: _public(module) for name, module in model.named_modules() if name}
+    return {**_public(model), **below}
 
 
 def _public(thing: object) -> dict[str, Any]:
@@ -184,7 +177,8 @@ def check_replicas(
         if isinstance(value, Tensor):
             tensors[name] = checksum(value).to(strategy.device)[None]
         else:
-            plain[name] = _digest(f"{name}={value!r}")
+            digest = hashlib.sha256(f"{name}={value!r}".encode()).digest()
+            plain[name] = int.from_bytes(digest[:8], "little", signed=True)
     names = [*tensors, *plain]
     digests = torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)
     own = torch.cat([*tensors.values(), digests])
@@ -205,13 +199,8 @@ def check_replicas(
 def _sides(values: list[int]) -> str:
     """The ranks whose value differs from most, against the others."""
     usual, _ = Counter(values).most_common(1)[0]  # of equal counts the first, rank 0's
-    odd = []
-    like = []
-    for rank, value in enumerate(values):
-        if value == usual:
-            like.append(str(rank))
-        else:
-            odd.append(rank)
+    odd = [rank for rank, value in enumerate(values) if value != usual]
+    like = [str(rank) for rank, value in enumerate(values) if value == usual]
     return f"{format_ranks(odd)} against {', '.join(like)}"
 
 
@@ -232,10 +221,6 @@ def checksum(tensor: Tensor) -> Tensor:
         place = torch.arange(start, start + len(piece), device=tensor.device).mul_(2).add_(1)
         total += (piece * place).sum()
     return total
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
 def leaves_of(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:

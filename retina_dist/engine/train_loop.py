@@ -68,7 +68,7 @@ class TrainLoop:
         self.validate = validate
         self.store = store
         self.metadata = metadata or {}
-        self.checkpoint_s = 60 * (train_step.settings.checkpoint_minutes or math.inf)
+        self.checkpoint_minutes = train_step.settings.checkpoint_minutes
         self.stop_reason = stop_reason
         self.resume_with = resume_with
         self.state.meter.mean_over_ranks = self.strategy.all_reduce
@@ -149,7 +149,6 @@ class TrainLoop:
                     self._preempt()
                 if due.last or (due.validate and self._stops_early()):
                     break
-        assert self.saved_step == state.step, "a run ends with a checkpoint"
         return metrics
 
     def _agreed_action(self) -> StopAction:
@@ -157,9 +156,11 @@ class TrainLoop:
         request = StopAction.NONE
         if self.stop_reason() is not None:
             request = StopAction.STOP
-        elif self.strategy.is_main and time.monotonic() - self._saved_at >= self.checkpoint_s:
-            request = StopAction.SAVE
-            self._saved_at = time.monotonic()
+        elif self.strategy.is_main and self.checkpoint_minutes:
+            now = time.monotonic()
+            if now - self._saved_at >= 60 * self.checkpoint_minutes:
+                request = StopAction.SAVE
+                self._saved_at = now
         return self.stop.poll(request)
 
     def _log(self) -> None:
@@ -230,6 +231,7 @@ class TrainLoop:
 
         Raises CheckpointError if one was not.
         """
+        assert self.saved_step == self.state.step, "a run ends with a checkpoint"
         self.stop.close()
         if self.store:
             self.strategy.on_main(self.store.wait)

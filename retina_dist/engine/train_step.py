@@ -79,7 +79,11 @@ class TrainStep:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         seed_step(self.seed, "step", state.step, self.strategy.rank)
         self.guard.begin()
-        self._check_shares([batch.weight for batch in micro_batches])
+        last_of_epoch = (state.step + 1) % self.plan.steps_per_epoch == 0
+        if last_of_epoch in self._unchecked:
+            self._unchecked.remove(last_of_epoch)
+            weights = [batch.weight for batch in micro_batches]
+            check_shares(weights, self.strategy, state.step + 1, self.skips_images)
         losses = self._accumulate(micro_batches)
         self.strategy.reduce_gradients()  # 1. the mean over ranks
         timer.mark("communication")
@@ -117,12 +121,6 @@ class TrainStep:
             "train/grad_norm": norm,
             WEIGHT: torch.full_like(total, weight),
         }
-
-    def _check_shares(self, weights: list[float]) -> None:
-        last_of_epoch = (self.state.step + 1) % self.plan.steps_per_epoch == 0
-        if last_of_epoch in self._unchecked:
-            check_shares(weights, self.strategy, self.state.step + 1, self.skips_images)
-            self._unchecked.remove(last_of_epoch)
 
     def _update_scale(self, finite: bool) -> None:
         """GradScaler's update, which sees infinite gradients, but not finite ones whose norm
@@ -183,10 +181,9 @@ def zero_gradients(model: nn.Module) -> Iterator[None]:
     too.
     """
     hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]
-    norms = [
-        module for module in model.modules() if getattr(module, "sum_over_ranks", None) is not None
-    ]
-    hooks += [norm.register_forward_hook(_zero_gradient_of) for norm in norms]
+    for module in model.modules():
+        if getattr(module, "sum_over_ranks", None):
+            hooks.append(module.register_forward_hook(_zero_gradient_of))
     try:
         with torch.compiler.set_stance("force_eager"):  # hooks would recompile the model
             yield

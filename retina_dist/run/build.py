@@ -43,10 +43,8 @@ def agreed_channels_last(config: RunConfig, strategy: DistributedStrategy) -> bo
     """`trainer.channels_last`; null: if the devices of all ranks are faster with it. Collective."""
     if config.trainer.channels_last is not None:
         return config.trainer.channels_last
-    prefers = prefers_channels_last(strategy.device)
-    if strategy.world_size == 1:
-        return prefers
-    return bool(strategy.all_reduce(torch.tensor([prefers], dtype=torch.int64), "min"))
+    prefers = torch.tensor([prefers_channels_last(strategy.device)], dtype=torch.int64)
+    return bool(strategy.all_reduce(prefers, "min"))
 
 
 def monitor_of(config: RunConfig) -> str:
@@ -104,12 +102,9 @@ def build_state(
     if trainer.ema_decay:
         ema = ExponentialMovingAverage(model, trainer.ema_decay)
     # with one process too, so that the numbers are the same
-    connect(
-        model,
-        partial(strategy.all_reduce, op="sum"),
-        single_image=isinstance(trainer.accumulate, int)
-        and config.data.batch_size <= trainer.accumulate,
-    )
+    sum_over_ranks = partial(strategy.all_reduce, op="sum")
+    is_single = trainer.accumulate != "auto" and config.data.batch_size <= trainer.micro_batches
+    connect(model, sum_over_ranks, single_image=is_single)
     return TrainState(model, optimizer, scaler, ema, best)
 
 

@@ -71,7 +71,11 @@ def plan_run(
 
     A restart of an elastic job has its run folder already.
     """
-    _introduce(requested, strategy)
+    versions = f"retina_dist {retina_dist.__version__}, torch {torch.__version__}"
+    logger.info(f"{versions}, {describe_job(strategy)}")
+    note = why_alone(requested.strategy.name, detect_launch())
+    if note:
+        logger.info(note)
     precision = agreed_precision(requested, strategy)
     warning = warn_of_emulation(strategy.device, precision)
     if warning:
@@ -89,7 +93,10 @@ def plan_run(
     strategy.run_collectively(config.check)
     plan = build_plan(config, task.num_images, strategy.world_size)
     images = strategy.run_collectively(task.fingerprint)
-    _check_ranks_agree(plan, config.seed, images, strategy)
+    own = {f"the {name} of the plan": value for name, value in vars(plan).items()}
+    del own["the schedule of the plan"]
+    own |= {"seed": config.seed, "the digest of the training set": images}
+    check_same(own, strategy)
     validates = task.validates and plan.validate_every > 0
     metric = strategy.run_collectively(partial(best_metric, config, validates))
     best = metric if task.validates else None
@@ -105,15 +112,6 @@ def plan_run(
     trainer = replace(config.trainer, precision=requested.trainer.precision)
     recorded = replace(config, trainer=trainer)
     return PlannedRun(config, recorded, task, plan, best, images, description, server)
-
-
-def _introduce(config: RunConfig, strategy: DistributedStrategy) -> None:
-    """Log the versions, the processes and the device."""
-    versions = f"retina_dist {retina_dist.__version__}, torch {torch.__version__}"
-    logger.info(f"{versions}, {describe_job(strategy)}")
-    note = why_alone(config.strategy.name, detect_launch())
-    if note:
-        logger.info(note)
 
 
 def agreed_precision(config: RunConfig, strategy: DistributedStrategy) -> str:
@@ -171,15 +169,6 @@ def _settle(
     elif requested.trainer.accumulate == "auto":
         logger.info("trainer.accumulate=auto is 1 without a GPU; gpu=NAME settles it")
     return with_accumulate(accumulate), memory
-
-
-def _check_ranks_agree(plan: Plan, seed: int, images: str, strategy: DistributedStrategy) -> None:
-    """Raise ConfigError, on every rank, unless all ranks have one plan, seed and training set."""
-    own = {f"the {name} of the plan": value for name, value in vars(plan).items()}
-    del own["the schedule of the plan"]
-    own["seed"] = seed
-    own["the digest of the training set"] = images
-    check_same(own, strategy)
 
 
 def _describe(

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,15 @@ def write_start(
     given = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
     if HydraConfig.initialized():
         given = list(HydraConfig.get().overrides.task)  # of a sweep, the job's
+    words = ["python", *program, *sys.argv[1:]]
+    groups = {word: word.lstrip("+").partition("=")[0] for word in given}
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": redacted_command(["python", *program, *sys.argv[1:]]),
+        # each word before it is quoted, because quotes of a shell can cut a secret in two; then
+        # --token VALUE
+        "command": redacted(shlex.join([redacted_word(word) for word in words])),
         "overrides": given,
-        "recipe": [word for word in given if _names_entry(word)],
+        "recipe": [word for word in given if Path(config_dir(), groups[word]).is_dir()],
         "changed": changed_settings(config),
         "plan": plan,
         "job": describe_job(strategy),
@@ -85,21 +90,6 @@ def write_start(
         "resumed_at": resumed_at,
     }
     write_json(folder / COMMAND, [*starts, redacted_tree(start)])
-
-
-def _names_entry(override: str) -> bool:
-    """Whether it is GROUP=NAME."""
-    group = override.lstrip("+").partition("=")[0]
-    return Path(config_dir(), group).is_dir()
-
-
-def redacted_command(words: list[str]) -> str:
-    """A line for a shell, without secrets.
-
-    Each word is redacted before it is quoted, because quotes of a shell can cut a secret in two.
-    """
-    shown = shlex.join([redacted_word(word) for word in words])
-    return redacted(shown)  # --token VALUE
 
 
 def markdown_of_start(folder: Path) -> str:
@@ -114,19 +104,15 @@ def commit() -> str | None:
     """The commit of this code's checkout, with "+" when files were changed since; None outside of
     one.
     """
+    here = Path(__file__).resolve()
+    run = partial(subprocess.check_output, cwd=here.parent, stderr=subprocess.DEVNULL, text=True)
     try:
         # fails for a package that is merely installed below some checkout
-        _git("ls-files", "--error-unmatch", Path(__file__).name)
-        return _git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+        run(["git", "ls-files", "--error-unmatch", here.name])
+        described = run(["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"])
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(*words: str) -> str:
-    folder = Path(__file__).resolve().parent
-    command = ["git", *words]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return ended.stdout.strip()
+    return described.strip()
 
 
 def versions() -> dict[str, str]:

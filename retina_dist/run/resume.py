@@ -45,6 +45,8 @@ RESUME_LOCKED = (
     "trainer.overfit_batches",
 )
 
+Found = tuple[PathOrUrl, dict[str, Any]]  # a checkpoint and its content
+
 
 @dataclass(frozen=True)
 class Run:
@@ -154,22 +156,22 @@ def open_run(
     for a place that cannot be reached.
     """
     if not config.resume:
-        return _open_fresh(config, owner)
-    if config.resume == "auto":
-        return _open_newest(config, owner, locked)
-    return _open_named(config, owner, locked)
+        given = _output_dir(config)
+        run = Run(_made_folder(config, owner, given))
+        # after the lock, so that no other run can leave some now
+        _refuse_checkpoints_in(given)
+        _refuse_checkpoints_elsewhere(_checkpoint_dir(config))
+        return run
+    find = _find_newest if config.resume == "auto" else _find_named
+    folder, found = find(config, owner)
+    if found is None:
+        return Run(folder)
+    source, content = found
+    _check_locked(config, locked, source, content)
+    return Run(folder, content["step"], source, content)
 
 
-def _open_fresh(config: RunConfig, owner: Owner | None) -> Run:
-    given = _output_dir(config)
-    run = Run(_made_folder(config, owner, given))
-    # after the lock, so that no other run can leave some now
-    _refuse_checkpoints_in(given)
-    _refuse_checkpoints_elsewhere(_checkpoint_dir(config))
-    return run
-
-
-def _open_newest(config: RunConfig, owner: Owner | None, locked: frozenset[str]) -> Run:
+def _find_newest(config: RunConfig, owner: Owner | None) -> tuple[Path, Found | None]:
     given = _output_dir(config)
     elsewhere = _checkpoint_dir(config)
     folder = given or _newest_folder(config)
@@ -183,23 +185,19 @@ def _open_newest(config: RunConfig, owner: Owner | None, locked: frozenset[str])
     if found is None:
         place = elsewhere or folder or f"runs/{_name(config)}*"
         logger.info(f"resume=auto: no checkpoint in {place}; a fresh start (or give resume=RUN)")
-        return Run(_made_folder(config, owner, given if elsewhere else folder))
-
-    source, content = found
-    _check_locked(config, locked, source, content)
-    if folder is None:
-        folder = _made_folder(config, owner, None)
-    return Run(folder, content["step"], source, content)
+        return _made_folder(config, owner, given if elsewhere else folder), None
+    return folder or _made_folder(config, owner, None), found
 
 
-def _open_named(config: RunConfig, owner: Owner | None, locked: frozenset[str]) -> Run:
+def _find_named(config: RunConfig, owner: Owner | None) -> tuple[Path, Found | None]:
     named = parse_path(str(config.resume))
     elsewhere = _checkpoint_dir(config)
     own = run_folder_of(named)
     folder = _output_dir(config) or own
     _lock(owner, config, folder)
 
-    source, content = _named_checkpoint(named, elsewhere)
+    found = _named_checkpoint(named, elsewhere)
+    source, _ = found
     if folder is None:
         raise ConfigError(
             f"resume={source} is not inside a run folder; say where to write with output_dir=…."
@@ -208,8 +206,7 @@ def _open_named(config: RunConfig, owner: Owner | None, locked: frozenset[str]) 
         _refuse_checkpoints_in(folder)
     if elsewhere != source.parent:
         _refuse_checkpoints_elsewhere(elsewhere)
-    _check_locked(config, locked, source, content)
-    return Run(folder, content["step"], source, content)
+    return folder, found
 
 
 def _name(config: RunConfig) -> str:
@@ -299,9 +296,7 @@ def check_resume(source: PathOrUrl, elsewhere: object) -> None:
         raise CheckpointError(NO_CHECKPOINT.format(source))
 
 
-def _named_checkpoint(
-    source: PathOrUrl, elsewhere: PathOrUrl | None
-) -> tuple[PathOrUrl, dict[str, Any]]:
+def _named_checkpoint(source: PathOrUrl, elsewhere: PathOrUrl | None) -> Found:
     """The checkpoint `source` and its content.
 
     That is a .pt file, or the newest of the folder `source`, or of its run's `elsewhere`.

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ class BestRow:
     value: float
 
 
-def run_job(
+def run_sweep_job(
     get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path
 ) -> float:
     """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper
@@ -99,8 +99,10 @@ def run_job(
     failure: BaseException | None = None
     records = launch.rank == 0
     sweep = Path(HydraConfig.get().sweep.dir)
-    if records:
-        _redact_settings(sweep / "multirun.yaml")
+    settings = sweep / "multirun.yaml"
+    if records and settings.is_file():  # Hydra has written it as it was given
+        content = redacted_tree(load_yaml(settings))
+        write_text(settings, OmegaConf.to_yaml(OmegaConf.create(content)))
     with reported_errors():
         try:
             config = get_settings()
@@ -134,15 +136,6 @@ def _ends_sweep(error: BaseException, world_size: int) -> bool:
     """
     is_alone = world_size > 1 and not is_collective(error)
     return is_alone or isinstance(error, Preempted) or not isinstance(error, Exception)
-
-
-def _redact_settings(file: Path) -> None:
-    """Take the secrets out of the settings of a sweep, which Hydra has written as they
-    were given.
-    """
-    if file.is_file():
-        content = redacted_tree(load_yaml(file))
-        write_text(file, OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
@@ -185,7 +178,15 @@ class SweepTable(Callback):
                         "add resume=auto to this command to continue it, "
                         "or give another output_dir."
                     )
-                _forget_failed(folder)
+                earlier = _results_in(folder)
+                for path in earlier:
+                    path.unlink()
+                if earlier:
+                    jobs = pluralize(len(earlier), "failed job")
+                    print_redacted(
+                        f"{folder} holds {jobs} of an earlier sweep, which this one replaces",
+                        sys.stderr,
+                    )
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
 
@@ -204,20 +205,6 @@ class SweepTable(Callback):
             print(f"{best.name} {best.value:.3f}: {place}", flush=True)
         if not any(row.ended_well for row in rows):
             raise SystemExit(2)
-
-
-def _forget_failed(folder: Path) -> None:
-    """Delete the results of an earlier sweep in `folder`, of which no job was trained, and
-    say so.
-    """
-    earlier = _results_in(folder)
-    for path in earlier:
-        path.unlink()
-    if earlier:
-        jobs = pluralize(len(earlier), "failed job")
-        print_redacted(
-            f"{folder} holds {jobs} of an earlier sweep, which this one replaces", sys.stderr
-        )
 
 
 def _as_text(cells: Sequence[Sequence[str]]) -> str:
@@ -317,36 +304,25 @@ def rows_of(folder: Path) -> list[SweepRow]:
     """The jobs of a sweep. One whose result.json is damaged has the status "unreadable"."""
     rows = []
     for path in _results_in(folder):
-        row = SweepRow(path.parent, Result(status="unreadable"))
         try:
-            row.result = read_result(path.parent)
+            result = read_result(path.parent)
         except DataError as error:
-            row.result.error = str(error)
-        row.swept = _given(row.result)
+            result = Result(status="unreadable", error=str(error))
+        row = SweepRow(path.parent, result)
+        for override in result.overrides:
+            key, equals, value = override.lstrip("+").partition("=")
+            if equals:
+                row.swept[key] = value
         rows.append(row)
 
-    values: dict[str, set[str]] = {}
     given = [row.swept for row in rows if row.swept]
-    for settings in given:
-        for key in settings:
-            values[key] = {each.get(key, "") for each in given}
+    shown = []  # the keys in which the jobs differ
+    for key in dict.fromkeys(chain.from_iterable(given)):
+        if len(rows) == 1 or len({each.get(key, "") for each in given}) > 1:
+            shown.append(key)
     for row in rows:
-        shown = {}
-        for key, each in values.items():
-            if len(rows) == 1 or len(each) > 1:  # those in which the jobs differ
-                shown[key] = row.swept.get(key, "")
-        row.swept = shown
+        row.swept = {key: row.swept.get(key, "") for key in shown}
     return rows
-
-
-def _given(result: Result) -> dict[str, str]:
-    """What a job was given, by key."""
-    given = {}
-    for override in result.overrides:
-        key, equals, value = override.lstrip("+").partition("=")
-        if equals:
-            given[key] = value
-    return given
 
 
 def best_of(rows: Sequence[SweepRow]) -> BestRow | None:

@@ -6,23 +6,17 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-from torch import Tensor
-
 from retina_dist.base.errors import (
-    PeerLost,
     Preempted,
     UserError,
-    activity,
     describe_error,
     is_collective,
-    lost_connection,
     set_status,
 )
 from retina_dist.base.files import write_json
@@ -35,8 +29,9 @@ from retina_dist.engine.nonfinite import Divergence, NonFiniteGuard
 from retina_dist.engine.phase_timer import format_timings, peak_gib, summary
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.preemption import PreemptionWatch
+from retina_dist.engine.profile import profiled
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.task import Task, TaskData, TrainBatch
+from retina_dist.engine.task import Task, TaskData
 from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.run.build import build_train_step, monitor_of
 from retina_dist.run.records import LOSS, RESULT, versions
@@ -49,8 +44,6 @@ from retina_dist.tracking.mlflow import MlflowRun
 from retina_dist.tracking.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-TakeStep = Callable[[Sequence[TrainBatch]], dict[str, Tensor]]
 
 
 @dataclass
@@ -82,11 +75,18 @@ class Training:
         loop = self._loop(heard, watch)
         ranks = (self.strategy.rank, self.strategy.world_size)
         position = (self.state.step, self.plan.stop_step)
+        traces = self.run.folder / "profile"
         try:
             heard.on_start(TrainingStart(self.state.model, self.run.folder, *position, *ranks))
-            with watch, self._profiling(loop.train_step) as loop.train_step:
+            traced = profiled(loop.train_step, self.plan, self.state.step, traces, self.strategy)
+            with watch, traced as loop.train_step:
                 metrics = loop.fit()
-            self._check_finite(metrics)
+            loss = metrics.get("val/loss", 0.0)
+            if not math.isfinite(loss):
+                raise Divergence(
+                    f"val/loss={loss} after step {self.state.step}; "
+                    "lower optimizer.lr or set trainer.gradient_clip."
+                )
         except Exception as error:
             self._write_failure(error, time.perf_counter() - started, loop, mlflow)
             raise
@@ -163,22 +163,6 @@ class Training:
             resume_with=as_override("resume", self.run.folder),
         )
 
-    def _profiling(self, take_step: TakeStep) -> AbstractContextManager[TakeStep]:
-        if not self.plan.profile_steps:
-            return nullcontext(take_step)
-        from retina_dist.engine.profile import profiled
-
-        folder = self.run.folder / "profile"
-        return profiled(take_step, self.plan, self.state.step, folder, self.strategy)
-
-    def _check_finite(self, metrics: Mapping[str, float]) -> None:
-        loss = metrics.get("val/loss", 0.0)
-        if not math.isfinite(loss):
-            raise Divergence(
-                f"val/loss={loss} after step {self.state.step}; "
-                "lower optimizer.lr or set trainer.gradient_clip."
-            )
-
     def _write_failure(
         self, error: Exception, seconds: float, loop: TrainLoop, mlflow: MlflowRun
     ) -> None:
@@ -213,7 +197,7 @@ class Training:
         speeds = loop.speeds[1:] or loop.speeds  # the first has the start in it
         content = {
             "status": status,
-            "error": _message_of(error),
+            "error": describe_error(error) if error else None,
             "step": self.state.step,
             "planned_steps": self.plan.total_steps,
             "monitor": monitor_of(self.config),
@@ -274,16 +258,6 @@ class Training:
                 f"trainer.stop_after ended the run at step {state.step} of "
                 f"{self.plan.total_steps}; continue with {again}"
             )
-
-
-def _message_of(error: Exception | None) -> str | None:
-    """One sentence for result.json."""
-    if error is None:
-        return None
-    if isinstance(error, PeerLost) or not lost_connection(error):
-        return describe_error(error)
-    doing, _ = activity()
-    return f"another process of the job was lost ({doing}); see the last output of that one."
 
 
 def _or_null(value: float) -> float | None:

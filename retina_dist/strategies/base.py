@@ -158,6 +158,10 @@ class DistributedStrategy(ABC):
             io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True
         )
 
+    def gather_objects(self, obj: T) -> list[T]:
+        """Every rank's object, plain values and tensors, in rank order."""
+        return [self.broadcast_object(obj, rank) for rank in range(self.world_size)]
+
     def broadcast_state(self, state: Stateful) -> None:
         """Make `state`, which is tensors and plain values, equal to rank 0's on every rank."""
         if self.world_size > 1:
@@ -179,26 +183,26 @@ class DistributedStrategy(ABC):
         The lowest rank that failed raises its error, the others raise PeerLost. The ranks exchange
         this in a tensor on `device`, by default the strategy's.
         """
+        if self.world_size == 1:
+            return function()
+        failure: UserError | None = None
+        failed = self.world_size  # no rank
         try:
             result = function()
         except UserError as error:
-            self._raise_collectively(error, device or self.device)
-            raise
-        self._raise_collectively(None, device or self.device)
-        return result
-
-    def _raise_collectively(self, failure: UserError | None, device: torch.device) -> None:
-        if self.world_size == 1:
-            return
-        failed = self.world_size if failure is None else self.rank
-        first = int(self.all_reduce(torch.tensor([failed], device=device), "min"))
-        if first < self.world_size and first != self.rank:
+            failure = error
+            failed = self.rank
+        own = torch.tensor([failed], device=device or self.device)
+        first = int(self.all_reduce(own, "min"))
+        if first not in (self.rank, self.world_size):
             raise PeerLost(
                 f"rank {first} stopped; its message says why.", collective=True, reporter=None
             )
         if failure:
             failure.collective = True
             failure.reporter = self.rank
+            raise failure
+        return result
 
     # elastic jobs
 

@@ -102,9 +102,9 @@ class DDPStrategy(DistributedStrategy):
         if dist.is_initialized():
             # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
-        store = self._job = self._store()
-        store.set(f"device{self.rank}", device_identity(self.device))
         try:
+            store = self._job = self._store()
+            store.set(f"device{self.rank}", device_identity(self.device))
             # before NCCL starts, which would only say "invalid usage" of a GPU that two processes
             # have
             devices = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
@@ -118,8 +118,16 @@ class DDPStrategy(DistributedStrategy):
                 world_size=self.world_size,
                 timeout=timedelta(seconds=self.timeout_s),
             )
-        except (dist.DistError, RuntimeError) as error:
-            raise self._not_joined(error) from error
+        except ConfigError:
+            raise
+        except (dist.DistError, RuntimeError, ValueError) as error:
+            address, port = self._rendezvous_endpoint()
+            raise ConfigError(
+                f"rank {self.rank} of {self.world_size} could not join the others at "
+                f"{address}:{port} ({first_line(error)}); check that every host was started, "
+                "MASTER_ADDR is rank 0's, its port is open, and GLOO_SOCKET_IFNAME names its "
+                "network."
+            ) from error
         return self
 
     def _store(self) -> dist.Store:
@@ -133,16 +141,13 @@ class DDPStrategy(DistributedStrategy):
         if self.world_size == 1:  # no rendezvous, so no address is needed
             return dist.HashStore()
         if _shared_store is None:
-            address, port = self._rendezvous_endpoint()
-            try:
-                store = self._connect(address, port)
-                meeting = FreshPrefix(store, self.rank, self.world_size, self.timeout_s)
-                _shared_store = meeting.agree()
-            except (dist.DistError, RuntimeError, ValueError) as error:
-                raise self._not_joined(error) from error
+            store = self._connect()
+            fresh = FreshPrefix(store, self.rank, self.world_size, self.timeout_s)
+            _shared_store = dist.PrefixStore(fresh.agree(), store)
         return dist.PrefixStore(f"job{_jobs}", _shared_store)
 
-    def _connect(self, address: str, port: int) -> dist.Store:
+    def _connect(self) -> dist.Store:
+        address, port = self._rendezvous_endpoint()
         waiting = timedelta(seconds=self.timeout_s)
         if self.launch.launcher == "torchrun":
             # its agents hold the store, and the environment says how
@@ -157,14 +162,6 @@ class DDPStrategy(DistributedStrategy):
             timeout=waiting,
             wait_for_workers=False,  # `FreshPrefix` waits, since it can tell which do not come
             multi_tenant=True,
-        )
-
-    def _not_joined(self, error: Exception) -> ConfigError:
-        address, port = self._rendezvous_endpoint()
-        return ConfigError(
-            f"rank {self.rank} of {self.world_size} could not join the others at {address}:{port} "
-            f"({first_line(error)}); check that every host was started, MASTER_ADDR is rank 0's, "
-            "its port is open, and GLOO_SOCKET_IFNAME names its network."
         )
 
     def _rendezvous_endpoint(self) -> tuple[str, int]:
@@ -316,22 +313,18 @@ class FreshPrefix:
         self.timeout_s = timeout_s
         self.token = uuid.uuid4().hex
 
-    def agree(self) -> dist.Store:
-        """The store under the prefix.
+    def agree(self) -> str:
+        """The prefix.
 
         Raises RuntimeError after `timeout_s`; rank 0 names who is late.
         """
-        if self.rank == 0:
-            prefix = self._give()
-        else:
-            prefix = self._take()
-        return dist.PrefixStore(prefix, self.store)
+        return self._take() if self.rank else self._give()
 
     def _give(self) -> str:
         """Rank 0: ask all others, and name the prefix to each that answers."""
         until = time.monotonic() + self.timeout_s
-        others = range(1, self.world_size)
         self.store.set("question", self.token)
+        others = range(1, self.world_size)
         late = list(others)
         while late:
             late = [rank for rank in late if not self._has_answered(rank)]
@@ -355,15 +348,14 @@ class FreshPrefix:
         # rank 0, which knows who is late, speaks first
         until = time.monotonic() + self.timeout_s + GRACE_S
         name = f"name{self.rank}/{self.token}"
-        while True:
+        while not self.store.check([name]):
+            if time.monotonic() > until:
+                raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for all ranks")
             if self.store.check(["question"]):
                 question = self.store.get("question").decode()
                 self.store.set(f"answer{self.rank}", question + self.token)
-            if self.store.check([name]):
-                return self.store.get(name).decode()
-            if time.monotonic() > until:
-                raise RuntimeError(f"Timed out waiting {self.timeout_s:g} s for all ranks")
             time.sleep(POLL_S)
+        return self.store.get(name).decode()
 
 
 def _record_collectives() -> None:

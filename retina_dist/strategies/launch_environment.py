@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.strategies.launchers import (
-    ALONE,
-    Launcher,
-    Meeting,
-    launcher_named,
-    launcher_of,
-)
+from retina_dist.strategies.launchers import ALONE, launcher_named, launcher_of
 
 
 @dataclass(frozen=True)
@@ -59,47 +53,20 @@ def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     launcher = launcher_of(environment)
     if launcher is ALONE:
         return Launch()
-    ranks = _read_ranks(launcher, environment)
-    meeting = launcher.meeting(environment)
-    return Launch(
-        launcher.name,
-        ranks.rank,
-        ranks.world_size,
-        ranks.local_rank,
-        ranks.local_world_size,
-        ranks.node_rank,
-        meeting.address,
-        _port(meeting),
-        meeting.service,
-    )
-
-
-def _port(meeting: Meeting) -> int | None:
-    port = meeting.port
-    if port is None:
-        return None
-    if not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(
-            f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it."
-        )
-    return int(port)
-
-
-@dataclass
-class _Ranks:
-    """The numbers of a launch; `local_world_size` is 0 if unknown."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-
-
-def _read_ranks(launcher: Launcher, environment: Mapping[str, str]) -> _Ranks:
     names = launcher.names
     try:
-        ranks = _parsed(launcher, environment)
+        rank = int(environment[names.rank])
+        world_size = int(environment[names.world_size])
+        local_rank = int(environment.get(names.local_rank, "0"))
+        node = int(environment.get(names.node_rank, "-1"))  # not said
+        said = environment.get(names.local_world_size)
+        local_size = 0
+        if said is not None:
+            local_size = launcher.ranks_of_node(said, node)
+        elif node > 0:  # the ranks of the nodes before give the size
+            local_size = (rank - local_rank) // node
+        elif launcher.fills_one_node:
+            local_size = world_size
     except (ValueError, IndexError):
         found = [f"{name}={environment[name]}" for name in names if name in environment]
         starter = "something" if launcher.title else launcher.name
@@ -107,31 +74,33 @@ def _read_ranks(launcher: Launcher, environment: Mapping[str, str]) -> _Ranks:
             f"{starter} set {', '.join(found)}, which are not all whole numbers; "
             "unset them or restart."
         ) from None
-    local_size = ranks.local_world_size or ranks.world_size
-    _check_below(names.rank, ranks.rank, names.world_size, ranks.world_size)
-    _check_below(names.local_rank, ranks.local_rank, names.local_world_size, local_size)
-    if ranks.node_rank < 0:  # not said: the hosts are filled one after the other
-        ranks.node_rank = ranks.rank // local_size
-    return ranks
+    of_node = local_size or world_size
+    _check_below(names.rank, rank, names.world_size, world_size)
+    _check_below(names.local_rank, local_rank, names.local_world_size, of_node)
+    if node < 0:  # the hosts are filled one after the other
+        node = rank // of_node
+    address, port, service = launcher.meeting(environment)
+    return Launch(
+        launcher.name,
+        rank,
+        world_size,
+        local_rank,
+        local_size,
+        node,
+        address,
+        _parsed_port(port),
+        service,
+    )
 
 
-def _parsed(launcher: Launcher, environment: Mapping[str, str]) -> _Ranks:
-    """The launcher's numbers as they are; a node rank that is not said is -1."""
-    names = launcher.names
-    rank = int(environment[names.rank])
-    world_size = int(environment[names.world_size])
-    local_rank = int(environment.get(names.local_rank, "0"))
-    node = int(environment.get(names.node_rank, "-1"))
-    said = environment.get(names.local_world_size)
-    if said is not None:
-        local_size = launcher.ranks_of_node(said, node)
-    elif node > 0:  # the ranks of the nodes before give the size
-        local_size = (rank - local_rank) // node
-    elif launcher.fills_one_node:
-        local_size = world_size
-    else:
-        local_size = 0
-    return _Ranks(rank, world_size, local_rank, local_size, node)
+def _parsed_port(port: str | None) -> int | None:
+    if port is None:
+        return None
+    if not (port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(
+            f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it."
+        )
+    return int(port)
 
 
 def _check_below(name: str, number: int, of: str, count: int) -> None:

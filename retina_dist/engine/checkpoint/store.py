@@ -308,17 +308,15 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
     """
     source = parse_path(source)
     if isinstance(source, Path):
-        files = [
-            folder / name for folder in (source / "checkpoints", source) for name in (BEST, LAST)
-        ]
-        return next((file for file in files if file.is_file()), source)
-    if source.name in (LAST, BEST):
+        for folder in (source / "checkpoints", source):
+            for name in (BEST, LAST):
+                if (folder / name).is_file():
+                    return folder / name
+    elif source.name in (LAST, BEST):
         with contextlib.suppress(CheckpointError):
-            entries = read_manifest(source.parent)
-            return next(
-                (source.parent / e["file"] for e in entries if source.name in e.get("names", ())),
-                source,
-            )
+            for e in read_manifest(source.parent):
+                if source.name in e.get("names", ()):
+                    return source.parent / e["file"]
     return source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retina_dist.base.errors import DataError, describe_error
+from retina_dist.base.errors import DataError, describe_error, set_status
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,12 @@ from retina_dist.base.errors import DataError, describe_error
             RuntimeError(
                 "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
             ),
-            "another process of the job failed or is gone; its own output says why.",
+            "another process of the job was lost (a test); its own output says why.",
         ),
     ],
 )
 def test_an_error_is_one_line(error: Exception, text: str) -> None:
+    set_status("a test")
     assert describe_error(error) == text
 
 

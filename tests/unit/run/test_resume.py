@@ -194,6 +194,20 @@ def test_the_run_s_settings_are_the_base_of_a_resume(task: str) -> None:
         assert settings("resume=run", "experiment=shapes").seed == 0
 
 
+@pytest.mark.parametrize("then", ["single", "ddp", "horovod", "auto"])
+@pytest.mark.parametrize("before", ["single", "ddp", "horovod", "auto"])
+def test_a_run_resumes_on_another_backend_than_its_config_names(before: str, then: str) -> None:
+    given = [f"strategy={before}", "strategy.compression=fp16", "data.batch_size=4"]
+    write_start(settings(*given), SingleDeviceStrategy("cpu"), Path("run"), "")
+    text = Path("run/config.yaml").read_text()
+    old = "strategy:\n  of_another_version: 1\n"
+    Path("run/config.yaml").write_text(text.replace("strategy:\n", old))
+    config = settings("resume=run", f"strategy={then}")
+    assert config.strategy == settings(f"strategy={then}").strategy
+    assert config.data.batch_size == 4
+    assert settings("resume=run").strategy == settings(*given).strategy
+
+
 def test_checkpoints_elsewhere(tmp_path: Path, said: list[str]) -> None:
     there = "trainer.checkpoint_dir='memory://bucket/else #1'"  # which YAML quotes
     assert open_run(settings(there, "output_dir=mine")).resume_step is None
