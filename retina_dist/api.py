@@ -141,7 +141,7 @@ class _Run(TrainerConfig):
         if self.run_folder is None:
             raise ConfigError(f"{type(self).__name__} has no checkpoint yet; call fit() first.")
         folder = checkpoint_folder(self.config, self.run_folder)
-        has_best = any(BEST in entry.get("names", ()) for entry in read_manifest(folder))
+        has_best = any(BEST in entry.names for entry in read_manifest(folder))
         return str(folder / (BEST if has_best else LAST))
 
 

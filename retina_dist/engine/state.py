@@ -5,10 +5,10 @@ numbers follow from `step`.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.meter import StepMeter
@@ -40,11 +40,11 @@ class ExponentialMovingAverage:
         torch._foreach_lerp_(mine, theirs, 1 - decay)
         copy_each(_statistics(self.model), _statistics(model))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The averaged weights and the number of updates."""
         return {"model": self.model.state_dict(), "updates": self.updates}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Load the result of `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.updates = state["updates"]
@@ -93,7 +93,7 @@ class TrainState:
         """The weights to judge and to ship: the average if there is one."""
         return self.ema.model if self.ema else self.model
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Tensors and plain Python values only, so that it loads with `weights_only=True`. Every
         rank must call it.
         """
@@ -111,7 +111,7 @@ class TrainState:
             "scaler": self.scaler.state_dict(),
         }
 
-    def replicated(self) -> dict[str, Any]:
+    def replicated(self) -> StateDict:
         """The values that are equal on all ranks, by name: tensors, and the settings of modules and
         parameter groups.
         """
@@ -119,7 +119,7 @@ class TrainState:
             parameter: name for name, parameter in self.model.named_parameters()
         }
         optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
-        parts: dict[str, Any] = {
+        parts: StateDict = {
             "model": self.model.state_dict(),
             "optimizer": dict(sorted(optimizer.items())),
         }
@@ -132,7 +132,7 @@ class TrainState:
         parts["groups"] = groups
         return parts
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Put back what `state_dict` returned; an average that the state does not hold starts from
         its weights.
         """

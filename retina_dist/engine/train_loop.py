@@ -220,6 +220,12 @@ class TrainLoop:
             state.last_eval_step = self.saved_step  # a resume validates first
             store.save(self.checkpoint(), state.step)
 
+    def _save_unvalidated(self, store: CheckpointStore) -> None:
+        state = self.state
+        if self.strategy.is_main and state.last_eval_step == state.step > self.saved_step:
+            state.last_eval_step = self.saved_step  # a resume validates first
+            store.save(self.checkpoint(), state.step)
+
     def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
         """The content of a checkpoint now; `metrics` are of this step's validation. Collective."""
         epoch, cursor = self.data.position(self.state.step)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.base.registry import class_of
@@ -20,8 +21,10 @@ from retina_dist.optim.settings import (
     SGDSettings,
 )
 
+Group = dict[str, Any]  # parameters and their settings
 
-def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict]:
+
+def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
     """The trainable parameters in groups of equal weight decay and `lr_scale`.
 
     In each group they have the model's order. `norm_weight_decay` is for normalisation layers,
@@ -40,7 +43,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
         backbone = set(named())
 
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-    groups: dict[tuple[float, float], dict] = {}
+    groups: dict[tuple[float, float], Group] = {}
     seen: set[nn.Parameter] = set()  # tied weights are one parameter of two modules
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -66,7 +69,7 @@ class SGD(torch.optim.SGD):
 
     settings = SGDSettings
 
-    def __init__(self, groups: list[dict], settings: SGDSettings) -> None:
+    def __init__(self, groups: list[Group], settings: SGDSettings) -> None:
         super().__init__(
             groups,
             lr=settings.lr,
@@ -81,7 +84,7 @@ class Adam(torch.optim.Adam):
 
     settings = AdamSettings
 
-    def __init__(self, groups: list[dict], settings: AdamSettings) -> None:
+    def __init__(self, groups: list[Group], settings: AdamSettings) -> None:
         first, second = settings.betas
         super().__init__(
             groups, lr=settings.lr, betas=(first, second), eps=settings.eps, fused=True
@@ -93,14 +96,14 @@ class AdamW(torch.optim.AdamW):
 
     settings = AdamWSettings
 
-    def __init__(self, groups: list[dict], settings: AdamWSettings) -> None:
+    def __init__(self, groups: list[Group], settings: AdamWSettings) -> None:
         first, second = settings.betas
         super().__init__(
             groups, lr=settings.lr, betas=(first, second), eps=settings.eps, fused=True
         )
 
 
-def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.optim.Optimizer:
+def build_optimizer(groups: list[Group], settings: OptimizerSettings) -> torch.optim.Optimizer:
     """The optimizer of the settings' entry over `parameter_groups`. Raises ConfigError when nothing
     is trainable.
     """
@@ -110,7 +113,7 @@ def build_optimizer(groups: list[dict], settings: OptimizerSettings) -> torch.op
     return optimizer
 
 
-def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Group]:
     """The settings that each parameter group was made with, and its parameters' names
     as "names".
     """
@@ -124,9 +127,9 @@ def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[
 
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    groups: list[dict[str, Any]],
-    saved_groups: list[dict[str, Any]] | None,
+    state: StateDict,
+    groups: list[Group],
+    saved_groups: list[Group] | None,
 ) -> None:
     """Load what an optimizer keeps for each parameter; settings that were changed stay
     `optimizer`'s.
@@ -155,43 +158,29 @@ def load_optimizer(
         )
 
     merged = optimizer.state_dict()["param_groups"]
+    none = object()  # where a group lacks the setting
     for group, made in zip(merged, groups, strict=True):
         for saved_made, saved in zip(saved_groups, state["param_groups"], strict=True):
-            group |= _unchanged(made, saved_made, saved)
+            if made["names"] != saved_made["names"]:
+                continue
+            for key, value in saved.items():
+                if key != "params" and saved_made.get(key, none) == made.get(key, none):
+                    group[key] = value
 
     number_of = {name: number for number, name in enumerate(names)}
     values = {number_of[saved_names[number]]: kept for number, kept in state["state"].items()}
     optimizer.load_state_dict({"state": values, "param_groups": merged})
+    # copies in the parameter's memory format; later steps change them
     for parameter, kept in optimizer.state.items():
-        _copy_as(parameter, kept)
+        for name, value in kept.items():
+            if torch.is_tensor(value):
+                like = parameter if value.shape == parameter.shape else value
+                copied = torch.empty_like(like, dtype=value.dtype, device=value.device)
+                kept[name] = copied.copy_(value)
 
 
-def _names(groups: list[dict[str, Any]]) -> list[str]:
+def _names(groups: list[Group]) -> list[str]:
     return [name for group in groups for name in group["names"]]
-
-
-def _copy_as(parameter: Tensor, kept: dict[str, Any]) -> None:
-    """Copy what is kept of a parameter, in its memory format; later steps change the copies."""
-    for name, value in kept.items():
-        if torch.is_tensor(value):
-            like = parameter if value.shape == parameter.shape else value
-            copied = torch.empty_like(like, dtype=value.dtype, device=value.device)
-            kept[name] = copied.copy_(value)
-
-
-def _unchanged(
-    made: dict[str, Any], saved_made: dict[str, Any], saved: dict[str, Any]
-) -> dict[str, Any]:
-    """The values of a saved group of the same parameters whose settings are those of this run."""
-    values: dict[str, Any] = {}
-    if made["names"] != saved_made["names"]:
-        return values
-    for key, value in saved.items():
-        is_setting_of_both = (key in saved_made) == (key in made)
-        is_same = saved_made.get(key) == made.get(key)
-        if key != "params" and is_setting_of_both and is_same:
-            values[key] = value
-    return values
 
 
 def clip_gradients(

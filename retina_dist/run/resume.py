@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch.optim.optimizer import StateDict
+
 from retina_dist.base.errors import CheckpointError, ConfigError, UserError, describe_error
 from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path
 from retina_dist.base.redaction import redacted
@@ -45,7 +47,7 @@ RESUME_LOCKED = (
     "trainer.overfit_batches",
 )
 
-Found = tuple[PathOrUrl, dict[str, Any]]  # a checkpoint and its content
+Found = tuple[PathOrUrl, StateDict]  # a checkpoint and its content
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class Run:
     folder: Path
     resume_step: int | None = None
     resumed_from: PathOrUrl | None = None
-    checkpoint: dict[str, Any] | None = None
-    owner: dict[str, Any] | None = None
+    checkpoint: StateDict | None = None
+    owner: StateDict | None = None
     is_restart: bool = False
 
 
@@ -114,7 +116,7 @@ class RunOpener(contextlib.AbstractContextManager["RunOpener"]):
         folder: Path,
         config: RunConfig,
         locked: frozenset[str],
-        committed: dict[str, Any] | None,
+        committed: StateDict | None,
     ) -> Run:
         here = replace(config, output_dir=str(folder))
         # once: another process of this job may hold the lock
@@ -334,7 +336,7 @@ def _has_checkpoints(folder: PathOrUrl) -> bool:
 
 
 def _check_locked(
-    config: RunConfig, locked: frozenset[str], path: PathOrUrl, content: dict[str, Any]
+    config: RunConfig, locked: frozenset[str], path: PathOrUrl, content: StateDict
 ) -> None:
     """Raise unless the checkpoint was trained with the settings that a resume may not change."""
     try:
@@ -427,7 +429,7 @@ def warn_of_changed_data(run: Run, task: Task) -> None:
         )
 
 
-def _warn_of_changes(content: dict[str, Any], best: BestMetric, precision: str) -> None:
+def _warn_of_changes(content: StateDict, best: BestMetric, precision: str) -> None:
     """Warn where numbers after the resume cannot be compared with those before it."""
     saved = content["best"]
     if saved["value"] is not None and not best.same_metric(saved):

@@ -224,22 +224,18 @@ class Training:
                     self.task.draw_results(self.state.evaluated_model, self.data, folder)
                 logger.info(page_if_possible(partial(write_report, folder), folder))
             if self.config.logging.tensorboard and metrics is not None:
-                self._write_tensorboard(metrics)
+                step = self.state.step
+                changed = {key: value for key, value, _ in changed_settings(self.config)}
+                finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
+                images = sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")])
+                tensorboard = TensorBoardLogger(self.config.logging, folder, step)
+                tensorboard.log_results(changed, finite, images, step)
+                tensorboard.close()
         # Anything may fail in drawing, custom code included; the weights and result.json are
         # written.
         except Exception as error:
             again = f"python -m retina_dist.report {as_override('run', folder)} tries again"
             logger.warning(f"no report: {describe_error(error)}; {again}")
-
-    def _write_tensorboard(self, metrics: Mapping[str, float]) -> None:
-        folder = self.run.folder
-        step = self.state.step
-        changed = {key: value for key, value, _ in changed_settings(self.config)}
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        images = sorted([*folder.glob("*.jpg"), *folder.glob("images/*.jpg")])
-        tensorboard = TensorBoardLogger(self.config.logging, folder, step)
-        tensorboard.log_results(changed, finite, images, step)
-        tensorboard.close()
 
     def _log_results(self, timings: dict[str, Any]) -> None:
         folder = self.run.folder

@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 
 import retina_dist as rd
 from retina_dist.base.errors import ConfigError, DataError, ImageError, UserError
-from retina_dist.base.registry import class_of
 from retina_dist.data.images import read_image
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.detection.readers.torch_dataset import ItemReader
@@ -364,8 +363,7 @@ def test_wrong_datasets_are_named() -> None:
         match="train dataset cannot be sent to data workers .*; open files in __getitem__",
     ):
         pickle.dumps(unsendable)
-    config = rd.TorchDatasetConfig(train=Items(), categories=["a"])
-    assert not class_of(config)(config).has("val")
+    assert not rd.TorchDatasetConfig(train=Items(), categories=["a"]).reader().has("val")
 
 
 def test_overfit_batches_trains_an_own_dataset_without_augmentation(tmp_path: Path) -> None:

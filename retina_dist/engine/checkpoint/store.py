@@ -20,11 +20,14 @@ import os
 import re
 import shutil
 from concurrent import futures
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import CheckpointError, UserError
 from retina_dist.base.files import (
@@ -52,6 +55,15 @@ class NewerFormat(CheckpointError):
     """A sound checkpoint of a later version, which nothing older should take the place of."""
 
 
+class CheckpointEntry(msgspec.Struct):
+    """A checkpoint in the manifest; `names` are its second names."""
+
+    file: str
+    step: int
+    metric: float | None
+    names: list[str] = []
+
+
 class CheckpointStore:
     """Saves checkpoints into `folder` (a path or a URL), keeping the newest `keep_last` and the
     best `save_top_k` by `best`.
@@ -69,7 +81,7 @@ class CheckpointStore:
         save_top_k: int = 1,
         best: BestMetric | None = None,
         resumed_at: int | None = None,
-        owner: dict[str, Any] | None = None,
+        owner: StateDict | None = None,
     ) -> None:
         self.folder = parse_path(folder)
         self.owner = owner
@@ -78,7 +90,7 @@ class CheckpointStore:
         self.resumed_at = resumed_at
         self.best = best or BestMetric()
         # what the folder holds, once this store has looked
-        self._entries: list[dict[str, Any]] | None = None
+        self._entries: list[CheckpointEntry] | None = None
         self._writer = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
 
@@ -108,22 +120,22 @@ class CheckpointStore:
                 f"{self.folder} was taken over by {describe_owner(owner)}; this run writes no more."
             )
 
-    def _check_best(self, held: list[dict[str, Any]]) -> None:
+    def _check_best(self, held: list[CheckpointEntry]) -> None:
         best = self.best
         if best.value is None:  # the run now ranks by another metric than the one it was saved with
             for e in held:
-                e["metric"] = None
-        elif self.save_top_k and best.value not in [e["metric"] for e in held]:
+                e.metric = None
+        elif self.save_top_k and best.value not in [e.metric for e in held]:
             lost = f"does not hold the checkpoint with the {best} so far, {best.value:.6g}"
             best.value = None
             best.evals_since_best = 0
             start = ""
             if ranked := self._best(held):
-                best.value = ranked[0]["metric"]
+                best.value = ranked[0].metric
                 start = f" from {best.value:.6g}"
             logger.warning(f"{self.folder} {lost}; the best restarts{start}.")
 
-    def save(self, content: dict[str, Any], step: int, metric: float | None = None) -> None:
+    def save(self, content: StateDict, step: int, metric: float | None = None) -> None:
         """Copy `content` and have it written as the newest checkpoint; `wait` returns when it is on
         the disk.
 
@@ -146,7 +158,7 @@ class CheckpointStore:
             self._writing = None
             writing.result()
 
-    def _write(self, content: dict[str, Any], step: int, metric: float | None) -> None:
+    def _write(self, content: StateDict, step: int, metric: float | None) -> None:
         try:
             self._replace(sealed(content), step, metric)
             self._check_owner()
@@ -161,8 +173,8 @@ class CheckpointStore:
         if self._entries is None:
             self._entries = self._held()
         there = set(names_in(self.folder))
-        entries = [e for e in self._entries if e["step"] < step and e["file"] in there]
-        entries.append({"file": _file_of(step), "step": step, "metric": metric})
+        entries = [e for e in self._entries if e.step < step and e.file in there]
+        entries.append(CheckpointEntry(_file_of(step), step, metric))
         chosen = entries[-self.keep_last :] + self._best(entries)[: self.save_top_k]
         kept = [e for e in entries if e in chosen]
         self._check_owner()
@@ -177,68 +189,69 @@ class CheckpointStore:
             if BEST not in named:  # what has this name is the best of another metric
                 (self.folder / BEST).unlink(missing_ok=True)
 
-    def _write_manifest(self, entries: list[dict[str, Any]]) -> dict[str, str]:
+    def _write_manifest(self, entries: list[CheckpointEntry]) -> dict[str, str]:
         """Write the manifest, and return the file of each second name."""
         named = {}
         best = self._best(entries)
         if entries:
-            named[LAST] = entries[-1]["file"]
+            named[LAST] = entries[-1].file
         if best and self.save_top_k:
-            named[BEST] = best[0]["file"]
+            named[BEST] = best[0].file
         for e in entries:
-            e["names"] = [alias for alias, target in named.items() if target == e["file"]]
-        write_bytes(self.folder / MANIFEST, f"{json.dumps(entries, indent=1)}\n".encode())
+            e.names = [alias for alias, target in named.items() if target == e.file]
+        encoded = msgspec.json.format(msgspec.json.encode(entries), indent=1)
+        write_bytes(self.folder / MANIFEST, encoded + b"\n")
         return named
 
     def _tidy(self) -> None:
         """Remove the checkpoints that the manifest no longer names, and what a killed process left
         half written.
         """
-        files = {e["file"] for e in self._entries or ()}
+        files = {e.file for e in self._entries or ()}
         for name in names_in(self.folder):
             if LEFT_OVER.fullmatch(name) or (STEP_FILE.fullmatch(name) and name not in files):
                 # a file that cannot be removed does no harm
                 with contextlib.suppress(OSError, UserError):
                     (self.folder / name).unlink()
 
-    def _held(self) -> list[dict[str, Any]]:
+    def _held(self) -> list[CheckpointEntry]:
         """The checkpoints up to where this run began: of the manifest, or else the sound files."""
         files = _step_files(self.folder)
-        entries = {}
+        entries: dict[str, CheckpointEntry] = {}
         with contextlib.suppress(CheckpointError):
-            entries = {e["file"]: e for e in read_manifest(self.folder)}
+            entries = {e.file: e for e in read_manifest(self.folder)}
             # after a crash between file and manifest the file is newer than its entry
-            files = [e["file"] for e in entries.values() if e["step"] == self.resumed_at]
+            files = [e.file for e in entries.values() if e.step == self.resumed_at]
         for file in files:
             with contextlib.suppress(CheckpointError):
                 content = load_checkpoint(self.folder / file)
                 metric = None
                 if self.best.same_metric(content.get("best", {})):
                     metric = content.get("metric")
-                entries[file] = {"file": file, "step": content["step"], "metric": metric}
+                entries[file] = CheckpointEntry(file, content["step"], metric)
         last = math.inf if self.resumed_at is None else self.resumed_at
-        return [e for e in entries.values() if e["step"] <= last]
+        return [e for e in entries.values() if e.step <= last]
 
-    def _best(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _best(self, entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
         """Entries with a metric, best first; the earlier one wins a tie."""
-        ranked = [e for e in entries if e["metric"] is not None]
-        return sorted(ranked, key=lambda e: (self.best.rank(e["metric"]), e["step"]))
+        ranked = [e for e in entries if e.metric is not None]
+        return sorted(ranked, key=lambda e: (self.best.rank(e.metric or 0.0), e.step))
 
 
-def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
+def read_manifest(folder: PathOrUrl) -> list[CheckpointEntry]:
     """The checkpoints that the manifest names, oldest first. Raises CheckpointError unless it is
     sound, or none is there.
     """
     try:
-        entries = json.loads(read_bytes(folder / MANIFEST))
+        content = read_bytes(folder / MANIFEST)
+        entries = msgspec.json.decode(content, type=list[CheckpointEntry])
         for e in entries:
-            is_number = isinstance(e["metric"], float | int | None)
-            if e["file"] != _file_of(e["step"]) or not is_number:
+            if e.file != _file_of(e.step):
                 raise ValueError(f"an entry is {e}")
-        return sorted(entries, key=lambda e: int(e["step"]))
+        return sorted(entries, key=attrgetter("step"))
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, FileNotFoundError) and not _step_files(folder):
             return []
         raise CheckpointError(
@@ -246,7 +259,7 @@ def read_manifest(folder: PathOrUrl) -> list[dict[str, Any]]:
         ) from error
 
 
-def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | None:
+def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, StateDict] | None:
     """The newest sound checkpoint of a folder and its content; None when the folder has none.
 
     Tries the manifest's checkpoints, newest first, then the other files `step_N.pt`; a damaged
@@ -254,12 +267,12 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
     are damaged.
     """
     folder = parse_path(folder)
-    entries: list[dict[str, Any]] = []
+    entries: list[CheckpointEntry] = []
     try:
         entries = read_manifest(folder)
     except CheckpointError as error:
         logger.warning(f"{str(error).split(';')[0]}; going by the checkpoint files themselves.")
-    names = dict.fromkeys([e["file"] for e in reversed(entries)] + _step_files(folder)[::-1])
+    names = dict.fromkeys([e.file for e in reversed(entries)] + _step_files(folder)[::-1])
     for name in names:
         try:
             return folder / name, load_checkpoint(folder / name)
@@ -275,7 +288,7 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, dict[str, Any]] | N
     return None
 
 
-def load_checkpoint(source: str | PathOrUrl) -> dict[str, Any]:
+def load_checkpoint(source: str | PathOrUrl) -> StateDict:
     """The content of a checkpoint of ours, on the CPU. Nothing but tensors and plain values is ever
     unpickled.
 
@@ -315,12 +328,12 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
     elif source.name in (LAST, BEST):
         with contextlib.suppress(CheckpointError):
             for e in read_manifest(source.parent):
-                if source.name in e.get("names", ()):
-                    return source.parent / e["file"]
+                if source.name in e.names:
+                    return source.parent / e.file
     return source
 
 
-def sealed(content: dict[str, Any]) -> bytes:
+def sealed(content: StateDict) -> bytes:
     """The file of a checkpoint by torch.save, with its own SHA-256 as the zip's comment at
     the end.
     """

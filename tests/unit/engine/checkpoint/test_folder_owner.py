@@ -231,7 +231,7 @@ def test_one_that_lost_the_folder_writes_and_removes_nothing(folder: PathOrUrl) 
         save(former, WEIGHTS, 2)
     assert names_in(folder) == before
     save(now, WEIGHTS, 3)
-    assert [e["step"] for e in read_manifest(folder)] == [3]
+    assert [e.step for e in read_manifest(folder)] == [3]
     with pytest.raises(CheckpointError, match="taken over"):
         save(former, WEIGHTS, 4)
     newest = load_latest(folder)
@@ -262,4 +262,4 @@ def test_one_that_was_suspended_while_it_wrote_removes_nothing_of_the_new_owner(
     if isinstance(folder, Path):
         assert load_checkpoint(folder / "last.pt")["step"] == 3
     save(now, WEIGHTS, 4)
-    assert [e["step"] for e in read_manifest(folder)] == [4]
+    assert [e.step for e in read_manifest(folder)] == [4]
