@@ -93,6 +93,11 @@ def near_hint(value: object, options: tuple[Any, ...]) -> str:
     return f"; did you mean {by_spelling[near[0]]}?"
 
 
+def entry_name(name: str) -> Any:
+    """The field `name` of an entry's settings, which has this value only."""
+    return setting(name, choices=(name,))
+
+
 def setting(default: Any, text: str = "", *, fraction: bool = False, **limits: Any) -> Any:
     """A dataclass field with its default, which is copied if it is a list, and its `Limits`.
 

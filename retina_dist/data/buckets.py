@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from retina_dist.base.errors import DataError
 
+Shape = tuple[int, int]  # (height, width)
 IntArray = npt.NDArray[np.int64]
 
 
@@ -27,7 +28,7 @@ def resize_scale(height: int, width: int, min_size: int, max_size: int) -> float
     return min(min_size / min(height, width), max_size / max(height, width))
 
 
-def resized_size(height: int, width: int, min_size: int, max_size: int) -> tuple[int, int]:
+def resized_size(height: int, width: int, min_size: int, max_size: int) -> Shape:
     """(height, width) after the resize of torchvision's `GeneralizedRCNNTransform`: rounded down,
     at least 1.
 
@@ -37,7 +38,7 @@ def resized_size(height: int, width: int, min_size: int, max_size: int) -> tuple
     return scaled_size(height, width, resize_scale(height, width, min_size, max_size))
 
 
-def scaled_size(height: int, width: int, scale: float) -> tuple[int, int]:
+def scaled_size(height: int, width: int, scale: float) -> Shape:
     """(height, width) times `scale`, rounded down, at least 1."""
     return max(1, math.floor(height * scale)), max(1, math.floor(width * scale))
 
@@ -58,7 +59,7 @@ class Buckets:
     def num_images(self) -> int:
         return len(self.of_image)
 
-    def padded_shape(self, indices: Sequence[int] | IntArray, min_size: int) -> tuple[int, int]:
+    def padded_shape(self, indices: Sequence[int] | IntArray, min_size: int) -> Shape:
         """(height, width) for a batch: its bucket's shape, or one that fits all if it mixes
         buckets.
         """
@@ -66,12 +67,12 @@ class Buckets:
         height, width = self.padded_shapes[self.min_sizes.index(min_size), used].max(axis=0)
         return int(height), int(width)
 
-    def all_padded_shapes(self) -> set[tuple[int, int]]:
+    def all_padded_shapes(self) -> set[Shape]:
         """The shape of every possible batch: of one bucket, or of several.
 
         Two of those set the height and the width.
         """
-        found: set[tuple[int, int]] = set()
+        found: set[Shape] = set()
         for pair in combinations_with_replacement(range(len(self)), 2):
             for height, width in self.padded_shapes[:, pair].max(axis=1).tolist():
                 found.add((height, width))
@@ -110,7 +111,7 @@ def make_buckets(
     # merge equal sizes, then equal padded shapes: the search below handles dozens of kinds instead
     # of every image
     stored, image_kind = np.unique(stored, axis=0, return_inverse=True)
-    resized: list[list[tuple[int, int]]] = []
+    resized: list[list[Shape]] = []
     for height, width in stored.tolist():
         resized.append([resized_size(height, width, size, max_size) for size in min_sizes])
     padded = -(-np.array(resized, dtype=np.int64) // divisor) * divisor  # [kinds, S, 2]

@@ -30,6 +30,7 @@ from retina_dist.base.files import Url, is_packed, open_regular, parse_path
 from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 
+Size = tuple[int, int]  # (width, height)
 ORIENTATION_TAG = 0x0112
 SWAPPING = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # The sides that are mirrored to turn an image of each orientation upright, after width and height
@@ -53,7 +54,7 @@ ImageFile.LOAD_TRUNCATED_IMAGES = False  # annotations describe the whole image
 
 def read_image(
     path: Source,
-    annotated_size: tuple[int, int] | None = None,
+    annotated_size: Size | None = None,
     max_pixels: int = MAX_PIXELS,
     content: bytes | None = None,
     formats: tuple[str, ...] | None = None,
@@ -99,7 +100,7 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
 def image_sizes(
     path: Source, max_pixels: int = MAX_PIXELS, content: bytes | None = None
-) -> list[tuple[int, int]]:
+) -> list[Size]:
     """(width, height) as a viewer shows them, and as stored, before EXIF orientation; from the
     header alone. Raises ImageError.
     """
@@ -132,7 +133,7 @@ def has_more_scans(jpeg: bytes, most: int) -> bool:
     return next(islice(scans, most, None), None) is not None
 
 
-def _segments(jpeg: bytes) -> Iterator[tuple[int, int]]:
+def _segments(jpeg: bytes) -> Iterator[Size]:
     """(position of the marker's code, code) of each segment, which libjpeg skips by its length.
 
     Data are skipped up to a marker.
@@ -259,7 +260,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _orientation_of_annotations(
-    path: Source, stored: tuple[int, int], orientation: int, annotated: tuple[int, int] | None
+    path: Source, stored: Size, orientation: int, annotated: Size | None
 ) -> int:
     """The orientation to apply so that pixels agree with the annotations of an image of `annotated`
     size.
@@ -276,7 +277,7 @@ def _orientation_of_annotations(
     )
 
 
-def _shown(stored: tuple[int, int], orientation: int) -> tuple[int, int]:
+def _shown(stored: Size, orientation: int) -> Size:
     """(width, height) as a viewer shows an image, of those that are stored."""
     width, height = stored
     if orientation in SWAPPING:

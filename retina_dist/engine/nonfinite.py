@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def poison_if_nonfinite(loss: Tensor, parameter: nn.Parameter) -> Tensor:
     return loss + nothing * parameter.flatten()[0].to(loss.dtype)
 
 
+@dataclass
 class NonFiniteGuard:
     """Skips a step on all ranks when its gradient is not finite; raises Divergence after more than
     `limit` skips in a row.
@@ -48,22 +50,14 @@ class NonFiniteGuard:
     gradient norm and learning rate on each rank.
     """
 
-    def __init__(
-        self,
-        state: TrainState,
-        plan: Plan,
-        strategy: DistributedStrategy,
-        *,
-        limit: int = 5,
-        folder: Path | None = None,
-        inspect: Callable[[nn.Module, Any], list[dict[str, Any]]] | None = None,
-    ) -> None:
-        self.state = state
-        self.plan = plan
-        self.strategy = strategy
-        self.limit = limit
-        self.folder = folder
-        self.inspect = inspect
+    state: TrainState
+    plan: Plan
+    strategy: DistributedStrategy
+    limit: int = 5
+    folder: Path | None = None
+    inspect: Callable[[nn.Module, Any], list[dict[str, Any]]] | None = None
+
+    def __post_init__(self) -> None:
         self._statistics: list[Tensor] = []
         self._before: list[Tensor] = []  # their values at the beginning of the step
 

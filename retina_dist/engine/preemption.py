@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from types import FrameType
 from typing import Any
@@ -75,14 +76,14 @@ class StopAction(IntEnum):
     STOP = 2  # with a checkpoint
 
 
+@dataclass
 class StopConsensus:
     """Agrees on one action for all ranks with an asynchronous maximum, known one step later, so
     that no rank waits for it.
     """
 
-    def __init__(self, strategy: DistributedStrategy) -> None:
-        self.strategy = strategy
-        self._pending: Callable[[], int] | None = None
+    strategy: DistributedStrategy
+    _pending: Callable[[], int] | None = None
 
     def poll(self, request: StopAction) -> StopAction:
         """Submit this rank's request and return the action agreed on at the previous call; with one

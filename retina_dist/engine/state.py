@@ -5,6 +5,7 @@ numbers follow from `step`.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ def _statistics(model: nn.Module) -> list[Tensor]:
     return [x for module in live for x in module.buffers(recurse=False)]
 
 
+@dataclass
 class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 
@@ -68,24 +70,18 @@ class TrainState:
     last validation. `meter` gathers metrics between log lines.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-        ema: ExponentialMovingAverage | None = None,
-        best: BestMetric | None = None,
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.scaler = scaler
-        self.ema = ema
-        self._groups = describe_groups(model, optimizer)
-        self.step = 0
-        self.best = best or BestMetric()
-        self.last_eval_step = 0
-        self.skipped_steps = 0
-        self.consecutive_skips = 0
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    ema: ExponentialMovingAverage | None = None
+    best: BestMetric = field(default_factory=BestMetric)
+    step: int = 0
+    last_eval_step: int = 0
+    skipped_steps: int = 0
+    consecutive_skips: int = 0
+
+    def __post_init__(self) -> None:
+        self._groups = describe_groups(self.model, self.optimizer)
         self.meter = StepMeter()
 
     @property
@@ -115,9 +111,7 @@ class TrainState:
         """The values that are equal on all ranks, by name: tensors, and the settings of modules and
         parameter groups.
         """
-        names: dict[torch.Tensor, str] = {
-            parameter: name for name, parameter in self.model.named_parameters()
-        }
+        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         optimizer = {names[p]: values for p, values in self.optimizer.state.items()}
         parts: StateDict = {
             "model": self.model.state_dict(),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from retina_dist.strategies.base import DistributedStrategy
 
-Validator = Callable[[nn.Module], dict[str, float]]
+Metrics = dict[str, float]  # a validation's, by name
+Validator = Callable[[nn.Module], Metrics]
 
 
 class TrainBatch(Protocol):

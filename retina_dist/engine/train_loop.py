@@ -13,13 +13,13 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retina_dist.base.errors import Preempted, set_status
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
-from retina_dist.engine.task import TaskData, TrainBatch
+from retina_dist.engine.task import Metrics, TaskData, TrainBatch, Validator
 from retina_dist.engine.train_step import WEIGHT, TrainStep
 from retina_dist.tracking.callbacks import Callback
 
@@ -51,7 +51,7 @@ class TrainLoop:
         data: TaskData,
         callbacks: Callback,
         *,
-        validate: Callable[[nn.Module], dict[str, float]] | None = None,
+        validate: Validator | None = None,
         store: CheckpointStore | None = None,
         metadata: Mapping[str, Any] | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
@@ -79,7 +79,7 @@ class TrainLoop:
         self._saved_at = 0.0
         self._metrics_checked = self.strategy.world_size == 1
 
-    def fit(self) -> dict[str, float]:
+    def fit(self) -> Metrics:
         """Train to the plan's last step and return the metrics of the last validation.
 
         Every checkpoint is on the disk when it returns or raises; a failed write raises on all
@@ -101,13 +101,13 @@ class TrainLoop:
                 logger.warning(error)
             raise
 
-    def _run(self) -> dict[str, float]:
+    def _run(self) -> Metrics:
         """Run the loop; validate first if the previous run stopped before a due validation."""
         state = self.state
         self.net.train()
         self.saved_step = state.step
         self._saved_at = time.monotonic()
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         if self.plan.validates_at(state.step) and state.last_eval_step < state.step:
             metrics = self._validate()
             self._save(metrics)
@@ -117,7 +117,7 @@ class TrainLoop:
         self.timer.mark("checkpoint")
         return metrics
 
-    def _loop(self, metrics: dict[str, float]) -> dict[str, float]:
+    def _loop(self, metrics: Metrics) -> Metrics:
         state = self.state
         plan = self.plan
         steps = self.data.train_steps(state.step, plan.stop_step)
@@ -184,7 +184,7 @@ class TrainLoop:
         metrics["train/epoch"] = self.plan.epoch_at(state.step)
         self.callbacks.on_log(metrics, state.step)
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self) -> Metrics:
         state = self.state
         state.last_eval_step = state.step
         if self.validate is None:
@@ -202,7 +202,7 @@ class TrainLoop:
             state.best.update(metrics)
         return metrics
 
-    def _save(self, metrics: dict[str, float]) -> None:
+    def _save(self, metrics: Metrics) -> None:
         """Start to write a checkpoint. Raises CheckpointError if the one before was not written."""
         store = self.store
         step = self.state.step
@@ -220,13 +220,7 @@ class TrainLoop:
             state.last_eval_step = self.saved_step  # a resume validates first
             store.save(self.checkpoint(), state.step)
 
-    def _save_unvalidated(self, store: CheckpointStore) -> None:
-        state = self.state
-        if self.strategy.is_main and state.last_eval_step == state.step > self.saved_step:
-            state.last_eval_step = self.saved_step  # a resume validates first
-            store.save(self.checkpoint(), state.step)
-
-    def checkpoint(self, metrics: dict[str, float] | None = None) -> dict[str, Any]:
+    def checkpoint(self, metrics: Metrics | None = None) -> dict[str, Any]:
         """The content of a checkpoint now; `metrics` are of this step's validation. Collective."""
         epoch, cursor = self.data.position(self.state.step)
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}

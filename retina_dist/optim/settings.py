@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import Entry
-from retina_dist.base.settings import MISSING, setting
+from retina_dist.base.settings import MISSING, entry_name, setting
 
 
 @dataclass
@@ -42,7 +42,7 @@ OptimizerSettings = OptimizerConfig  # the name that a class from outside extend
 class SGDSettings(OptimizerSettings):
     """torch's SGD."""
 
-    name: str = setting("sgd", choices=("sgd",))
+    name: str = entry_name("sgd")
     momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = False
 
@@ -58,7 +58,7 @@ class SGDSettings(OptimizerSettings):
 class AdamSettings(OptimizerSettings):
     """torch's Adam."""
 
-    name: str = setting("adam", choices=("adam",))
+    name: str = entry_name("adam")
     betas: list[float] = setting([0.9, 0.999], "two", at_least=0, below=1)
     eps: float = setting(1e-8, above=0, at_most=1)
 
@@ -74,7 +74,7 @@ class AdamSettings(OptimizerSettings):
 class AdamWSettings(AdamSettings):
     """torch's AdamW."""
 
-    name: str = setting("adamw", choices=("adamw",))
+    name: str = entry_name("adamw")
 
 
 @dataclass
@@ -102,14 +102,14 @@ ScheduleSettings = ScheduleConfig  # the name that a class from outside extends
 class ConstantSettings(ScheduleSettings):
     """The same rate after the warm-up."""
 
-    name: str = setting("constant", choices=("constant",))
+    name: str = entry_name("constant")
 
 
 @dataclass
 class CosineSettings(ScheduleSettings):
     """Half a cosine."""
 
-    name: str = setting("cosine", choices=("cosine",))
+    name: str = entry_name("cosine")
     final_factor: float = setting(0.0, "share of the learning rate at the end", fraction=True)
 
 
@@ -117,7 +117,7 @@ class CosineSettings(ScheduleSettings):
 class MultiStepSettings(ScheduleSettings):
     """A lower rate from each milestone on."""
 
-    name: str = setting("multistep", choices=("multistep",))
+    name: str = entry_name("multistep")
     milestones: list[str] = setting(
         [], "durations after which gamma multiplies the rate, such as [16epochs,22epochs]"
     )

@@ -15,7 +15,7 @@ from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import flattened
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore, located
-from retina_dist.engine.task import Task
+from retina_dist.engine.task import Metrics, Task
 from retina_dist.run.build import build_state, build_strategy, configure_torch
 from retina_dist.run.planning import PlannedRun, plan_run
 from retina_dist.run.records import markdown_of_start, versions, write_start
@@ -36,15 +36,13 @@ from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
 logger = logging.getLogger(__name__)
 
 
-def train(config: RunConfig) -> dict[str, float]:
+def train(config: RunConfig) -> Metrics:
     """Train by `config` and return the metrics of the last validation. Every rank calls it."""
     metrics, _ = fit(config)
     return metrics
 
 
-def fit(
-    config: RunConfig, callbacks: Sequence[Callback] = ()
-) -> tuple[dict[str, float], Path | None]:
+def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics, Path | None]:
     """As `train`; returns the run folder too, None for a dry run.
 
     What outlives a change of the processes of an elastic job is made here: the ownership of the
@@ -59,7 +57,7 @@ def fit(
         build_strategy(config) as strategy,
     ):
 
-        def train_with_these_processes() -> dict[str, float]:
+        def train_with_these_processes() -> Metrics:
             console.reset(strategy.rank)
             planned = plan_run(config, strategy, is_restart=opener.folder is not None)
             if config.dry_run:

@@ -105,7 +105,7 @@ def build_state(
     sum_over_ranks = partial(strategy.all_reduce, op="sum")
     is_single = trainer.accumulate != "auto" and config.data.batch_size <= trainer.micro_batches
     connect(model, sum_over_ranks, single_image=is_single)
-    return TrainState(model, optimizer, scaler, ema, best)
+    return TrainState(model, optimizer, scaler, ema, best or BestMetric())
 
 
 def build_train_step(

@@ -244,12 +244,11 @@ def _made_folder(config: RunConfig, owner: Owner | None, folder: Path | None) ->
 
 def _newest_folder(config: RunConfig) -> Path | None:
     """The newest runs/NAME, of those that use `trainer.checkpoint_dir` where it is given."""
-    numbered = sorted(_numbered(_name(config)).items())
-    folders = [folder for _, folder in numbered]
-    if config.trainer.checkpoint_dir:
-        shown = redacted(config.trainer.checkpoint_dir)
-        folders = [folder for folder in folders if _saved_to(folder) == shown]
-    return folders[-1] if folders else None
+    shown = redacted(config.trainer.checkpoint_dir or "")
+    for _, folder in sorted(_numbered(_name(config)).items(), reverse=True):
+        if not shown or _saved_to(folder) == shown:
+            return folder
+    return None
 
 
 def _saved_to(folder: Path) -> str | None:

@@ -228,8 +228,7 @@ def _check_settings(config: DictConfig) -> None:
     first = {key: each[0] for key, each in values.items()}
     jobs = [first]
     for key, each in values.items():
-        for value in each[1:]:
-            jobs.append(first | {key: value})
+        jobs += [first | {key: value} for value in each[1:]]
 
     for job in jobs:
         overrides = [f"{key}={value}" for key, value in job.items()]
@@ -352,22 +351,17 @@ def compare_with_best(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
     name = _monitor(rows)
     best = best_of(rows)
     known = [_resamples_of(row, name) for row in rows]
-    top = None
-    if best:
-        top = known[rows.index(best.row)]
+    top = known[rows.index(best.row)] if best else None
     cells = []
     for each in known:
-        interval = ""
         verdict = ""
-        if each:
-            interval = str(each.interval(name))
         if each and top and are_paired(each, top, name):
             verdict = "worse"
             if each is top:
                 verdict = "best"
             elif each.difference(top, name).holds_zero:
                 verdict = "not distinguishable from the best"
-        cells.append((interval, verdict))
+        cells.append((str(each.interval(name)) if each else "", verdict))
     return cells
 
 
@@ -388,22 +382,15 @@ def _cells(rows: Sequence[SweepRow], form: Callable[[float], str] = repr) -> lis
     """The table of the jobs, by default with every digit; its first line has the names of the
     columns.
     """
-    columns = ["job", *rows[0].swept, "status", _monitor(rows), "95 % interval", "comparison"]
-    columns += [LOSS, "images_per_s", "seconds", "folder", "error"]
-    lines = [columns]
+    lines = [
+        ["job", *rows[0].swept, "status", _monitor(rows), "95 % interval", "comparison"]
+        + [LOSS, "images_per_s", "seconds", "folder", "error"]
+    ]
     for row, bars in zip(rows, compare_with_best(rows), strict=True):
         result = row.result
-        numbers = []
-        for value in (result.best, result.loss, result.images_per_s, result.seconds):
-            numbers.append("" if value is None else form(value))
-        line = [
-            row.folder.name,
-            *row.swept.values(),
-            result.status,
-            numbers[0],
-            *bars,
-            *numbers[1:],
-        ]
+        values = (result.best, result.loss, result.images_per_s, result.seconds)
+        best, *others = ["" if value is None else form(value) for value in values]
+        line = [row.folder.name, *row.swept.values(), result.status, best, *bars, *others]
         lines.append([*line, str(row.folder), result.error or ""])
     return lines
 

@@ -31,7 +31,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.profile import profiled
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.task import Task, TaskData
+from retina_dist.engine.task import Metrics, Task, TaskData
 from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.run.build import build_train_step, monitor_of
 from retina_dist.run.records import LOSS, RESULT, versions
@@ -64,7 +64,7 @@ class Training:
 
     def fit(
         self, console: Console, mlflow: MlflowRun, callbacks: Sequence[Callback] = ()
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Train to the end of the plan and return the metrics of the last validation.
 
         result.json says how it ended. `callbacks` are called after the loggers.
@@ -212,7 +212,7 @@ class Training:
         }
         write_json(self.run.folder / RESULT, content)
 
-    def _write_report(self, metrics: dict[str, float] | None = None) -> None:
+    def _write_report(self, metrics: Metrics | None = None) -> None:
         """Write the report and TensorBoard's images; without `metrics`, of a run that failed."""
         folder = self.run.folder
         try:

@@ -235,12 +235,6 @@ def to_wire(gradient: Tensor, compression: str, scale: float, world_size: int) -
     return gradient.mul(factor).to(WIRE_DTYPE[compression])
 
 
-def from_wire(summed: Tensor, compression: str, scale: float, dtype: torch.dtype) -> Tensor:
-    """The mean [*] in `dtype`, of shares that were added up over ranks."""
-    mean = summed.to(dtype)
-    return mean.div_(scale) if compression == "fp16" else mean
-
-
 def take_fp16(
     sent: Sequence[tuple[Tensor, Tensor]], scale: float, mean: Callable[[Tensor], Tensor]
 ) -> bool:
@@ -252,7 +246,7 @@ def take_fp16(
     """
     if all_finite(wire for _, wire in sent):
         for own, wire in sent:
-            own.copy_(from_wire(wire, "fp16", scale, own.dtype))
+            own.copy_(wire).div_(scale)
         return False
     for own, _ in sent:
         own.copy_(mean(own))

@@ -31,7 +31,6 @@ from retina_dist.base.text import format_ranks
 from retina_dist.strategies.base import (
     DistributedStrategy,
     ReduceOp,
-    from_wire,
     take_fp16,
     to_wire,
 )
@@ -85,7 +84,7 @@ class DDPStrategy(DistributedStrategy):
         self.bucket_mb = settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
         self.backend = f"DDP over {'NCCL' if self.device.type == 'cuda' else 'Gloo'}"
-        # fp16: each bucket's own gradients, and all ranks' sum
+        # compressed: each bucket's own gradients, and all ranks' sum
         self._sent: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
@@ -226,29 +225,24 @@ class DDPStrategy(DistributedStrategy):
         return nullcontext()
 
     def reduce_gradients(self) -> None:
-        """The backward pass has reduced them, all but fp16's: take its sums, or send the step
-        again.
-        """
+        """The backward pass has reduced them, all but compressed ones: take their sums."""
         sent = self._sent
         self._sent = []
-        self.fp16_overflows += take_fp16(sent, self.fp16_scale, self.all_reduce)
+        if self.compression == "fp16":
+            self.fp16_overflows += take_fp16(sent, self.fp16_scale, self.all_reduce)
+            return
+        for own, wire in sent:
+            own.copy_(wire)
 
     def _send_compressed(
         self, state: None, bucket: dist.GradBucket
     ) -> torch.futures.Future[Tensor]:
         local = bucket.buffer()
         wire = to_wire(local, self.compression, self.fp16_scale, self.world_size)
+        self._sent.append((local, wire))
         work = dist.all_reduce(wire, async_op=True)
-        if self.compression == "fp16":
-            self._sent.append((local, wire))
-
-        def back(done: torch.futures.Future[Any]) -> Tensor:
-            if self.compression == "fp16":
-                # `reduce_gradients` sees first whether all of the step was in range
-                return local
-            return local.copy_(from_wire(wire, self.compression, self.fp16_scale, local.dtype))
-
-        return work.get_future().then(back)
+        # `reduce_gradients` takes the sums: first it sees whether all of the step was in range
+        return work.get_future().then(lambda _: local)
 
     # collectives
 

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
 # the settings of ours that Horovod was started with last
-_running_with: dict[str, str] | None = None
+_running_with: dict[str, str] = {}
 
 
 class HorovodStrategy(DistributedStrategy):
@@ -121,10 +122,7 @@ class HorovodStrategy(DistributedStrategy):
         return f"Horovod over {'MPI' if self.hvd.mpi_enabled() else 'Gloo'}"
 
     def __enter__(self) -> HorovodStrategy:
-        if self.hvd.is_initialized():
-            self._check_unchanged()
-        else:
-            self._start()
+        self._start()
         self._check()
         if self.hvd.mpi_enabled() and self.world_size > 1:
             self._left = threading.Event()
@@ -135,23 +133,21 @@ class HorovodStrategy(DistributedStrategy):
             self._check_devices()
         return self
 
-    def _check_unchanged(self) -> None:
-        for name, value in (_running_with or {}).items():
-            if self.variables[name] != value:
+    def _start(self) -> None:
+        """Start Horovod with our settings, except for what the launcher set."""
+        global _running_with
+        earlier = _running_with  # set by an earlier job of this process, not by the launcher
+        ours = self.variables
+        if self.hvd.is_initialized():
+            if any(ours[name] != value for name, value in earlier.items()):
                 raise ConfigError(
                     "strategy.fusion_mb, timeout_s and device cannot change in a process where "
                     "Horovod starts only once (over MPI or with a cycle time); "
                     "start a sweep for each value."
                 )
-
-    def _start(self) -> None:
-        """Start Horovod with our settings, except for what the launcher set."""
-        global _running_with
-        ours: dict[str, str] = {}
-        earlier = _running_with or {}  # set by an earlier job of this process, not by the launcher
-        for name, value in self.variables.items():
-            if name not in os.environ or name in earlier:
-                ours[name] = value
+            return
+        for name in os.environ.keys() & ours.keys() - earlier.keys():
+            del ours[name]
         _running_with = ours
         os.environ.update(ours)
         self.hvd.init()
@@ -164,7 +160,10 @@ class HorovodStrategy(DistributedStrategy):
             world_size = self.world_size
         self._forget()
         in_order = error is None or is_collective(error)
-        if not in_order or self._can_restart():
+        # MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are
+        # given (it crashes)
+        given = {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"} <= os.environ.keys()
+        if not in_order or not (given or self.hvd.mpi_enabled()):
             # the other ranks' collectives end with an error, so that they stop too
             self._wait(self.hvd.shutdown)
         self._left.set()
@@ -173,14 +172,6 @@ class HorovodStrategy(DistributedStrategy):
             if RENDEZVOUS in os.environ:
                 missing = missing_ranks(rank, world_size, put_note, has_note)
             raise peer_lost(rank, missing, error) from error
-
-    def _can_restart(self) -> bool:
-        """MPI cannot be started twice in a process, nor can Horovod 0.28 once both of these are
-        given (it crashes).
-        """
-        if self.hvd.mpi_enabled():
-            return False
-        return not {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"} <= os.environ.keys()
 
     def _check(self) -> None:
         hvd = self.hvd
@@ -202,10 +193,8 @@ class HorovodStrategy(DistributedStrategy):
             return
         own = device_identity(self.device).encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b"\0")
         everyone = self.all_gather(torch.tensor([list(own)], dtype=torch.uint8))
-        identities: list[str] = []
-        for row in everyone.tolist():
-            identities.append(bytes(row).rstrip(b"\0").decode(errors="replace"))
-        check_devices(identities)
+        rows = everyone.tolist()
+        check_devices([bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows])
 
     # membership
 
@@ -277,10 +266,7 @@ class HorovodStrategy(DistributedStrategy):
         for handle, _ in sent.values():
             self._synchronize(handle)
         if self.compression == "fp16":
-            pairs: list[tuple[Tensor, Tensor]] = []
-            for name, gradient in gradients.items():
-                _, summed = sent[name]
-                pairs.append((in_memory_order(gradient), summed))
+            pairs = [(in_memory_order(own), sent[name][1]) for name, own in gradients.items()]
             self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
@@ -388,18 +374,18 @@ def _note_url(key: str) -> str:
     return f"http://{address}:{port}/retina_dist/{key.replace('/', '_')}"
 
 
+@dataclass
 class HorovodMembership:
     """The state that Horovod's elastic loop asks for.
 
     The trainer's state is shared by `broadcast_state`, as at any start.
     """
 
-    def __init__(self, strategy: HorovodStrategy, commit_every: int) -> None:
-        self.strategy = strategy
-        self.commit_every = commit_every
-        self.changed = False
-        self.steps = 0
-        self.asked: Callable[[], int] | None = None
+    strategy: HorovodStrategy
+    commit_every: int
+    changed: bool = False
+    steps: int = 0
+    asked: Callable[[], int] | None = None
 
     def commit(self, content: Callable[[], dict[str, Any]]) -> None:
         changed = self.answer()

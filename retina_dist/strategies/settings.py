@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retina_dist.base.registry import Entry
-from retina_dist.base.settings import MISSING, setting
+from retina_dist.base.settings import MISSING, entry_name, setting
 
 
 @dataclass
@@ -34,14 +34,14 @@ StrategySettings = StrategyConfig  # the name that a class from outside extends
 class SingleSettings(StrategySettings):
     """One process."""
 
-    name: str = setting("single", choices=("single",))
+    name: str = entry_name("single")
 
 
 @dataclass
 class DDPSettings(StrategySettings):
     """torch's DistributedDataParallel."""
 
-    name: str = setting("ddp", choices=("ddp",))
+    name: str = entry_name("ddp")
     bucket_mb: float = setting(
         25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6
     )
@@ -51,7 +51,7 @@ class DDPSettings(StrategySettings):
 class HorovodSettings(StrategySettings):
     """Horovod."""
 
-    name: str = setting("horovod", choices=("horovod",))
+    name: str = entry_name("horovod")
     fusion_mb: float = setting(
         32.0, "horovod: MiB of gradients in one all-reduce, at most", at_least=0, at_most=10**6
     )
