@@ -281,6 +281,9 @@ class TensorBatch:
         return type(self)(**values)
 
 
+Split = tuple[ImageDataset[AnyBatch], Buckets]
+
+
 class DataModule(Generic[AnyBatch]):
     """This rank's batches of the training and the validation split.
 
@@ -299,8 +302,8 @@ class DataModule(Generic[AnyBatch]):
     def __init__(
         self,
         settings: ImageDataSettings,
-        train: tuple[ImageDataset[AnyBatch], Buckets] | None,
-        val: tuple[ImageDataset[AnyBatch], Buckets] | None,
+        train: Split[AnyBatch] | None,
+        val: Split[AnyBatch] | None,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -322,10 +325,12 @@ class DataModule(Generic[AnyBatch]):
             )
             self.position = self.train_sampler.position
         if val is not None:
+            dataset, buckets = val
+            batch_size = settings.val_batch_size
             sampler = EvalSampler(
-                buckets=val[1], batch_size=settings.val_batch_size, rank=rank, world_size=world_size
+                buckets=buckets, batch_size=batch_size, rank=rank, world_size=world_size
             )
-            self._val = val[0], sampler
+            self._val = dataset, sampler
         split = train or val
         if settings.num_workers and split:
             start_fork_server(type(split[0]).__module__)

@@ -248,4 +248,4 @@ def _check_shard(shard: Shard) -> None:
 
 
 def _padded(length: int, block: int) -> int:
-    return -(-length // block) * block
+    return length + -length % block

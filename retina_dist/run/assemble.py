@@ -64,7 +64,7 @@ def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics,
                 _try_weights(config, planned.task, strategy)
                 return {}
             run = opener.open(planned.config, strategy, planned.task.locked_settings)
-            training = assemble(planned.config, strategy, planned, run)
+            training = assemble(strategy, planned, run)
             if training is None:
                 return {}
             if planned.mlflow_server and strategy.is_main:
@@ -81,13 +81,12 @@ def _try_weights(config: RunConfig, task: Task, strategy: DistributedStrategy) -
         task.build_model()
 
 
-def assemble(
-    config: RunConfig, strategy: DistributedStrategy, planned: PlannedRun, run: Run
-) -> Training | None:
+def assemble(strategy: DistributedStrategy, planned: PlannedRun, run: Run) -> Training | None:
     """The objects of a run, its checkpoint loaded; None where its plan is already done.
 
     Every rank calls it. A step that fails on one rank ends all ranks.
     """
+    config = planned.config
     task = planned.task
     set_status("making the model")
     if strategy.device.type == "cuda":

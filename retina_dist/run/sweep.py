@@ -210,12 +210,8 @@ class SweepTable(Callback):
 def _as_text(cells: Sequence[Sequence[str]]) -> str:
     """The cells below each other, on one line each row."""
     shown = [[escape(cell) for cell in row] for row in cells]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    lines = []
-    for row in shown:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    widths = [max(map(len, column)) + 2 for column in zip(*shown, strict=True)]
+    return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in shown)
 
 
 def _check_settings(config: DictConfig) -> None:

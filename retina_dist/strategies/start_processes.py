@@ -48,8 +48,8 @@ def executable(name: str) -> str | None:
 
 def why_missing(launcher: str) -> str | None:
     """Why a launcher cannot be used here, or None if it can."""
-    if launcher not in (*LAUNCHERS, ALONE.name):
-        *names, last = LAUNCHERS
+    if launcher not in (*startable(), ALONE.name):
+        *names, last = startable()
         return f"it is none of {', '.join(names)} and {last}"
     row = launcher_named(launcher)
     if not row.needs:
