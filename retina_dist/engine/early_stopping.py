@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
+
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import ConfigError
 
@@ -75,7 +77,7 @@ class BestMetric:
             f"stopped early: {self.name} has not improved in {self.evals_since_best} validations."
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Plain values. The patience is a setting and may change on resume."""
         return {
             "name": self.name,
@@ -84,7 +86,7 @@ class BestMetric:
             "evals_since_best": self.evals_since_best,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Put back what `state_dict` returned; the value of another metric or mode is forgotten."""
         if self.name is None and state.get("name"):
             self.name = state["name"]
@@ -95,7 +97,7 @@ class BestMetric:
             self.value = state["value"]
             self.evals_since_best = int(state["evals_since_best"])
 
-    def same_metric(self, state: Mapping[str, Any]) -> bool:
+    def same_metric(self, state: StateDict) -> bool:
         """Whether a state's value can be compared with this metric's."""
         other = (state.get("name", self.name), state.get("mode", self.mode))
         return self.name is None or other == (self.name, self.mode)

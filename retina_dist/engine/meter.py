@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 
 class StepMeter:
@@ -31,7 +31,7 @@ class StepMeter:
         self.seconds = 0.0
         self._started = time.perf_counter()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """What `compute` has not returned yet; {} when there is nothing. Every rank must
         call it.
         """
@@ -47,7 +47,7 @@ class StepMeter:
             "seconds": self.seconds,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Load what `state_dict` returned, on any number of ranks."""
         self._clear()
         if state:

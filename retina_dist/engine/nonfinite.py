@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Autocast
 from retina_dist.engine.replicas import copy_each, live_norms
 from retina_dist.engine.state import TrainState
+from retina_dist.engine.task import MicroBatches, Scalars
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,8 @@ class NonFiniteGuard:
 
     def record(
         self,
-        micro_batches: Sequence[Any],
-        losses: dict[str, Tensor],
+        micro_batches: MicroBatches,
+        losses: Scalars,
         norm: Tensor,
         autocast: Autocast,
     ) -> None:

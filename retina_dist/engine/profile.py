@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from retina_dist.base.files import write_text
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.task import TrainBatch
+from retina_dist.engine.task import MicroBatches, Scalars, TakeStep
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
 
-TakeStep = Callable[[Sequence[TrainBatch]], dict[str, Tensor]]
 SKIPPED = 2  # steps before the trace, in which memory is allocated and the profiler warms up
 ROWS = 30  # operators in the table
 
@@ -58,7 +56,7 @@ def profiled(
         activities=activities, schedule=chosen, on_trace_ready=write, record_shapes=True
     ) as profiler:
 
-        def step(micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+        def step(micro_batches: MicroBatches) -> Scalars:
             values = take_step(micro_batches)
             profiler.step()
             return values

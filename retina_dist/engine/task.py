@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import as_dict
@@ -31,10 +31,15 @@ class TrainBatch(Protocol):
     def to(self, device: torch.device, non_blocking: bool = False) -> Any: ...
 
 
+MicroBatches = Sequence[TrainBatch]  # of one rank in a step
+Scalars = dict[str, Tensor]  # on the device, by name
+TakeStep = Callable[[MicroBatches], Scalars]
+
+
 class TaskData(Protocol):
     """The batches of one rank, a pure function of the optimizer step."""
 
-    def train_steps(self, start: int, stop: int) -> Iterator[Sequence[TrainBatch]]:
+    def train_steps(self, start: int, stop: int) -> Iterator[MicroBatches]:
         """The micro-batches of each step from `start` up to `stop`."""
 
     def position(self, step: int) -> tuple[int, int]:

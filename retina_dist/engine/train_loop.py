@@ -8,18 +8,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import Preempted, set_status
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.engine.preemption import StopAction, StopConsensus
 from retina_dist.engine.replicas import check_metrics, check_replicas
-from retina_dist.engine.task import Metrics, TaskData, TrainBatch, Validator
+from retina_dist.engine.task import Metrics, MicroBatches, TakeStep, TaskData, Validator
 from retina_dist.engine.train_step import WEIGHT, TrainStep
 from retina_dist.tracking.callbacks import Callback
 
@@ -57,7 +57,7 @@ class TrainLoop:
         stop_reason: Callable[[], str | None] = lambda: None,
         resume_with: str = "resume=RUN",
     ) -> None:
-        self.train_step: Callable[[Sequence[TrainBatch]], dict[str, Tensor]] = train_step
+        self.train_step: TakeStep = train_step
         self.state = train_step.state
         self.plan = train_step.plan
         self.strategy = train_step.strategy
@@ -220,7 +220,7 @@ class TrainLoop:
             state.last_eval_step = self.saved_step  # a resume validates first
             store.save(self.checkpoint(), state.step)
 
-    def checkpoint(self, metrics: Metrics | None = None) -> dict[str, Any]:
+    def checkpoint(self, metrics: Metrics | None = None) -> StateDict:
         """The content of a checkpoint now; `metrics` are of this step's validation. Collective."""
         epoch, cursor = self.data.position(self.state.step)
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
@@ -251,8 +251,8 @@ class TrainLoop:
 
 
 def prefetched(
-    steps: Iterator[Sequence[Any]], device: torch.device
-) -> Generator[Sequence[Any], None, None]:
+    steps: Iterator[MicroBatches], device: torch.device
+) -> Generator[MicroBatches, None, None]:
     """The same steps in the same order; on CUDA their batches are copied one step ahead.
 
     The copies go to `device` on a side stream; from pinned memory the host does not wait for them.
@@ -268,10 +268,10 @@ def prefetched(
             steps.close()
 
 
-def _one_ahead(steps: Iterator[Sequence[Any]], device: torch.device) -> Iterator[Sequence[Any]]:
+def _one_ahead(steps: Iterator[MicroBatches], device: torch.device) -> Iterator[MicroBatches]:
     side = torch.cuda.Stream(device)
 
-    def fetch() -> tuple[Sequence[Any], Any] | Exception | None:
+    def fetch() -> tuple[MicroBatches, torch.cuda.Event] | Exception | None:
         try:
             batches = next(steps, None)
         except Exception as error:

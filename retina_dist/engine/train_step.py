@@ -4,7 +4,7 @@ nor configuration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from retina_dist.engine.plan import Plan, TrainerConfig
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.task import TrainBatch
+from retina_dist.engine.task import MicroBatches, Scalars, TrainBatch
 from retina_dist.optim.optimizer import check_layouts, clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -71,7 +71,7 @@ class TrainStep:
         # kinds of steps whose shares were not checked yet: True is an epoch's last
         self._unchecked = {False, True}
 
-    def __call__(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+    def __call__(self, micro_batches: MicroBatches) -> Scalars:
         state = self.state
         timer = self.timer
         lr = self.plan.lr_at(state.step)
@@ -133,12 +133,12 @@ class TrainStep:
         if overflowed and scaler.get_scale() >= before:
             scaler.update(before * scaler.get_backoff_factor())
 
-    def _accumulate(self, micro_batches: Sequence[TrainBatch]) -> dict[str, Tensor]:
+    def _accumulate(self, micro_batches: MicroBatches) -> Scalars:
         """Add the gradients of all micro-batches and return their weighted losses, which sum up to
         the step's mean loss.
         """
         timer = self.timer
-        total: dict[str, Tensor] = {}
+        total: Scalars = {}
         for i, batch in enumerate(micro_batches):
             batch = batch.to(self.strategy.device, non_blocking=True)
             timer.mark("copy")
@@ -152,10 +152,10 @@ class TrainStep:
                 total[name] = total.get(name, 0.0) + share
         return total
 
-    def _forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
+    def _forward_backward(self, batch: TrainBatch) -> Scalars:
         with nullcontext() if batch.weight else zero_gradients(self.state.model):
             with self.autocast():
-                losses: dict[str, Tensor] = self.net(batch)
+                losses: Scalars = self.net(batch)
             loss = torch.stack(list(losses.values())).sum() * batch.weight
             self.timer.mark("forward")
             self.state.scaler.scale(poison_if_nonfinite(loss, self._poison_parameter)).backward()

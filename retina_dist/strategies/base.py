@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import PeerLost, UserError
 from retina_dist.strategies.launch_environment import Launch
@@ -43,7 +44,7 @@ class DistributedStrategy(ABC):
     deterministic: bool = False
     fp16_overflows: int = 0  # steps whose gradients left fp16's range and were sent again in full
     # What an elastic job goes back to when processes are lost or join; None in a new process.
-    committed: dict[str, Any] | None = None
+    committed: StateDict | None = None
 
     @classmethod
     def supports(cls, launch: Launch) -> bool:
@@ -214,7 +215,7 @@ class DistributedStrategy(ABC):
         return work()
 
     def commit(  # noqa: B027 - one is not elastic
-        self, content: Callable[[], dict[str, Any]]
+        self, content: Callable[[], StateDict]
     ) -> None:
         """Between two steps: an elastic backend keeps `content()` as `committed` now and then.
 

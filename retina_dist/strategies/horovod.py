@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 from torch.utils.hooks import RemovableHandle
 
 from retina_dist.base.errors import ConfigError, activity, first_line, is_collective
@@ -212,7 +213,7 @@ class HorovodStrategy(DistributedStrategy):
 
         return elastic.run(attempt)(self._membership)
 
-    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
+    def commit(self, content: Callable[[], StateDict]) -> None:
         if self.elastic:
             self._membership.commit(content)
 
@@ -387,7 +388,7 @@ class HorovodMembership:
     steps: int = 0
     asked: Callable[[], int] | None = None
 
-    def commit(self, content: Callable[[], dict[str, Any]]) -> None:
+    def commit(self, content: Callable[[], StateDict]) -> None:
         changed = self.answer()
         if changed or (self.steps and self.steps % self.commit_every == 0):
             self.strategy.committed = copy.deepcopy(content())
