@@ -105,7 +105,7 @@ class ImageDataset(Dataset[AnyBatch]):
             LOGGER.warning(str(error))
 
 
-class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
+class _Reports(Dataset[tuple[object, list[logging.LogRecord]]]):
     """A batch and what a worker logged.
 
     User errors are returned instead of raised: a worker would add its traceback.
@@ -114,7 +114,7 @@ class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
     def __init__(self, dataset: ImageDataset[Any]) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, spec: BatchSpec) -> tuple[Any, list[logging.LogRecord]]:
+    def __getitem__(self, spec: BatchSpec) -> tuple[object, list[logging.LogRecord]]:
         if get_worker_info() is None:
             return self.dataset[spec], []
         handler = BufferingHandler(sys.maxsize)
@@ -136,14 +136,14 @@ class _Reports(Dataset[tuple[Any, list[logging.LogRecord]]]):
 class _Sharing(pickle.Pickler):
     """Moves the tensors of what it pickles into shared memory; their values are not pickled."""
 
-    def persistent_id(self, value: Any) -> str | None:
+    def persistent_id(self, value: object) -> str | None:
         if not isinstance(value, Tensor):
             return None
         value.share_memory_()
         return "a tensor"
 
 
-def _share(batch: Any) -> None:
+def _share(batch: object) -> None:
     """Move a batch into shared memory, in the worker that made it.
 
     Otherwise a thread of the worker's queue does it, which prints a traceback where it fails and
@@ -191,7 +191,7 @@ def without_main() -> Iterator[None]:
     `multiprocessing` finds it by these two names.
     """
     main = sys.modules["__main__"].__dict__
-    hidden: dict[str, Any] = {}
+    hidden: dict[str, object] = {}
     for name in ("__spec__", "__file__"):
         if name in main:
             hidden[name] = main.pop(name)

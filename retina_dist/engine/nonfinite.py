@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Autocast
 from retina_dist.engine.replicas import copy_each, live_norms
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.task import MicroBatches, Scalars
+from retina_dist.engine.task import Facts, MicroBatches, Scalars, TrainBatch
 from retina_dist.strategies.base import DistributedStrategy
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class NonFiniteGuard:
     strategy: DistributedStrategy
     limit: int = 5
     folder: Path | None = None
-    inspect: Callable[[nn.Module, Any], list[dict[str, Any]]] | None = None
+    inspect: Callable[[nn.Module, TrainBatch], list[Facts]] | None = None
 
     def __post_init__(self) -> None:
         self._statistics: list[Tensor] = []

@@ -7,7 +7,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +100,7 @@ def check_shares(
         )
 
 
-def check_same(own: dict[str, Any], strategy: DistributedStrategy) -> None:
+def check_same(own: dict[str, object], strategy: DistributedStrategy) -> None:
     """Raise ConfigError, on every rank, unless all ranks have what rank 0 has."""
 
     main = strategy.broadcast_object(own)
@@ -138,7 +137,7 @@ def _by_rank(values: Sequence[float]) -> str:
     return f"{first:.6g} on each rank"
 
 
-def settings_of(model: nn.Module) -> dict[str, Any]:
+def settings_of(model: nn.Module) -> dict[str, object]:
     """The public attributes of the model's modules, by name.
 
     They define the model together with its state_dict.
@@ -147,12 +146,12 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     return {**_public(model), **below}
 
 
-def _public(thing: object) -> dict[str, Any]:
+def _public(thing: object) -> dict[str, object]:
     return {name: value for name, value in vars(thing).items() if not name.startswith("_")}
 
 
 def check_replicas(
-    parts: dict[str, Any],
+    parts: dict[str, object],
     strategy: DistributedStrategy,
     step: int,
     resume_with: str = "resume=RUN",
@@ -223,7 +222,9 @@ def checksum(tensor: Tensor) -> Tensor:
     return total
 
 
-def leaves_of(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+def leaves_of(
+    tree: object, name: str = "", above: tuple[int, ...] = ()
+) -> Iterator[tuple[str, object]]:
     """(dotted name, value) of every tensor, array, number and text below `tree`, in order."""
     if isinstance(tree, Tensor | bool | int | float | str | None):
         yield name, tree
@@ -232,7 +233,7 @@ def leaves_of(tree: Any, name: str = "", above: tuple[int, ...] = ()) -> Iterato
     elif id(tree) in above or isinstance(tree, logging.Logger):
         return
     elif isinstance(tree, dict | list | tuple):
-        items: Iterable[tuple[Any, Any]] = enumerate(tree)
+        items: Iterable[tuple[object, object]] = enumerate(tree)
         if isinstance(tree, dict):
             items = tree.items()
         for key, value in items:

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import as_dict
@@ -32,6 +33,7 @@ class TrainBatch(Protocol):
 
 
 MicroBatches = Sequence[TrainBatch]  # of one rank in a step
+Facts = dict[str, object]  # for a file
 Scalars = dict[str, Tensor]  # on the device, by name
 TakeStep = Callable[[MicroBatches], Scalars]
 
@@ -90,11 +92,11 @@ class Task(ABC):
         """What was read, as lines of the log."""
         return f"  {'train':<9}{self.num_images} images"
 
-    def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    def checkpoint_state(self, checkpoint: StateDict) -> StateDict:
         """The argument of `load_checkpoint_state` on every rank, plain values. On the main rank."""
         return {}
 
-    def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
+    def load_checkpoint_state(self, state: StateDict, source: object) -> None:
         """Adapt to the checkpoint `source`. Raises CheckpointError where its data is other data.
         Must not communicate.
         """
@@ -104,9 +106,7 @@ class Task(ABC):
         """The batches of this rank. Must not communicate."""
 
     @abstractmethod
-    def build_model(
-        self, resumed: bool = False, checkpoint: Mapping[str, Any] | None = None
-    ) -> nn.Module:
+    def build_model(self, resumed: bool = False, checkpoint: StateDict | None = None) -> nn.Module:
         """The model on the CPU: in training mode it maps a batch to a dict of losses, means over
         the batch's examples.
 
@@ -142,13 +142,13 @@ class Task(ABC):
         """
         return {}
 
-    def metadata(self, model: nn.Module) -> dict[str, Any]:
+    def metadata(self, model: nn.Module) -> StateDict:
         """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and
         values for inference.
         """
         return {"config": redacted_tree(as_dict(self.config)), "images": self.fingerprint()}
 
-    def inspect(self, model: nn.Module, batch: Any) -> list[dict[str, Any]]:
+    def inspect(self, model: nn.Module, batch: Any) -> list[Facts]:
         """Each example of a batch with its losses, for the report of a step that is not finite."""
         return []
 

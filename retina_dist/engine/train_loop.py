@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any
 
 import torch
 from torch.optim.optimizer import StateDict
@@ -53,7 +52,7 @@ class TrainLoop:
         *,
         validate: Validator | None = None,
         store: CheckpointStore | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: StateDict | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
         resume_with: str = "resume=RUN",
     ) -> None:

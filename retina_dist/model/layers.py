@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +102,7 @@ class FoldedBatchNorm2d(FrozenBatchNorm2d):
     every activation.
     """
 
-    _cached: tuple[tuple[Any, ...], tuple[Tensor, Tensor]] | None = None
+    _cached: tuple[tuple[object, ...], tuple[Tensor, Tensor]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -114,7 +114,7 @@ class FoldedBatchNorm2d(FrozenBatchNorm2d):
         """
         if torch.compiler.is_compiling():
             return self._scale_and_shift()
-        key: tuple[Any, ...] = (self.eps,)
+        key: tuple[object, ...] = (self.eps,)
         for held in (self.weight, self.bias, self.running_mean, self.running_var):
             version = 0 if held.is_inference() else held._version
             key = (*key, held.data_ptr(), version)

@@ -86,7 +86,7 @@ class SyncBatchNorm2d(BatchNorm2d):
     mean nor the images' distribution costs precision.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm2d:
+    def __deepcopy__(self, memo: dict[int, object]) -> SyncBatchNorm2d:
         """A copy without the connection: a job has only one connected model."""
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
@@ -197,7 +197,9 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor, None, Tensor, Tensor, None, None]:
+    def backward(
+        ctx: Any, dy: Tensor, *_: object
+    ) -> tuple[Tensor, None, Tensor, Tensor, None, None]:
         x, real, weight, mean, inverse, divisor = ctx.saved_tensors
         wide = dy.to(mean.dtype)
         normed = (x.to(mean.dtype) - _per_channel(mean)) * _per_channel(inverse)

@@ -85,10 +85,7 @@ class Adam(torch.optim.Adam):
     settings = AdamSettings
 
     def __init__(self, groups: list[Group], settings: AdamSettings) -> None:
-        first, second = settings.betas
-        super().__init__(
-            groups, lr=settings.lr, betas=(first, second), eps=settings.eps, fused=True
-        )
+        super().__init__(groups, **_options(settings))
 
 
 class AdamW(torch.optim.AdamW):
@@ -97,10 +94,12 @@ class AdamW(torch.optim.AdamW):
     settings = AdamWSettings
 
     def __init__(self, groups: list[Group], settings: AdamWSettings) -> None:
-        first, second = settings.betas
-        super().__init__(
-            groups, lr=settings.lr, betas=(first, second), eps=settings.eps, fused=True
-        )
+        super().__init__(groups, **_options(settings))
+
+
+def _options(settings: AdamSettings) -> Group:
+    betas = tuple(settings.betas)
+    return {"lr": settings.lr, "betas": betas, "eps": settings.eps, "fused": True}
 
 
 def build_optimizer(groups: list[Group], settings: OptimizerSettings) -> torch.optim.Optimizer:

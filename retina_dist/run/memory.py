@@ -66,6 +66,7 @@ PARTS = (
     "activations",
     "communication",
 )
+Function = Callable[..., object]
 PlanOf = Callable[[int], Plan]  # by the number of micro-batches
 
 
@@ -190,7 +191,9 @@ class _Applied(NonFiniteGuard):
 class _CudaAutocast(TorchFunctionMode):
     """Autocast to the types of CUDA, as far as they differ from a CPU's."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         kwargs = kwargs or {}
         if func in FLOAT32_ON_CUDA and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map_only(Tensor, _as_float32, (args, kwargs))
@@ -243,12 +246,14 @@ class StorageTracker(TorchDispatchMode):
         # (storage, 1 when it comes, -1 when it goes)
         self._events: list[tuple[list[Any], int]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Function, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         self.add(tree_leaves(out), "")
         return out
 
-    def add(self, values: Iterable[Any], part: str) -> None:
+    def add(self, values: Iterable[object], part: str) -> None:
         """Count the storages of the tensors among `values` as `part`; "" is "activations", or what
         they were.
         """

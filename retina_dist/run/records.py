@@ -11,7 +11,6 @@ from datetime import datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 import torchvision
@@ -26,6 +25,7 @@ from retina_dist.base.registry import as_dict
 from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
 from retina_dist.config.run_config import RunConfig, changed_settings
+from retina_dist.engine.task import Facts
 from retina_dist.reporting.run_files import Result, Start, read_typed
 from retina_dist.strategies.base import DistributedStrategy
 
@@ -65,9 +65,9 @@ def write_start(
     settings = OmegaConf.create(redacted_tree(as_dict(config)))
     write_text(folder / "config.yaml", OmegaConf.to_yaml(settings))
 
-    starts: list[dict[str, Any]] = []
+    starts: list[Facts] = []
     with contextlib.suppress(DataError):  # what is not ours is replaced
-        starts = read_typed(folder / COMMAND, list[dict[str, Any]], [])
+        starts = read_typed(folder / COMMAND, list[Facts], [])
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
     given = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]

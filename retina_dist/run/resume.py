@@ -23,7 +23,7 @@ from retina_dist.base.text import as_override
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.run_config import RunConfig
-from retina_dist.engine.checkpoint.folder_owner import Owner, describe_owner, read_owner
+from retina_dist.engine.checkpoint.folder_owner import Owner, OwnerName, describe_owner, read_owner
 from retina_dist.engine.checkpoint.store import load_checkpoint, load_latest
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
@@ -67,7 +67,7 @@ class Run:
     resume_step: int | None = None
     resumed_from: PathOrUrl | None = None
     checkpoint: StateDict | None = None
-    owner: StateDict | None = None
+    owner: OwnerName | None = None
     is_restart: bool = False
 
 

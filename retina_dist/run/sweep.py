@@ -85,7 +85,7 @@ class BestRow:
 
 
 def run_sweep_job(
-    get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], Any], folder: Path
+    get_settings: Callable[[], RunConfig], train: Callable[[RunConfig], object], folder: Path
 ) -> float:
     """Train one job of a sweep into `folder` and return its best monitored metric, for a sweeper
     that optimizes.
@@ -140,9 +140,9 @@ def _ends_sweep(error: BaseException, world_size: int) -> bool:
 
 def _record(folder: Path, failure: BaseException | None, seconds: float) -> None:
     """Add to the job's result.json, which may be of an older sweep, what this one knows of it."""
-    content: dict[str, Any] = {"status": "ok", "error": None, "seconds": seconds}
+    content: dict[str, object] = {"status": "ok", "error": None, "seconds": seconds}
     with contextlib.suppress(DataError):  # it was cut short by a full disk
-        content |= read_typed(folder / RESULT, dict[str, Any], {})
+        content |= read_typed(folder / RESULT, dict[str, object], {})
     content["overrides"] = redacted_tree(list(HydraConfig.get().overrides.task))
     if failure is not None:
         content["status"] = "failed"
@@ -157,7 +157,7 @@ class SweepTable(Callback):
     report.
     """
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Prepare the folder of the sweep.
 
         Exit with 2 for a key or a type that is wrong, and where the folder holds trained jobs that
@@ -190,7 +190,7 @@ class SweepTable(Callback):
             if "MLFLOW_RUN_ID" in os.environ:  # else all jobs would log to this run
                 os.environ[MLFLOW_PARENT] = os.environ.pop("MLFLOW_RUN_ID")
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Exit with 2 where no job was trained to its end."""
         folder = Path(str(config.hydra.sweep.dir))
         rows = rows_of(folder)
@@ -279,7 +279,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     }
     charts = []
     for title, values in measures.items():
-        bars: dict[str, Any] = {"type": "bar", "orientation": "h", "y": labels, "x": values}
+        bars: dict[str, object] = {"type": "bar", "orientation": "h", "y": labels, "x": values}
         bars["marker"] = {"color": colors}
         layout = {"yaxis": {"autorange": "reversed"}}
         charts.append(Chart(title, [bars], layout, 120 + 26 * len(rows)))

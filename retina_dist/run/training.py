@@ -31,7 +31,7 @@ from retina_dist.engine.plan import Plan
 from retina_dist.engine.preemption import PreemptionWatch
 from retina_dist.engine.profile import profiled
 from retina_dist.engine.state import TrainState
-from retina_dist.engine.task import Metrics, Task, TaskData
+from retina_dist.engine.task import Facts, Metrics, Task, TaskData
 from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.run.build import build_train_step, monitor_of
 from retina_dist.run.records import LOSS, RESULT, versions
@@ -145,7 +145,7 @@ class Training:
         if isinstance(best, BestMetric):
             # a worse validation after a resume is not the best one
             best.load_state_dict(state.best.state_dict())
-        facts: dict[str, Any] = {
+        facts: Facts = {
             "versions": versions(),
             "world_size": self.strategy.world_size,
             "backend": self.strategy.backend,

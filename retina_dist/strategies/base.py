@@ -87,7 +87,7 @@ class DistributedStrategy(ABC):
         return self
 
     def __exit__(  # noqa: B027 - one leaves no job
-        self, kind: Any, error: BaseException | None, traceback: Any
+        self, kind: object, error: BaseException | None, traceback: object
     ) -> None:
         """Leave the job; after an exception without waiting for the others."""
 

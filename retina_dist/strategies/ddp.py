@@ -179,7 +179,7 @@ class DDPStrategy(DistributedStrategy):
             )
         return address, launch.master_port or DEFAULT_PORT
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._sent.clear()
         if error is None or is_collective(error):
             # The wrapper sits in a reference cycle; if it outlives the group, Gloo aborts the

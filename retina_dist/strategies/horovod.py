@@ -79,7 +79,7 @@ class HorovodStrategy(DistributedStrategy):
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._hooks: list[RemovableHandle] = []
         # by name: Horovod's handle, and the tensor summed in place
-        self._sent: dict[str, tuple[Any, Tensor]] = {}
+        self._sent: dict[str, tuple[object, Tensor]] = {}
         # in the order in which all ranks met them
         self._sums: dict[tuple[str, torch.dtype, torch.Size], int] = {}
         self._sending = True
@@ -153,7 +153,7 @@ class HorovodStrategy(DistributedStrategy):
         os.environ.update(ours)
         self.hvd.init()
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         rank = self.launch.rank
         world_size = self.launch.world_size
         if self.hvd.is_initialized():  # not after an elastic start that failed
@@ -317,17 +317,17 @@ class HorovodStrategy(DistributedStrategy):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return self._synchronize(self.hvd.broadcast_async_(x, src))
 
-    def _synchronize(self, handle: Any) -> Tensor:
+    def _synchronize(self, handle: object) -> Tensor:
         """The result of an asynchronous operation."""
         return self._wait(self._poll, handle)
 
-    def _poll(self, handle: Any) -> Tensor:
+    def _poll(self, handle: object) -> Tensor:
         """Polled for, since Horovod's own wait sleeps at least a millisecond at a time."""
         while not self.hvd.poll(handle):
             time.sleep(POLL_S)
         return self.hvd.synchronize(handle)
 
-    def _wait(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _wait(self, function: Callable[..., T], *arguments: object) -> T:
         """The result of a function that may wait for other ranks."""
         self._waiting_since = time.monotonic()
         try:
@@ -408,7 +408,7 @@ class HorovodMembership:
         self.asked = None
         return asked is not None and bool(asked())
 
-    def on_hosts_updated(self, timestamp: float, result: Any) -> None:
+    def on_hosts_updated(self, timestamp: float, result: object) -> None:
         self.changed = True  # by a thread of Horovod's
 
     def on_reset(self) -> None:

@@ -8,11 +8,10 @@ told.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.strategies.launchers import ALONE, launcher_named, launcher_of
+from retina_dist.strategies.launchers import ALONE, Environment, launcher_named, launcher_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Launch:
         return f"{name} with {self.world_size} process{plural}"
 
 
-def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
+def detect_launch(environment: Environment = os.environ) -> Launch:
     """Read the launcher's variables; of several launchers the innermost counts.
 
     A missing local rank is 0; a missing local size follows from the node's number. Raises

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import class_of, lookup
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import Launch, detect_launch
-from retina_dist.strategies.launchers import LAUNCHERS, launcher_named
+from retina_dist.strategies.launchers import LAUNCHERS, Environment, launcher_named
 from retina_dist.strategies.settings import AutoSettings, StrategySettings
 
 
@@ -28,7 +27,7 @@ class AutoStrategy:
         return ""
 
 
-def why_alone(name: str, launch: Launch, environment: Mapping[str, str] = os.environ) -> str | None:
+def why_alone(name: str, launch: Launch, environment: Environment = os.environ) -> str | None:
     """Why a job that seems meant for several processes has one; None if nothing suggests it."""
     tasks = environment.get("SLURM_NTASKS", "1")
     if launch.launcher in ("python", "srun") and launch.world_size == 1 and tasks != "1":

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.launchers import (
     ALONE,
     DEFAULT_PORT,
+    Environment,
     launcher_named,
     startable,
     traces,
@@ -100,7 +101,7 @@ def environment(threads: int) -> dict[str, str]:
     return {**ours, **OPEN_MPI, "PATH": path, "OMP_NUM_THREADS": str(threads)}
 
 
-def described(variables: Mapping[str, str] = os.environ) -> str:
+def described(variables: Environment = os.environ) -> str:
     """How a process with these variables understands its launcher, in one line.
 
     Raises ConfigError.

@@ -26,10 +26,11 @@ from retina_dist.base.text import escape
 
 LOCK = "run.lock"
 OWNER = "owner.json"
+OwnerName = dict[str, Any]  # of a process: id, host, pid and since
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # what such a file system answers
 
 
-def read_owner(folder: PathOrUrl, name: str = OWNER) -> dict[str, Any]:
+def read_owner(folder: PathOrUrl, name: str = OWNER) -> OwnerName:
     """The process that owns a folder, as `Owner.name`; {} when the file is missing or damaged."""
     try:
         owner = json.loads(read_bytes(folder / name))
@@ -38,7 +39,7 @@ def read_owner(folder: PathOrUrl, name: str = OWNER) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def describe_owner(owner: dict[str, Any]) -> str:
+def describe_owner(owner: OwnerName) -> str:
     """ "process 17 on node3 since 2026-01-31 12:00:00", of what `read_owner` read."""
     facts = escape(f"process {owner.get('pid')} on {owner.get('host')} since {owner.get('since')}")
     return facts if owner else "another process"

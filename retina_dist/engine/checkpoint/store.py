@@ -39,7 +39,7 @@ from retina_dist.base.files import (
     write_bytes,
 )
 from retina_dist.base.torch_files import SEAL, SEAL_LENGTH, load_torch
-from retina_dist.engine.checkpoint.folder_owner import OWNER, describe_owner, read_owner
+from retina_dist.engine.checkpoint.folder_owner import OWNER, OwnerName, describe_owner, read_owner
 from retina_dist.engine.early_stopping import BestMetric
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class CheckpointStore:
         save_top_k: int = 1,
         best: BestMetric | None = None,
         resumed_at: int | None = None,
-        owner: StateDict | None = None,
+        owner: OwnerName | None = None,
     ) -> None:
         self.folder = parse_path(folder)
         self.owner = owner
