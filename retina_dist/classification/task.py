@@ -37,7 +37,7 @@ from retina_dist.classification.settings import (
     ClassificationSettings,
     ClassifierConfig,
 )
-from retina_dist.data.digests import files_digest
+from retina_dist.data.sources import files_digest
 from retina_dist.data.synthetic import noise
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.model.weights import find_weights

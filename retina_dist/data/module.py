@@ -355,24 +355,13 @@ class DataModule(Generic[AnyBatch]):
         assert self._val is not None, "there is a validation split"
         return self._read(*self._val)
 
-    def _start(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Start the workers.
-
-        Raises UserError where the system gives no more processes or memory.
-        """
-        try:
-            with without_main():
-                return iter(loader)
-        except (OSError, EOFError, MemoryError) as error:
-            if not self._num_workers:
-                raise
-            reason = first_line(error)
-            raise UserError(f"data workers cannot start ({reason}); {MORE_MEMORY}.") from error
-
     def _read(
         self, dataset: ImageDataset[AnyBatch], specs: Iterable[BatchSpec]
     ) -> Generator[AnyBatch, None, None]:
-        """The batches of `specs` in their order. Closing the generator stops the workers."""
+        """The batches of `specs` in their order. Closing the generator stops the workers.
+
+        Raises UserError where the system gives no more processes or memory.
+        """
         workers: dict[str, Any] = {}
         if self._num_workers:
             workers["num_workers"] = self._num_workers
@@ -386,7 +375,14 @@ class DataModule(Generic[AnyBatch]):
             generator=torch.Generator(),  # or else every start would draw from the global one
             **workers,
         )
-        items: Any = self._start(loader)
+        try:
+            with without_main():
+                items: Any = iter(loader)
+        except (OSError, EOFError, MemoryError) as error:
+            if not self._num_workers:
+                raise
+            reason = first_line(error)
+            raise UserError(f"data workers cannot start ({reason}); {MORE_MEMORY}.") from error
         try:
             while True:
                 try:

@@ -74,15 +74,16 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
     not give it.
     """
     trainer = config.trainer
-    outside_loss = monitor_of(config).startswith("val/loss_") and is_custom(config.model)
+    monitor = monitor_of(config)
+    outside_loss = monitor.startswith("val/loss_") and is_custom(config.model)
     if not outside_loss:  # which the first validation names
-        check_metric(monitor_of(config), task_class(config).metric_names)
+        check_metric(monitor, task_class(config).metric_names)
     if trainer.patience and not validates:
         raise ConfigError(
             f"trainer.patience={trainer.patience} counts validations, but the run has none before "
             "its end; leave it out."
         )
-    return BestMetric(monitor_of(config), trainer.monitor_mode, trainer.patience)
+    return BestMetric(monitor, trainer.monitor_mode, trainer.patience)
 
 
 def build_state(

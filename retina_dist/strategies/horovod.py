@@ -15,8 +15,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -166,7 +166,8 @@ class HorovodStrategy(DistributedStrategy):
         given = {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"} <= os.environ.keys()
         if not in_order or not (given or self.hvd.mpi_enabled()):
             # the other ranks' collectives end with an error, so that they stop too
-            self._wait(self.hvd.shutdown)
+            with self._waiting():
+                self.hvd.shutdown()
         self._left.set()
         if error is not None and type(error).__name__ == "HorovodInternalError":
             missing: list[int] = []
@@ -280,7 +281,8 @@ class HorovodStrategy(DistributedStrategy):
         flat = [to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients]
         shares = torch.cat(flat)
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
-        received = self._wait(self.hvd.alltoall, padded.view(torch.uint8)).view(torch.bfloat16)
+        with self._waiting():
+            received = self.hvd.alltoall(padded.view(torch.uint8)).view(torch.bfloat16)
         pieces = received.view(self.world_size, -1)  # mine, as each rank has it
         piece = pieces.float().sum(0).to(torch.bfloat16)
         means = self.all_gather(piece.view(torch.uint8)).view(torch.bfloat16)[: len(shares)]
@@ -318,20 +320,21 @@ class HorovodStrategy(DistributedStrategy):
         return self._synchronize(self.hvd.broadcast_async_(x, src))
 
     def _synchronize(self, handle: object) -> Tensor:
-        """The result of an asynchronous operation."""
-        return self._wait(self._poll, handle)
+        """The result of an asynchronous operation.
 
-    def _poll(self, handle: object) -> Tensor:
-        """Polled for, since Horovod's own wait sleeps at least a millisecond at a time."""
-        while not self.hvd.poll(handle):
-            time.sleep(POLL_S)
-        return self.hvd.synchronize(handle)
+        Polled for, since Horovod's own wait sleeps at least a millisecond at a time.
+        """
+        with self._waiting():
+            while not self.hvd.poll(handle):
+                time.sleep(POLL_S)
+            return self.hvd.synchronize(handle)
 
-    def _wait(self, function: Callable[..., T], *arguments: object) -> T:
-        """The result of a function that may wait for other ranks."""
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Around what may wait for other ranks."""
         self._waiting_since = time.monotonic()
         try:
-            return function(*arguments)
+            yield
         finally:
             self._waiting_since = None
 

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.config.compose import load_config
-from retina_dist.data.digests import files_digest
-from retina_dist.data.sources import ArchiveMember, RemoteFile
+from retina_dist.data.sources import ArchiveMember, RemoteFile, files_digest
 from retina_dist.detection.data.synthetic import make_shapes
 from retina_dist.run.assemble import train
 
