@@ -159,7 +159,7 @@ def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
     0.5).round(3).tolist()
     [1.0, 1.0, 1.414, 1.0]
     """
-    classes = [np.unique(each) for each in labels]
+    classes = list(map(np.unique, labels))
     no_label = np.zeros(0, np.int64)
     count = np.bincount(np.concatenate([no_label, *classes]))
     factor = np.sqrt(threshold * len(labels) / np.maximum(count, 1))

@@ -68,7 +68,7 @@ class NonFiniteGuard:
         ]
         if list(map(id, statistics)) != list(map(id, self._statistics)):
             self._statistics = statistics
-            self._before = [torch.empty_like(x) for x in statistics]
+            self._before = list(map(torch.empty_like, statistics))
         copy_each(self._before, self._statistics)
 
     def accept(self, norm: Tensor) -> bool:

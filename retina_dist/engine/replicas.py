@@ -47,7 +47,7 @@ def average_statistics(
     if not statistics:
         return
 
-    own = torch.cat([statistic.flatten() for statistic in statistics])
+    own = torch.cat(list(map(torch.flatten, statistics)))
     sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
     means = torch.where(sums[-1] > 0, sums[:-1] / sums[-1], own)
     start = 0

@@ -119,7 +119,7 @@ class TrainState:
         }
         if self.ema:
             parts["ema"] = self.ema.model.state_dict()
-        groups = [dict(group) for group in self.optimizer.param_groups]
+        groups = list(map(dict, self.optimizer.param_groups))
         for group in groups:
             del group["params"]
         parts["settings"] = settings_of(self.model)
@@ -140,7 +140,7 @@ class TrainState:
         if self.ema:
             self.ema.load_state_dict(state["ema"] or {"model": state["model"], "updates": 0})
         load_optimizer(
-            self.optimizer, state["optimizer"], self._groups, state.get("parameter_groups")
+            self.optimizer, state["optimizer"], self._groups, state.get("parameter_groups") or []
         )
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])

@@ -128,7 +128,7 @@ def load_optimizer(
     optimizer: torch.optim.Optimizer,
     state: StateDict,
     groups: list[Group],
-    saved_groups: list[Group] | None,
+    saved_groups: list[Group],
 ) -> None:
     """Load what an optimizer keeps for each parameter; settings that were changed stay
     `optimizer`'s.
@@ -145,7 +145,6 @@ def load_optimizer(
 
     Raises CheckpointError where the parameters differ.
     """
-    saved_groups = saved_groups or []
     names = _names(groups)
     saved_names = _names(saved_groups)
     if set(saved_names) != set(names):
@@ -157,14 +156,10 @@ def load_optimizer(
         )
 
     merged = optimizer.state_dict()["param_groups"]
-    none = object()  # where a group lacks the setting
     for group, made in zip(merged, groups, strict=True):
         for saved_made, saved in zip(saved_groups, state["param_groups"], strict=True):
-            if made["names"] != saved_made["names"]:
-                continue
-            for key, value in saved.items():
-                if key != "params" and saved_made.get(key, none) == made.get(key, none):
-                    group[key] = value
+            if made["names"] == saved_made["names"]:
+                group |= _unchanged(made, saved_made, saved)
 
     number_of = {name: number for number, name in enumerate(names)}
     values = {number_of[saved_names[number]]: kept for number, kept in state["state"].items()}
@@ -176,6 +171,16 @@ def load_optimizer(
                 like = parameter if value.shape == parameter.shape else value
                 copied = torch.empty_like(like, dtype=value.dtype, device=value.device)
                 kept[name] = copied.copy_(value)
+
+
+def _unchanged(made: Group, saved_made: Group, saved: Group) -> Group:
+    """The values of a saved group whose settings are those of this run."""
+    values: Group = {}
+    none = object()  # where a group lacks the setting
+    for key, value in saved.items():
+        if key != "params" and saved_made.get(key, none) == made.get(key, none):
+            values[key] = value
+    return values
 
 
 def _names(groups: list[Group]) -> list[str]:

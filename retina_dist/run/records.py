@@ -79,7 +79,7 @@ def write_start(
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         # each word before it is quoted, because quotes of a shell can cut a secret in two; then
         # --token VALUE
-        "command": redacted(shlex.join([redacted_word(word) for word in words])),
+        "command": redacted(shlex.join(map(redacted_word, words))),
         "overrides": given,
         "recipe": [word for word in given if Path(config_dir(), groups[word]).is_dir()],
         "changed": changed_settings(config),

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -62,7 +62,13 @@ class SweepRow:
 
     folder: Path
     result: Result
-    swept: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.swept: dict[str, str] = {}  # at first all that the job was given
+        for override in self.result.overrides:
+            key, equals, value = override.lstrip("+").partition("=")
+            if equals:
+                self.swept[key] = value
 
     @property
     def settings(self) -> str:
@@ -209,7 +215,7 @@ class SweepTable(Callback):
 
 def _as_text(cells: Sequence[Sequence[str]]) -> str:
     """The cells below each other, on one line each row."""
-    shown = [[escape(cell) for cell in row] for row in cells]
+    shown = [list(map(escape, row)) for row in cells]
     widths = [max(map(len, column)) + 2 for column in zip(*shown, strict=True)]
     return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in shown)
 
@@ -303,12 +309,7 @@ def rows_of(folder: Path) -> list[SweepRow]:
             result = read_result(path.parent)
         except DataError as error:
             result = Result(status="unreadable", error=str(error))
-        row = SweepRow(path.parent, result)
-        for override in result.overrides:
-            key, equals, value = override.lstrip("+").partition("=")
-            if equals:
-                row.swept[key] = value
-        rows.append(row)
+        rows.append(SweepRow(path.parent, result))
 
     given = [row.swept for row in rows if row.swept]
     shown = []  # the keys in which the jobs differ

@@ -261,4 +261,4 @@ def all_finite(gradients: Iterable[Tensor]) -> bool:
     if not filled:
         return True
     norms = torch._foreach_norm(filled, float("inf"))
-    return bool(torch.stack([norm.isfinite() for norm in norms]).all())
+    return bool(torch.stack(list(map(torch.isfinite, norms))).all())

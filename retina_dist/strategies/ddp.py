@@ -107,7 +107,7 @@ class DDPStrategy(DistributedStrategy):
             # before NCCL starts, which would only say "invalid usage" of a GPU that two processes
             # have
             devices = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
-            check_devices([device.decode() for device in devices])
+            check_devices(list(map(bytes.decode, devices)))
             # no device_id: NCCL then connects at the first collective on GPUs, after all that needs
             # no network between them
             dist.init_process_group(
@@ -267,7 +267,7 @@ class DDPStrategy(DistributedStrategy):
         own = torch.tensor([len(rows)], device=rows.device)
         sizes = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(sizes, own)
-        counts = [int(size) for size in sizes]
+        counts = list(map(int, sizes))
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]

@@ -277,7 +277,7 @@ class HorovodStrategy(DistributedStrategy):
         Horovod cannot add bf16 up, so each rank adds up its piece in float32; as many bytes travel
         as in a ring.
         """
-        sizes = [gradient.numel() for gradient in gradients]
+        sizes = list(map(torch.numel, gradients))
         flat = [to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients]
         shares = torch.cat(flat)
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))

@@ -358,7 +358,7 @@ def _snapshot(value: Any) -> Any:
             copied[key] = _snapshot(item)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(_snapshot(item) for item in value)
+        return type(value)(map(_snapshot, value))
     return copy.deepcopy(value)
 
 
