@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import class_of, names
@@ -12,9 +12,6 @@ from retina_dist.base.settings import setting
 from retina_dist.config.run_config import ModelSettings, RunConfig
 from retina_dist.data.settings import ImageDataSettings
 from retina_dist.detection.model.box_losses import BOX_LOSSES
-
-if TYPE_CHECKING:
-    from retina_dist.detection.readers.formats import AnnotationReader
 
 ANNOTATION_SETTINGS = ("train_annotations", "val_annotations")
 IMAGE_SETTINGS = ("train_images", "val_images")
@@ -101,10 +98,9 @@ class DetectionData(ImageDataSettings):
         None, "factors [low, high] on the resize, e.g. [0.8, 1.25]"
     )
 
-    def reader(self) -> AnnotationReader:
-        """The reader of the data set, as these settings want it read."""
-        reader: AnnotationReader = class_of(self)(self)
-        return reader
+    def reader(self) -> Any:
+        """The `AnnotationReader` of the data set, as these settings want it read."""
+        return class_of(self)(self)
 
     def files_of(self, split: str) -> tuple[str | None, str | None]:
         """The annotations and the folder of the images that the settings name for a split."""

@@ -15,8 +15,8 @@ from torch import nn
 from retina_dist.base.errors import CheckpointError, UserError
 from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
-from retina_dist.data.sources import files_digest
 from retina_dist.data.samplers import FloatArray, images_per_epoch
+from retina_dist.data.sources import files_digest
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of

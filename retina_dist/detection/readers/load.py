@@ -5,7 +5,7 @@ clean the boxes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,8 @@ from retina_dist.base.registry import lookup
 from retina_dist.detection.readers.annotations import Annotations, clean
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.formats import Content, FileReader, Place
-from retina_dist.detection.readers.ground_truth import check
-from retina_dist.detection.readers.records import find_records
+from retina_dist.detection.readers.ground_truth import CocoImage, check
+from retina_dist.detection.readers.records import Found, drop_missing, fill_sizes, make_record
 from retina_dist.detection.settings import DetectionData
 
 
@@ -108,3 +108,23 @@ def pausing_gc() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def find_records(
+    images: Sequence[CocoImage], content: Content, data: DetectionData, split: str
+) -> Found:
+    """The record of each image, as far as `data` wants its image to be there and
+    readable.
+
+    `content` has the folder of the images, or where their bytes are. Raises DataError.
+    """
+    folder = parse_path(content.images)
+    records = [make_record(image, folder, content.source, content.sources) for image in images]
+    if data.missing_images == "ignore":
+        return Found(records, [])
+    remedy = content.remedy
+    if not remedy:
+        remedy = f"name their folder with data.{split}_images=FOLDER"
+    there = drop_missing(records, folder, data.missing_images, remedy)
+    sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
+    return Found(sized.records, [*there.warnings, *sized.warnings])

@@ -8,11 +8,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from retina_dist.base.errors import DataError, ImageError
-from retina_dist.base.files import PathOrUrl, Url, parse_path
+from retina_dist.base.files import PathOrUrl, Url
 from retina_dist.base.text import truncate
 from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import (
@@ -23,10 +23,6 @@ from retina_dist.data.sources import (
     read_in_turn,
 )
 from retina_dist.detection.readers.ground_truth import CocoImage
-
-if TYPE_CHECKING:
-    from retina_dist.detection.readers.formats import Content
-    from retina_dist.detection.settings import DetectionData
 
 MAX_SIDE = 2**31
 
@@ -54,26 +50,6 @@ class Found(NamedTuple):
 
     records: list[ImageRecord]
     warnings: list[str]
-
-
-def find_records(
-    images: Sequence[CocoImage], content: Content, data: DetectionData, split: str
-) -> Found:
-    """The record of each image, as far as `data` wants its image to be there and
-    readable.
-
-    `content` has the folder of the images, or where their bytes are. Raises DataError.
-    """
-    folder = parse_path(content.images)
-    records = [make_record(image, folder, content.source, content.sources) for image in images]
-    if data.missing_images == "ignore":
-        return Found(records, [])
-    remedy = content.remedy
-    if not remedy:
-        remedy = f"name their folder with data.{split}_images=FOLDER"
-    there = drop_missing(records, folder, data.missing_images, remedy)
-    sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
-    return Found(sized.records, [*there.warnings, *sized.warnings])
 
 
 def make_record(
