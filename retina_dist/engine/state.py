@@ -61,7 +61,7 @@ def _statistics(model: nn.Module) -> list[Tensor]:
     return [x for module in live for x in module.buffers(recurse=False)]
 
 
-@dataclass
+@dataclass(eq=False)
 class TrainState:
     """Model, optimizer, scaler and average, with the counters that belong to them.
 

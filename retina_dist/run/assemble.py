@@ -117,8 +117,16 @@ def assemble(strategy: DistributedStrategy, planned: PlannedRun, run: Run) -> Tr
         owner=run.owner,
     )
     strategy.on_main(checkpoints.claim)
-    start = (planned.recorded, strategy, run.folder, planned.description, run.resume_step)
-    strategy.on_main(partial(write_start, *start))
+    strategy.on_main(
+        partial(
+            write_start,
+            planned.recorded,
+            strategy,
+            run.folder,
+            planned.description,
+            run.resume_step,
+        )
+    )
     if config.logging.plots and not run.resume_step:
         strategy.on_main(partial(task.draw_inputs, data, run.folder))
     logger.info(f"writing to {run.folder}")

@@ -73,11 +73,17 @@ class Training:
         watch = PreemptionWatch()
         heard = CallbackList([*self._loggers(console, mlflow), *callbacks])
         loop = self._loop(heard, watch)
-        ranks = (self.strategy.rank, self.strategy.world_size)
-        position = (self.state.step, self.plan.stop_step)
+        start = TrainingStart(
+            self.state.model,
+            self.run.folder,
+            self.state.step,
+            self.plan.stop_step,
+            self.strategy.rank,
+            self.strategy.world_size,
+        )
         traces = self.run.folder / "profile"
         try:
-            heard.on_start(TrainingStart(self.state.model, self.run.folder, *position, *ranks))
+            heard.on_start(start)
             traced = profiled(loop.train_step, self.plan, self.state.step, traces, self.strategy)
             with watch, traced as loop.train_step:
                 metrics = loop.fit()

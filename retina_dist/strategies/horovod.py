@@ -378,7 +378,7 @@ def _note_url(key: str) -> str:
     return f"http://{address}:{port}/retina_dist/{key.replace('/', '_')}"
 
 
-@dataclass
+@dataclass(eq=False)  # Horovod keeps it in a set
 class HorovodMembership:
     """The state that Horovod's elastic loop asks for.
 
