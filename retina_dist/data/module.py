@@ -1,9 +1,8 @@
 """The batches of one rank: data workers read images and make batches of any kind.
 
 Data workers are started by a fork server: unlike plain forks they are safe beside CUDA, MPI and
-    InfiniBand, and unlike
-spawned processes they start at once. They do not import the main script, so it needs no `if
-__name__ == "__main__":`.
+InfiniBand, and unlike spawned processes they start at once. They do not import the main script, so
+it needs no `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ def _why_failed(workers: Sequence[multiprocessing.Process], error: Exception) ->
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Within it, processes start without importing the main script:
+    """Within it, processes start without importing the main script.
 
     `multiprocessing` finds it by these two names.
     """
@@ -243,10 +242,8 @@ def start_fork_server(preload: str) -> None:
 class TensorBatch:
     """Base of a frozen dataclass whose tensors have one row for each image.
 
-    `real` tells images from padding samples.
-
-    Padding samples keep the shape of a batch that lacks images; they are in no loss, no gradient
-    and no statistic.
+    `real` tells images from padding samples, which keep the shape of a batch that lacks images;
+    they are in no loss, no gradient and no statistic.
     """
 
     images: Tensor
@@ -289,8 +286,8 @@ class DataModule(Generic[AnyBatch]):
 
     Args:
         settings: `num_workers` processes make the batches, or this one; a worker's log records and
-            UserErrors arrive
-            here. `batch_size` is the number of images per optimizer step over all ranks.
+            UserErrors arrive here. `batch_size` is the number of images per optimizer step over
+            all ranks.
         train: the data set and its buckets, or None where only the other is used.
         val: as `train`.
         rank: this process's number.

@@ -1,7 +1,7 @@
 """Samplers: the images of each optimizer step, and each rank's share of them.
 
 Every batch is a pure function of the step: a resume replays nothing, and with another number of
-    ranks sees the same images.
+ranks sees the same images.
 """
 
 from __future__ import annotations
@@ -149,14 +149,13 @@ class EvalSampler:
 
 
 def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
-    """[N] how often an epoch holds each image, by the rarest class in it: max(1, sqrt(threshold /
-    f)).
+    """[N] how often an epoch holds each image, by the rarest class in it.
 
-    f is the share of the images that have the class. Gupta et al. 2019, LVIS, appendix B,
+    That is max(1, sqrt(threshold / f)), where f is the share of the images that have the class. Gupta et al. 2019, LVIS, appendix B,
     https://arxiv.org/abs/1908.03195
 
-    >>> repeat_factors([np.array([0]), np.array([0, 0]), np.array([0, 1]), np.array([], int)],
-    0.5).round(3).tolist()
+    >>> labels = [np.array([0]), np.array([0, 0]), np.array([0, 1]), np.array([], int)]
+    >>> repeat_factors(labels, 0.5).round(3).tolist()
     [1.0, 1.0, 1.414, 1.0]
     """
     classes = list(map(np.unique, labels))

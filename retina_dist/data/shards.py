@@ -1,11 +1,12 @@
-"""Shards: the images of a data set in a few large files, for storage where every small file costs a
-request.
+"""Shards: the images of a data set in a few large files.
+
+For storage where every small file costs a request.
 
 For each split, a folder, local or behind a URL, holds
 
-    SPLIT-00000.tar, …                   plain tar files, as WebDataset reads them, of the images,
-    named after their ids SPLIT.index.json                     length of each shard; offset, length
-    and CRC-32 of each image annotations/instances_SPLIT.json     the annotations
+* SPLIT-00000.tar, …: plain tar files, as WebDataset reads them, of the images, named by their ids,
+* SPLIT.index.json: the length of each shard; offset, length and CRC-32 of each image,
+* annotations/instances_SPLIT.json: the annotations.
 
 The same input gives the same bytes.
 """

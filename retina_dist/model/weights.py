@@ -148,9 +148,8 @@ def load_fitting(
     their shape.
 
     `misfit` says why a tensor of that name is not for this model; only names that begin with
-    `within` can be missing. Raises
-    CheckpointError, with the `remedy`, where no more than half of the `network` fits, or far more
-    than class layers do not.
+    `within` can be missing. Raises CheckpointError, with the `remedy`, where no more than half of
+    the `network` fits, or far more than class layers do not.
     """
     own = model.state_dict()
     fitting: dict[str, Tensor] = {}

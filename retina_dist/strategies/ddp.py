@@ -1,6 +1,6 @@
-"""torch's DistributedDataParallel:
+"""torch's DistributedDataParallel, over NCCL between GPUs and Gloo between CPUs.
 
-NCCL between GPUs, Gloo between CPUs; the only file that imports `torch.distributed`.
+The only file that imports `torch.distributed`.
 """
 
 import gc

@@ -272,7 +272,7 @@ class HorovodStrategy(DistributedStrategy):
             self.fp16_overflows += take_fp16(pairs, self.fp16_scale, self.all_reduce)
 
     def _average_bf16(self, gradients: Sequence[Tensor]) -> None:
-        """The mean:
+        """Put the means into the gradients.
 
         Horovod cannot add bf16 up, so each rank adds up its piece in float32; as many bytes travel
         as in a ring.
@@ -339,7 +339,7 @@ class HorovodStrategy(DistributedStrategy):
             self._waiting_since = None
 
     def _watch(self, left: threading.Event) -> None:
-        """End this process after `timeout_s`:
+        """End this process when it has waited for longer than `timeout_s`.
 
         MPI waits forever for a stopped one, in Horovod's thread that looks for stalls.
         """

@@ -1,8 +1,8 @@
 """The launchers that are installed, and how each starts N processes here.
 
-Under a launcher, how each process understands it.
+Under a launcher it prints how each process understands it:
 
-srun -n 8 python -m retina_dist.strategies.start_processes
+    srun -n 8 python -m retina_dist.strategies.start_processes
 """
 
 from __future__ import annotations
