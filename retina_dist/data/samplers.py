@@ -151,8 +151,8 @@ class EvalSampler:
 def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
     """[N] how often an epoch holds each image, by the rarest class in it.
 
-    That is max(1, sqrt(threshold / f)), where f is the share of the images that have the class. Gupta et al. 2019, LVIS, appendix B,
-    https://arxiv.org/abs/1908.03195
+    That is max(1, sqrt(threshold / f)), where f is the share of the images that have the class.
+    Gupta et al. 2019, LVIS, appendix B, https://arxiv.org/abs/1908.03195
 
     >>> labels = [np.array([0]), np.array([0, 0]), np.array([0, 1]), np.array([], int)]
     >>> repeat_factors(labels, 0.5).round(3).tolist()
