@@ -152,8 +152,9 @@ def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def compare(config: ParityConfig) -> Differences:
-    """In a process of a launched job: every case's difference from one process, on the
-    main rank.
+    """Compare each case with one process; every rank of a launched job calls it.
+
+    The main rank gets the differences.
     """
     torch.set_num_threads(config.trainer.num_threads or 1)
     differences: Differences = {}

@@ -103,7 +103,5 @@ def _rows(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cell(text: str) -> str:
-    """Text of others, such as the name of a class, as a cell of a table: no HTML, no further cell
-    or line.
-    """
+    """Text of others as one cell of a table: no HTML, no further cell, no further line."""
     return " ".join(html.escape(text, quote=False).replace("|", "\\|").split())

@@ -96,10 +96,8 @@ def check_collectives(strategy: DistributedStrategy) -> None:
     _equal(strategy.all_reduce(ranks[rank]), ranks.mean(), "all_reduce, whose default is the mean,")
 
     plain = {"b": [1, 2.5, None, "x"], "c": {"d": True}}
-    sent = None
-    if strategy.is_main:
-        sent = plain | {"a": torch.arange(3)}
-    received: Any = strategy.broadcast_object(sent)
+    sent: Any = plain | {"a": torch.arange(3)} if strategy.is_main else None
+    received = strategy.broadcast_object(sent)
     assert received.pop("a").tolist() == [0, 1, 2]
     assert received == plain
 
@@ -113,9 +111,7 @@ def _check_tensors(strategy: DistributedStrategy, device: torch.device, dtype: t
     """Sums, gathers and broadcasts of one type, with values that no smaller type holds."""
     rank = strategy.rank
     world = strategy.world_size
-    big = 2**40 + 1
-    if dtype == torch.float32:
-        big = 2**20 + 1
+    big = (2**20 if dtype == torch.float32 else 2**40) + 1
     start = torch.arange(6, dtype=dtype).view(2, 3).t()
     given = torch.stack([start * (r - 1) + big for r in range(world)])
 
