@@ -13,6 +13,7 @@ import io
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -122,9 +123,7 @@ def suspects_of(coco: Entry, rows: np.ndarray, image_ids: Sequence[int]) -> list
     agreement with the label of its class beside it, if there is one.
     """
     rows = rows[np.lexsort((-rows[:, 5], rows[:, 0]))]  # by image, then by falling score
-    suspects: list[Suspect] = []
-    for scene in scenes(coco, rows, image_ids):
-        suspects.extend(_of_image(scene))
+    suspects = chain.from_iterable(map(_of_image, scenes(coco, rows, image_ids)))
     return sorted(suspects, key=lambda each: -each.suspicion)
 
 

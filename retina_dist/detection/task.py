@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ class DetectionTask(ImageTask):
         if (
             not data.shapes
             or not data.keep_empty_images
-            or (data.repeat_threshold or config.trainer.overfit_batches)
+            or data.repeat_threshold
+            or config.trainer.overfit_batches
         ):
             return None
         return data.shapes.num_train
@@ -156,10 +158,7 @@ class DetectionTask(ImageTask):
             rare = pluralize(int((self.repeats > 1).sum()), "image")
             most = float(self.repeats.max())
             yield "repeats", f"{rare} with rare classes, up to {most:.3g} times an epoch"
-        if self.val is None:
-            yield "val", NO_VALIDATION
-        else:
-            yield "val", describe_split(self.val)
+        yield "val", describe_split(self.val) if self.val else NO_VALIDATION
         yield "model", self.config.model.describe()
         yield "scale", self._describe_scale()
 
@@ -209,16 +208,11 @@ class DetectionTask(ImageTask):
         """
         labels = self.train.categories
         pretrained = self.strategy.is_main and not resumed
-
-        def build() -> DetectionModel:
-            return build_model(self.config.model, labels.num_classes, labels.names, pretrained)
-
+        settings = self.config.model
+        build = partial(build_model, settings, labels.num_classes, labels.names, pretrained)
         model = self.strategy.run_collectively(build)
-        model.take(
-            self.strategy.on_main(
-                lambda: (checkpoint or {}).get("model_arguments") or model.arguments()
-            )
-        )
+        saved = (checkpoint or {}).get("model_arguments")
+        model.take(self.strategy.on_main(lambda: saved or model.arguments()))
         return model
 
     def file_names(self) -> dict[int, str]:
@@ -242,28 +236,18 @@ class DetectionTask(ImageTask):
     def largest_batch(self, size: int, device: torch.device) -> Batch:
         """The largest padded shape with the rows of boxes of the fullest image."""
         data = self.config.data
-        max_boxes = max(map(len, self.train.labels))
         if data.synthetic:
             height, width = data.synthetic.canvas
-            return blank_batch(size, (height, width), max_boxes)
-        return blank_batch(
-            size,
-            max(
-                buckets_of(
-                    data, [(record.height, record.width) for record in self.train.records]
-                ).all_padded_shapes(),
-                key=math.prod,
-            ),
-            max_boxes,
-        )
+            shapes = {(height, width)}
+        else:
+            sizes = [(record.height, record.width) for record in self.train.records]
+            shapes = buckets_of(data, sizes).all_padded_shapes()
+        return blank_batch(size, max(shapes, key=math.prod), max(map(len, self.train.labels)))
 
     def fingerprint(self) -> str:
         """A digest of the training images' ids and names, on which their order depends."""
-        return hashlib.sha256(
-            "\n".join(
-                f"{record.image_id} {record.file_name}" for record in self.train.records
-            ).encode()
-        ).hexdigest()
+        listed = "\n".join(f"{image_id} {name}" for image_id, name in self.file_names().items())
+        return hashlib.sha256(listed.encode()).hexdigest()
 
     def data_digests(self) -> dict[str, str]:
         """Of the boxes of both splits, and of the image files' sizes and times."""
