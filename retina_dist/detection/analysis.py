@@ -181,17 +181,11 @@ def errors_of(result: CocoResult) -> Entry | None:
     content["categories"] = [{"id": x["id"], "name": x["name"]} for x in result.coco["categories"]]
     for number, entry in enumerate(result.coco["annotations"], start=1):
         if entry["image_id"] in known:
-            content["annotations"].append(
-                {key: entry[key] for key in BOX if key in entry} | {"id": number}
-            )
+            kept = {key: entry[key] for key in BOX if key in entry}
+            content["annotations"].append(kept | {"id": number})
     truth = hotcoco.COCO(content)
-    evaluation = hotcoco.COCOeval(
-        truth,
-        truth.load_res(
-            best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
-        ),
-        "bbox",
-    )
+    rows = best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
+    evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
     evaluation.evaluate()
 
     tide = evaluation.tide_errors()

@@ -108,14 +108,17 @@ def cvat(images: Sequence[Predicted], classes: Sequence[str]) -> str:
         )
         for o in image.objects:
             x, y, width, height = o["bbox"]
-            corners = {
+            attributes = {
+                "label": o["category_name"],
+                "source": "auto",
+                "occluded": "0",
+                "z_order": "0",
                 "xtl": f"{x:.2f}",
                 "ytl": f"{y:.2f}",
                 "xbr": f"{x + width:.2f}",
                 "ybr": f"{y + height:.2f}",
             }
-            drawn = {"label": o["category_name"], "source": "auto", "occluded": "0", "z_order": "0"}
-            ElementTree.SubElement(node, "box", {**drawn, **corners})
+            ElementTree.SubElement(node, "box", attributes)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 

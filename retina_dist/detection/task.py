@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -37,8 +36,6 @@ from retina_dist.detection.splits import (
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task.image_task import NO_VALIDATION, ImageTask
-
-logger = logging.getLogger(__name__)
 
 
 class DetectionTask(ImageTask):

@@ -41,9 +41,7 @@ class DetectionDataset(ImageDataset[Batch]):
         self.seed = seed
         self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
-        self._ends = torch.tensor(
-            [0, *[len(labels) for labels in annotations.labels]], dtype=torch.int64
-        ).cumsum(0)
+        self._ends = torch.tensor([0, *map(len, annotations.labels)]).cumsum(0)
         boxes = np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes])
         labels = np.concatenate([np.zeros(0, np.int64), *annotations.labels])
         self._boxes = torch.from_numpy(boxes)
@@ -114,12 +112,8 @@ class CocoDataModule(DataModule[Batch]):
             repeats = repeats_of(settings, train)
         if val is not None:
             dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
-            validation = (
-                dataset,
-                buckets_of(
-                    settings, dataset.sizes, [settings.val_min_size or max(settings.min_sizes)]
-                ),
-            )
+            min_size = settings.val_min_size or max(settings.min_sizes)
+            validation = dataset, buckets_of(settings, dataset.sizes, [min_size])
         super().__init__(settings, training, validation, repeats=repeats, seed=seed, **job)
 
 

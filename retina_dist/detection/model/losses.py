@@ -58,10 +58,8 @@ def retinanet_losses(
     row = matched.clamp(min=0)
     unmatched = torch.where(matched == IGNORED, IGNORED, BACKGROUND)
     classes = torch.where(foreground, batch.labels.gather(1, row), unmatched)
-    weight = 1.0 / (
-        (len(logits) if real is None else real.sum().clamp(min=1))
-        * foreground.sum(dim=1).clamp(min=1).to(dtype)
-    )  # [B]
+    images = len(logits) if real is None else real.sum().clamp(min=1)
+    weight = 1.0 / (images * foreground.sum(dim=1).clamp(min=1).to(dtype))  # [B]
     if real is not None:
         weight = weight.masked_fill(~real, 0.0)
 
@@ -99,11 +97,8 @@ def focal_loss(
     dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
-        return (
-            (focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1) * rows)
-            .sum(dim=1)
-            .sum()
-        )
+        by_anchor = focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1)
+        return (by_anchor * rows).sum(dim=1).sum()
     loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma)
     return loss
 
