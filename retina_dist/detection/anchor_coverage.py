@@ -1,6 +1,4 @@
-"""How the model's anchors fit the boxes of a data set, and which change of them would
-fit better.
-"""
+"""How the model's anchors fit the boxes of a data set, and which change would fit better."""
 
 from __future__ import annotations
 
@@ -66,9 +64,11 @@ def anchor_coverage(
     overlap only falls with the distance along either axis.
 
     Args:
-        data: the images and boxes. cell_anchors: the anchors [a, 4] xyxy of each pyramid level, P3
-        to P7, centred on the origin. settings: of the resize and the buckets. threshold: the IoU
-        from which on an anchor answers for a box.
+        data: the images and boxes.
+        cell_anchors: the anchors [a, 4] xyxy of each pyramid level, P3 to P7, centred on the
+            origin.
+        settings: of the resize and the buckets.
+        threshold: the IoU from which on an anchor answers for a box.
     """
     known = [row for row, record in enumerate(data.records) if record.size]
     counts = [len(data.boxes[row]) for row in known]

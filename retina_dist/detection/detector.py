@@ -1,6 +1,4 @@
-"""A trained detector, ready to use: images in, boxes out, pre-processed as in the validation of its
-training.
-"""
+"""A trained detector: images in, boxes out, prepared as in the validation of its training."""
 
 from __future__ import annotations
 

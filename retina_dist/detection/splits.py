@@ -32,8 +32,10 @@ def read_split(
 
     Args:
         data: names the files, says how they are read, and perhaps holds a part of train out for
-        val. split: "train" or "val". categories: fixes the labels, as val takes the labels of
-        train. check: raise DataError for `implausible_boxes`.
+            val.
+        split: "train" or "val".
+        categories: fixes the labels, as val takes the labels of train.
+        check: raise DataError for `implausible_boxes`.
     """
     reader = data.reader()
     fraction = None

@@ -1,5 +1,4 @@
-"""Detection in windows of large images, for objects that the resize of a whole image would make too
-small.
+"""Detection in windows of large images, for objects that a resize would make too small.
 
 As SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slices images; the whole image is
 looked at too.

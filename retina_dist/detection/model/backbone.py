@@ -1,6 +1,4 @@
-"""The layers of a torchvision classifier up to its last feature map, as the backbone of a feature
-pyramid.
-"""
+"""The layers of a torchvision classifier up to its last feature map, as a pyramid's backbone."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """A RetinaNet that Detectron2 trained, under our names.
 
 Equal in arithmetic where its backbone has STRIDE_IN_1X1=False but for corners of anchors, which
-torchvision rounds to
-whole pixels. P6 of the default configuration is made of C5, which does not fit variant v1: a load
-reports it. Names
-and order of anchors: https://github.com/facebookresearch/detectron2,
-    modeling/meta_arch/retinanet.py and
+torchvision rounds to whole pixels. P6 of the default configuration is made of C5, which does not
+fit variant v1: a load reports it. Names and order of anchors:
+https://github.com/facebookresearch/detectron2, modeling/meta_arch/retinanet.py and
 modeling/anchor_generator.py.
 """
 

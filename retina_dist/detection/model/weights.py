@@ -45,8 +45,7 @@ def load_weights(
         model: the detector, changed in place.
         source: where its weights are.
         categories: the names of the model's labels, "" for one without. Where the source names its
-            own, the class
-            layer is put into their order, or left out if it is of other categories.
+            own, the class layer is put into their order, or left out if it is of other categories.
 
     Raises CheckpointError when the source cannot be had or holds no more than half of the detector.
     """
