@@ -113,7 +113,7 @@ def collate(
         images = blank_images(len(samples), canvas)
         for place, sample in zip(images, samples, strict=True):
             copy_to_canvas(sample, place)
-    real = torch.tensor([sample.real for sample in samples])
+    real = [sample.real for sample in samples]
     return Batch(
         images=images,
         image_sizes=torch.tensor([sample.image.shape[-2:] for sample in samples]),
@@ -123,7 +123,7 @@ def collate(
         labels=labels,
         num_boxes=torch.tensor(counts),
         weight=weight,
-        real=None if real.all() else real,
+        real=None if all(real) else torch.tensor(real),
     )
 
 
