@@ -33,7 +33,7 @@ class ConvertConfig:
     images: str | None = setting(None, "the folder of its images; null: the file's")
     format: str = setting("auto", "as data.format", choices=partial(names, "reader"))
     classes: str | None = setting(None, "csv: the classes file")
-    split: str = setting("train", choices=("train", "val"))
+    split: str = setting("train", choices=("train", "val", "test"))
     output: str = setting(MISSING, "COCO json to write", writes="file")
     debug: bool = False
 
@@ -46,10 +46,10 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     """
     if Path(config.output).exists():
         raise ConfigError(f"output={config.output} exists; remove it, or give another file.")
-    files: dict[str, Any] = {
-        f"{config.split}_annotations": config.annotations,
-        f"{config.split}_images": config.images,
-    }
+    named = "train" if config.annotations else config.split
+    files: dict[str, Any] = {}
+    if named != "test":
+        files = {f"{named}_annotations": config.annotations, f"{named}_images": config.images}
     data = DetectionData(
         name="convert", format=config.format, root=config.root, classes=config.classes, **files
     )
@@ -58,7 +58,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
         check_folder(config.root)
     elif not config.annotations:
         raise ConfigError("give root=FOLDER or annotations=FILE.")
-    part = read_split(data.with_values(missing_images="ignore"), config.split, check=False)
+    part = read_split(data.with_values(missing_images="ignore"), named, check=False)
     if part is None:
         raise ConfigError(
             f"root={config.root} has no {config.split} split; "

@@ -2,6 +2,7 @@
 
     python -m retina_dist.evaluate checkpoint=runs/shapes/checkpoints/best.pt
     python -m retina_dist.evaluate checkpoint=runs/drawn_classes/checkpoints/best.pt root=FOLDER
+    python -m retina_dist.evaluate checkpoint=… root=FOLDER split=test
     python -m retina_dist.evaluate checkpoint=… annotations=FILE.json images=FOLDER
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
     torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…
@@ -37,6 +38,9 @@ class EvaluateConfig(PredictorConfig):
     annotations: str | None = setting(None, "null: the checkpoint's validation set")
     images: str | None = None
     root: str | None = setting(None, "data.root, if the checkpoint's was moved or is behind a URL")
+    split: str | None = setting(
+        None, "null: what the checkpoint was validated on", choices=(None, "val", "test")
+    )
     box_format: str | None = setting(
         None, "data.box_format of `annotations`", choices=(None, "xywh", "xyxy")
     )

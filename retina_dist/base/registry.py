@@ -55,14 +55,20 @@ FAMILIES = {
         key="format",
         entries={  # in the order of recognition
             "auto": "retina_dist.detection.readers.formats.AutoReader",
-            "shards": "retina_dist.detection.readers.shards.ShardReader",  # beside a train.json
+            "shards": "retina_dist.detection.readers.shards.ShardReader",
             "coco": "retina_dist.detection.readers.coco.CocoReader",
-            "csv": "retina_dist.detection.readers.keras_csv.CsvReader",
             "yolo": "retina_dist.detection.readers.yolo.YoloReader",
-            "openimages": "retina_dist.detection.readers.openimages.OpenImagesReader",
-            "cvat": "retina_dist.detection.readers.cvat.CvatReader",  # XML too, so before VOC
             "voc": "retina_dist.detection.readers.voc.VocReader",
+            "cvat": "retina_dist.detection.readers.cvat.CvatReader",
             "labelme": "retina_dist.detection.readers.labelme.LabelMeReader",
+            "openimages": "retina_dist.detection.readers.openimages.OpenImagesReader",
+            "csv": "retina_dist.detection.readers.csv_tables.CsvReader",
+            "automl": "retina_dist.detection.readers.json_tables.AutoMlReader",
+            "sagemaker": "retina_dist.detection.readers.json_tables.SageMakerReader",
+            "huggingface": "retina_dist.detection.readers.json_tables.HuggingFaceReader",
+            "createml": "retina_dist.detection.readers.json_tables.CreateMlReader",
+            "via": "retina_dist.detection.readers.json_tables.ViaReader",
+            "label_studio": "retina_dist.detection.readers.json_tables.LabelStudioReader",
         },
     ),
     "detector": Family(

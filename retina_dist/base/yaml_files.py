@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -49,9 +49,15 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
-def load_yaml(source: PathOrUrl | bytes | str) -> Any:
+class _TextLoader(_Loader):
+    """Every value is the text that was written, `no` and `010` too."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+def load_yaml(source: PathOrUrl | bytes | str, *, as_texts: bool = False) -> Any:
     """The content of a YAML file, or of its text: None, booleans, numbers, strings, lists,
-    dictionaries.
+    dictionaries; with `as_texts` numbers and the like as they are written.
 
     Raises OSError where the file cannot be read, and ValueError, whose text is one line, for
     anything that is not YAML, for an alias, and for what is more than `MAX_DEPTH` deep.
@@ -59,6 +65,8 @@ def load_yaml(source: PathOrUrl | bytes | str) -> Any:
     text = source if isinstance(source, bytes | str) else read_bytes(source)
     try:
         _check_events(text)
+        if as_texts:
+            return yaml.load(text, _TextLoader)  # noqa: S506 a safe loader
         return yaml.load(text, _Loader)  # noqa: S506 a safe loader
     except yaml.YAMLError as error:
         raise ValueError(_describe(error)) from error

@@ -50,6 +50,8 @@ def evaluate(config: EvaluateConfig) -> str:
         data = data_of_checkpoint(
             classifier.record, ClassificationData, config.checkpoint, root=config.root
         )
+        if config.split:
+            data = data.with_values(val_split=config.split)
         return classifier, data, classifier.val_of(data)
 
     with make_strategy(device=config.device) as strategy, heartbeat():

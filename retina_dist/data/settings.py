@@ -11,7 +11,7 @@ MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 # split -> names of its folders and files
 SPLITS = {
     "train": ("train", "training"),
-    "val": ("val", "valid", "validation"),
+    "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
 
@@ -23,6 +23,7 @@ class ImageDataSettings(DataSettings):
     val_fraction: float | None = setting(
         None, "share of train to validate on without a val split", above=0, below=1
     )
+    val_split: str = setting("val", "the split to validate on", choices=("val", "test"))
     bad_images: str = setting("error", "files that cannot be decoded", choices=("error", "skip"))
     max_pixels: int = setting(
         MAX_PIXELS, "a file whose header claims more is bad and never decoded", at_least=1

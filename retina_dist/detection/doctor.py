@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from retina_dist.base.errors import ImageError
+from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.text import escape, pluralize
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
@@ -25,7 +25,7 @@ from retina_dist.detection.readers.annotations import (
     sizes_of,
 )
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import implausible_boxes, read_splits
+from retina_dist.detection.splits import implausible_boxes, read_split, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.reporting.pictures import sheet
 
@@ -52,11 +52,8 @@ def examine(config: DoctorConfig) -> DoctorReport:
     # nothing is to stop or hide anything
     data = replace(config.data, missing_images="ignore", keep_empty_images=True)
     train, val = read_splits(data, check=False)
-    splits = {"train": train}
-    if val is not None:
-        splits["val"] = val
+    splits, findings = _other_splits(data, train, val)
     checked = {}
-    findings = []
     for split, part in splits.items():
         checked[split] = check_images(
             [(record.file_name, record.path, record.size) for record in part.records],
@@ -73,6 +70,8 @@ def examine(config: DoctorConfig) -> DoctorReport:
         tolerated.add("missing")
     findings += [Finding(*each) for each in file_findings(checked, tolerated)]
     findings += category_findings(splits["train"], splits.get("val"))
+    if "val" not in splits:
+        findings.append(_without_val("test" in splits))
 
     names = train.categories.distinct_names
     objects = {split: objects_table(part, names) for split, part in splits.items()}
@@ -94,9 +93,40 @@ def examine(config: DoctorConfig) -> DoctorReport:
     return DoctorReport(facts, findings, details)
 
 
+def _other_splits(
+    data: DetectionData, train: Annotations, val: Annotations | None
+) -> tuple[dict[str, Annotations], list[Finding]]:
+    """All splits that are there; a test split that cannot be read is a finding."""
+    splits = {"train": train}
+    if val is not None:
+        splits["val"] = val
+    if data.val_split == "test":
+        return splits, []
+    try:
+        test = read_split(data, "test", train.categories, check=False)
+    except DataError as error:
+        return splits, [Finding("error", "test", str(error))]
+    if test is not None:
+        splits["test"] = test
+    return splits, []
+
+
+def _without_val(has_test: bool) -> Finding:
+    ways = "data.val_fraction=0.1, or data.val_annotations"
+    if has_test:
+        ways += ", or data.val_split=test"
+    remedy = f"training has no metrics and no best checkpoint: {ways}"
+    return Finding("warning", "val", "no validation split", remedy)
+
+
 def split_findings(part: Annotations, split: str, images: str) -> list[Finding]:
     """Warnings of the reader, boxes that are faulty, and image files that were not decoded."""
     findings = [Finding("warning", split, text) for text in part.warnings]
+    for left in part.left_out:
+        what = f"{left.noun}s {left.why}"
+        findings.append(
+            Finding("warning", split, what, left.remedy, len(left.names), tuple(left.names))
+        )
     problem = implausible_boxes(part, split)
     if problem is not None:
         findings.append(Finding("error", split, *problem))
@@ -208,7 +238,9 @@ def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotati
             record = replace(record, width=check.size[0], height=check.size[1])
         records.append(record)
     cleaned = clean(data.truth, records, data.categories)
-    return replace(cleaned, warnings=data.warnings, box_format=data.box_format)
+    return replace(
+        cleaned, warnings=data.warnings, box_format=data.box_format, left_out=data.left_out
+    )
 
 
 def box_findings(data: Annotations, split: str) -> list[Finding]:
@@ -236,7 +268,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         if split == "train":
             remedy = "background to learn from"
         findings += _finding("info", split, "images without boxes", empty, remedy)
-    elif split == "val":  # `implausible_boxes` judges the training boxes
+    elif split != "train":  # `implausible_boxes` judges the training boxes
         remedy = "nothing to measure: is data.val_annotations the right file?"
         findings += _finding("warning", split, "images, and none has a box", empty, remedy)
     return findings

@@ -80,6 +80,10 @@ def _check(config: EvaluateConfig) -> None:
         raise ConfigError(
             f"images={config.images} needs annotations=FILE.json; give both, or root=FOLDER."
         )
+    if config.split and (config.results or config.annotations):
+        raise ConfigError(
+            f"split={config.split} is of a folder, not of annotations; give root=FOLDER instead."
+        )
     if config.root and (config.images or config.results):
         raise ConfigError(f"root={config.root} has no effect with images or results; leave it out.")
 
@@ -143,6 +147,8 @@ def _opened(
         data = DetectionData(name="coco").with_values(**places)
     else:
         data = data_of_checkpoint(detector.record, DetectionData, path, **places)
+    if config.split:
+        data = data.with_values(val_split=config.split)
     if config.annotations:
         data = replace(data, format="coco", box_format=config.box_format)
     return detector, data, detector.val_of(data)

@@ -16,7 +16,9 @@ from retina_dist.detection.model.box_losses import BOX_LOSSES
 ANNOTATION_SETTINGS = ("train_annotations", "val_annotations")
 IMAGE_SETTINGS = ("train_images", "val_images")
 # that a data format may not read
-FILE_SETTINGS = ("classes", "box_format", *ANNOTATION_SETTINGS, *IMAGE_SETTINGS)
+FILE_SETTINGS = (
+    "classes", "columns", "voc_offset", "box_format", *ANNOTATION_SETTINGS, *IMAGE_SETTINGS
+)  # fmt: skip
 
 MAX_PARAMETERS = 10**9  # of pyramid and heads; 4 GB, and three times that in training
 MAX_ANCHORS = 1000  # of one cell; nine are usual
@@ -70,13 +72,21 @@ class DetectionData(ImageDataSettings):
     train_images: str | None = None
     val_annotations: str | None = None
     val_images: str | None = None
-    classes: str | None = setting(None, "csv only: name,index")
+    classes: str | None = setting(None, "csv without a header: name,index")
+    columns: dict[str, str] | None = setting(
+        None, "csv: names of columns, as {file: photo, class: kind, x1: left}"
+    )
+    voc_offset: int | None = setting(
+        None, "voc: what corners count from; null: as <database> says", choices=(None, 0, 1)
+    )
     shapes: ShapesConfig | None = setting(None, "draw this data set into root if it is not there")
     synthetic: SyntheticConfig | None = setting(
         None, "random images made on the device; no files, no validation"
     )
     box_format: str | None = setting(
-        None, "null: xywh; for a torch Dataset xyxy", choices=(None, "xywh", "xyxy")
+        None,
+        "null: xywh; for a torch Dataset xyxy",
+        choices=(None, "xywh", "xyxy", "xywh_shares"),
     )
     keep_empty_images: bool = True
     missing_images: str = setting(
@@ -106,7 +116,9 @@ class DetectionData(ImageDataSettings):
         """The annotations and the folder of the images that the settings name for a split."""
         if split == "train":
             return self.train_annotations, self.train_images
-        return self.val_annotations, self.val_images
+        if split == "val":
+            return self.val_annotations, self.val_images
+        return None, None
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
@@ -127,7 +139,7 @@ class DetectionData(ImageDataSettings):
         reader = class_of(self)
         for key in FILE_SETTINGS:
             value = getattr(self, key)
-            if value and key not in reader.file_settings:
+            if value is not None and key not in reader.file_settings:
                 raise ConfigError(
                     f"data.{key}={value} has no effect on data.format={self.format}; leave it out."
                 )

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+import numpy as np
+
 from retina_dist.base.errors import DataError, set_status
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import pluralize, truncate
 from retina_dist.detection.readers.annotations import Annotations, sizes_of, without_empty
 from retina_dist.detection.readers.categories import Categories, Entry
+from retina_dist.detection.readers.formats import AnnotationReader
 from retina_dist.detection.readers.ground_truth import GroundTruth
 from retina_dist.detection.readers.load import annotations_of, pausing_gc
 from retina_dist.detection.readers.records import fill_sizes
@@ -23,9 +26,16 @@ MIN_BOXES_CENTRED = 20  # nor below this many that x, y is a centre
 
 
 def read_split(
-    data: DetectionData, split: str, categories: Categories | None = None, *, check: bool = True
+    data: DetectionData,
+    split: str,
+    categories: Categories | None = None,
+    *,
+    check: bool = True,
+    reader: AnnotationReader | None = None,
 ) -> Annotations | None:
-    """The annotations of "train" or "val"; None for a validation set that the settings do not name.
+    """The annotations of "train", "val" or "test"; None for one that the settings do not name.
+
+    "val" is the split that data.val_split names.
 
     The data is found and read, checked, its labels numbered, its images found and its boxes
     cleaned.
@@ -33,31 +43,26 @@ def read_split(
     Args:
         data: names the files, says how they are read, and perhaps holds a part of train out for
             val.
-        split: "train" or "val".
+        split: its name.
         categories: fixes the labels, as val takes the labels of train.
         check: raise DataError for `implausible_boxes`.
+        reader: of `data`, if several splits are read.
     """
-    reader = data.reader()
-    fraction = None
-    place = split
-    if data.val_fraction and not reader.has("val"):
-        fraction = data.val_fraction
+    reader = reader or data.reader()
+    fraction = _held_out(data, split, reader)
+    place = data.val_split if split == "val" else split
+    if fraction:
         place = "train"
     set_status(f"reading the data, {place}")
     with pausing_gc():
         content = reader.content(place)
         if content is None:
+            _check_absent(data, split)
             return None
         part = annotations_of(content, data, place, categories)
 
     source = content.source or data.root or content.images
-    if not part.records:
-        raise DataError(
-            f"{source} leaves no image for {place}; give annotations or a dataset with images."
-        )
-    problem = implausible_boxes(part, place) if check else None
-    if problem is not None:
-        raise DataError(f"{source}: {place}: {'; '.join(problem)}.")
+    _check(part, source, place, is_strict=check)
     if fraction:
         part = part.held_out_part(fraction, split)
     if split == "train" and not data.keep_empty_images:
@@ -66,15 +71,44 @@ def read_split(
 
 
 def read_splits(
-    data: DetectionData, num_classes: int | None = None, *, check: bool = True
+    data: DetectionData,
+    num_classes: int | None = None,
+    *,
+    check: bool = True,
+    reader: AnnotationReader | None = None,
 ) -> tuple[Annotations, Annotations | None]:
     """`read_split` of "train" and of "val", which takes the labels of train; with labels up to
     `num_classes`.
     """
-    train = read_split(data, "train", check=check)
+    reader = reader or data.reader()
+    train = read_split(data, "train", check=check, reader=reader)
     assert train is not None, "a missing train split is an error"
     train.categories = train.categories.padded(num_classes or 0)
-    return train, read_split(data, "val", train.categories, check=check)
+    return train, read_split(data, "val", train.categories, check=check, reader=reader)
+
+
+def _held_out(data: DetectionData, split: str, reader: AnnotationReader) -> float | None:
+    """The share of train that is held out for "val", where there is no such split."""
+    if not data.val_fraction or split == "test" or reader.has(data.val_split):
+        return None
+    return data.val_fraction
+
+
+def _check(part: Annotations, source: object, split: str, *, is_strict: bool) -> None:
+    """Raise DataError for a split without images, or with `implausible_boxes`."""
+    if not part.records:
+        remedy = "give annotations or a dataset with images"
+        raise DataError(f"{source} leaves no image for {split}; {remedy}.")
+    problem = implausible_boxes(part, split) if is_strict else None
+    if problem is not None:
+        raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
+
+
+def _check_absent(data: DetectionData, split: str) -> None:
+    """Raise DataError for a split that the settings ask for."""
+    if split == "val" and data.val_split != "val":
+        wanted = f"data.val_split={data.val_split}"
+        raise DataError(f"data={data.name} has no such split, {wanted}; leave it out.")
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
@@ -83,6 +117,26 @@ def first_images_with_objects(annotations: Annotations, count: int) -> Annotatio
     if not rows:
         rows = range(len(annotations.records))
     return annotations.with_rows(rows[:count])
+
+
+def _absent_classes(part: Annotations) -> list[str]:
+    seen = set(np.concatenate([[], *part.labels]).tolist())
+    names = enumerate(part.categories.names)
+    return [name for label, name in names if name and label not in seen]
+
+
+def unread_test(data: DetectionData, reader: AnnotationReader, *, validates: bool) -> str:
+    """What to say of a test split that no training reads; "" where there is none."""
+    if data.val_split == "test" or not reader.has("test"):
+        return ""
+    try:
+        count = pluralize(reader.count("test"), "image")
+    except DataError as error:
+        return f"cannot be read: {error}"
+    use = "evaluate split=test judges on it"
+    if not validates:
+        use = f"data.val_split=test validates on it, {use}"
+    return f"{count}, not trained on; {use}"
 
 
 def sized_coco(part: Annotations, max_pixels: int) -> Entry:
@@ -110,6 +164,10 @@ def describe_split(part: Annotations) -> str:
         facts.append(f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)")
     for name, count in part.dropped.items():
         facts.append(f"{pluralize(count, 'box')} dropped: {name}")
+    facts += map(str, part.left_out)
+    absent = _absent_classes(part)
+    if absent and boxes:
+        facts.append(f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)}")
     if part.clipped:
         facts.append(f"{pluralize(part.clipped, 'box')} clipped to their image")
     if part.held_out:

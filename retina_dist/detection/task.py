@@ -32,6 +32,7 @@ from retina_dist.detection.splits import (
     describe_split,
     first_images_with_objects,
     read_splits,
+    unread_test,
 )
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
@@ -89,11 +90,14 @@ class DetectionTask(ImageTask):
     def _read(self, data: DetectionData, trainer: TrainerConfig) -> None:
         """Set `train`, `val` and `repeats`."""
         num_classes = self.config.model.num_classes
+        self.test = ""
         if data.synthetic:
             self.train = synthetic_annotations(data.synthetic, self.config.seed, num_classes)
             return
 
-        self.train, self.val = read_splits(data, num_classes)
+        reader = data.reader()
+        self.train, self.val = read_splits(data, num_classes, reader=reader)
+        self.test = unread_test(data, reader, validates=self.val is not None)
         if trainer.overfit_batches:
             self.train = first_images_with_objects(
                 self.train, trainer.overfit_batches * data.batch_size
@@ -156,6 +160,8 @@ class DetectionTask(ImageTask):
             most = float(self.repeats.max())
             yield "repeats", f"{rare} with rare classes, up to {most:.3g} times an epoch"
         yield "val", describe_split(self.val) if self.val else NO_VALIDATION
+        if self.test:
+            yield "test", self.test
         yield "model", self.config.model.describe()
         yield "scale", self._describe_scale()
 

@@ -262,7 +262,8 @@ def unsafe_loads(source: str) -> list[str]:
             if (
                 name == "yaml.load"
             ):  # base/yaml_files.py bounds what its subclass of SafeLoader reads
-                unsafe = [ast.unparse(a) for a in node.args[1:]] != ["_Loader"]
+                loader = [ast.unparse(a) for a in node.args[1:]]
+                unsafe = loader not in (["_Loader"], ["_TextLoader"])
             if unsafe and not (name == "np.load" and options.get("allow_pickle", False) is False):
                 found.append(f"line {node.lineno}: {ast.unparse(node)}")
         elif isinstance(node, ast.ImportFrom) and node.module in PICKLES:

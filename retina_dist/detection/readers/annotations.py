@@ -13,6 +13,7 @@ from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.ground_truth import GroundTruth
+from retina_dist.detection.readers.items import LeftOut
 from retina_dist.detection.readers.records import ImageRecord
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class Annotations:
         warnings: sentences for the log.
         format: the title of the data format, where it was recognised.
         held_out: the share of the training images that these are.
+        left_out: what of the data set the split does not have.
         box_format: the form in which the boxes were read, "xyxy", or the one that the settings
             vouch for, "xywh"; None: xywh, which nobody has said.
     """
@@ -53,6 +55,7 @@ class Annotations:
     format: str = ""
     held_out: float | None = None
     box_format: str | None = None
+    left_out: Sequence[LeftOut] = ()
 
     @property
     def coco(self) -> Entry:
@@ -74,7 +77,13 @@ class Annotations:
         records = _taken(self.records, rows)
         truth = self.truth.of_images({record.image_id for record in records})
         part = clean(truth, records, self.categories)
-        return replace(part, warnings=self.warnings, format=self.format, box_format=self.box_format)
+        return replace(
+            part,
+            warnings=self.warnings,
+            format=self.format,
+            box_format=self.box_format,
+            left_out=self.left_out,
+        )
 
     def held_out_part(self, fraction: float, split: str) -> Annotations:
         """Of training images the `fraction` held out for "val", or those left for "train".

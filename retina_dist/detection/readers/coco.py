@@ -1,98 +1,144 @@
-"""COCO json: one file a split, in COCO's layout or one near it.
-https://cocodataset.org/#format-data
-"""
+"""COCO json: one file a split, under any name. https://cocodataset.org/#format-data"""
 
 from __future__ import annotations
 
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, read_bytes
-from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.categories import Entry
-from retina_dist.detection.readers.formats import Content, FileReader, Place
-from retina_dist.detection.readers.ground_truth import CocoContent, decode_coco
-from retina_dist.detection.readers.parsing import reading
-from retina_dist.detection.settings import FILE_SETTINGS
+from retina_dist.data.parsing import reading
+from retina_dist.data.sources import RemoteFile
+from retina_dist.data.tree import Head, Tree, split_of, words_of
+from retina_dist.detection.readers.formats import UNLABELLED, Content, FileReader, Place, by_split
+from retina_dist.detection.readers.ground_truth import BOX, CocoContent, decode_coco, typed
+from retina_dist.detection.readers.items import LeftOut
+from retina_dist.detection.readers.records import ImageSource
+from retina_dist.detection.settings import ANNOTATION_SETTINGS, IMAGE_SETTINGS
 
-LAYOUTS = (  # of annotation files below data.root
-    "annotations/instances_{split}*.json",  # COCO: instances_train2017.json
-    "annotations/{split}*.json",
-    "{split}/_annotations.coco.json",  # Roboflow's export
-    "{split}.json",
-)
+PREFERRED = re.compile(r"(^|/)instances_[a-z]+\d*\.json$", re.IGNORECASE)  # COCO's own names
+OTHER_TASKS = frozenset(("keypoints", "captions", "panoptic", "stuff"))
+DATASTORES = ("amldatastore://", "azureml://")
 
 
 class CocoReader(FileReader):
     """COCO's ground truth, local or behind a URL."""
 
     title = "COCO json"
-    file_settings = [key for key in FILE_SETTINGS if key != "classes"]
+    file_settings = ("box_format", *ANNOTATION_SETTINGS, *IMAGE_SETTINGS)
 
     @classmethod
-    def claims(cls, root: PathOrUrl) -> bool:
-        return any(coco_files(root, split) for split in ("train", "val"))
+    def matches(cls, head: Head) -> bool:
+        """Whether a json is COCO's ground truth."""
+        return head.kind == "object" and head.has("images", "annotations", "categories")
 
     @classmethod
-    def is_top(cls, folder: PathOrUrl) -> bool:
-        return cls.claims(folder)
+    def claims(cls, tree: Tree) -> bool:
+        return bool(tree.select((".json",), cls.matches))
 
-    def find_in(self, root: PathOrUrl, split: str) -> Place | None:
-        is_optional = split == "val" and self.settings.val_fraction
-        if is_optional and not coco_files(root, split):
+    def has_in(self, place: Place) -> bool:
+        return self.file_of(place) is not None
+
+    def file_of(self, place: Place) -> str | None:
+        """The json of a split. Raises DataError for two."""
+        tree = place.tree
+        if place.named and not tree.is_whole:
+            return tree.files[0]
+        found = tree.select((".json",), self.matches)
+        found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
+        if len(found) > 1:
+            of_boxes = [file for file in found if OTHER_TASKS.isdisjoint(words_of(file))]
+            found = list(filter(PREFERRED.search, found)) or of_boxes
+        if len(found) > 1:
+            files = " and ".join(found[:3])
+            remedy = f"name one with data.{place.split}_annotations=FILE"
+            raise DataError(f"{tree.root} has two COCO json of {place.split}: {files}; {remedy}.")
+        return found[0] if found else None
+
+    def read_place(self, place: Place) -> Content | None:
+        file = self.file_of(place)
+        if file is None:
             return None
-        annotations, images = find_split(root, split)
-        return Place(annotations, images, split)
+        source = place.tree.root / file
+        coco, warnings = read_coco(source)
+        box_format = self.settings.box_format or _box_format(coco, source)
+        content = Content(coco, place.folder, source, warnings, box_format=box_format)
+        if place.images is None:
+            return content
 
-    def read_place(self, place: Place) -> Content:
-        return Content(read_coco(place.annotations), place.images, place.annotations)
+        near = file if place.images is place.tree else ""
+        split = None if place.named else split_of(file, by_word=True)
+        base = place.images.folder_of(_names(coco), near, split)
+        used = set()
+        sources: dict[int, ImageSource] = {}
+        for image in coco.images:
+            found = f"{base}{image.file_name}"
+            if found not in place.images.listed:
+                found = place.images.find(image.file_name, near, split) or ""
+                if found:
+                    sources[image.id] = _source_of(place.folder, found)
+            used.add(found)
+        folder = place.folder / base.rstrip("/") if base else place.folder
+        content = content._replace(images=folder, sources=sources)
+        if place.named:
+            return content
+        return content._replace(left_out=list(self._left_out(place, used)))
+
+    def _left_out(self, place: Place, used: set[str]) -> Iterator[LeftOut]:
+        """The images of this split that no json names."""
+        assert place.images is not None, "there are images to look for"
+        others = [file for file in place.images.images if file not in used]
+        if not others:
+            return
+        splits = [place.split]
+        named: set[str] = set()
+        for split in ("train", "val", "test"):
+            file = None if split == place.split else self.file_of(place._replace(split=split))
+            if file is not None:
+                splits.append(split)
+                names = _names(read_coco(place.tree.root / file)[0])
+                named.update(map(posixpath.basename, names))
+        rest = [file for file in others if posixpath.basename(file) not in named]
+        unlabelled = by_split(rest, splits)[place.split]
+        if unlabelled:
+            yield LeftOut("image", "without annotations", unlabelled, UNLABELLED)
 
 
-def find_split(root: PathOrUrl, split: str) -> tuple[PathOrUrl, PathOrUrl]:
-    """(annotation file, image folder) of "train" or "val" in COCO's layout or a near one.
-
-    Of several annotation files of one layout the shortest name wins, so instances_val2017.json
-    before instances_val2017_small.json. Raises DataError with everything that was looked for.
-    """
-    files = coco_files(root, split)
-    if not files:
-        looked = ", ".join(layout.format(split=split) for layout in LAYOUTS)
-        remedy = f"name the file with data.{split}_annotations=FILE"
-        if split == "val":
-            remedy += ", or hold out a part of train with data.val_fraction=0.1"
-        problem = f"{root} has no {split} annotations in COCO json: looked for {looked}"
-        raise DataError(f"{problem}; {remedy}, or read another format by data=auto.")
-
-    annotations = files[0]
-    stem = annotations.stem.removeprefix("instances_")
-    own = [root / name for name in SPLITS[split]]
-    folders = [root / stem, root / "images" / stem, *own]
-    if annotations.parent in own:  # Roboflow's images lie beside them
-        folders.insert(0, annotations.parent)
-    folders += [root / "images" / name for name in SPLITS[split]]
-    folders.append(root / "images")
-    for folder in folders:
-        if folder.is_dir():
-            return annotations, folder
-    return annotations, root
+def _source_of(folder: PathOrUrl, file: str) -> ImageSource:
+    path = folder / file
+    return path if isinstance(path, Path) else RemoteFile(str(folder), file)
 
 
-def coco_files(root: PathOrUrl, split: str) -> list[PathOrUrl]:
-    """The COCO json files of a split below a folder, the likeliest first."""
-    files: list[PathOrUrl] = []
-    for name in SPLITS[split]:
-        for layout in LAYOUTS:
-            found = root.glob(layout.format(split=name))
-            files += sorted(found, key=lambda path: (len(path.name), path.name))
-    return files
+def _names(coco: CocoContent) -> list[str]:
+    return [image.file_name for image in coco.images]
 
 
-def read_coco(path: PathOrUrl) -> CocoContent | Entry:
-    """The content of a COCO json, which may still be wrong. Raises DataError for no JSON."""
+def _box_format(coco: CocoContent, path: PathOrUrl) -> str | None:
+    """ "xywh_shares" of Azure ML's labelling, whose images are in datastores; else None."""
+    boxes = coco.objects[:, BOX]
+    if not len(boxes) or not (boxes <= 1).all():
+        return None
+    images = msgspec.json.decode(read_bytes(path))["images"]  # with their URLs
+    for image in images:
+        if not str(image.get("coco_url")).lower().startswith(DATASTORES):
+            return None
+    return "xywh_shares"
+
+
+def read_coco(path: PathOrUrl) -> tuple[CocoContent, list[str]]:
+    """The content of a COCO json, and warnings. Raises DataError."""
     remedy = "restore the file"
     if path.name.endswith(".gz"):
         remedy = "unpack it with gunzip"
     with reading(path, "JSON", remedy, missing="check its path"):
         content = decode_coco(read_bytes(path))
-    if not isinstance(content, CocoContent | dict):
+    if isinstance(content, CocoContent):
+        return content, []
+    if not isinstance(content, dict):
         expected = "give ground truth (instances_*.json), not results"
         raise DataError(f"{path} holds a {type(content).__name__}; {expected}.")
-    return content
+    return typed(content, path)

@@ -1,39 +1,52 @@
-"""What a data format is: a class that recognises its files below a folder, finds a split and reads
-it.
+"""What a data format is: a class that recognises its files in a tree and reads a split of them.
 
 The table of formats is the family "reader" of `base.registry`, in the order of recognition.
 """
 
 from __future__ import annotations
 
+import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from retina_dist.base.errors import ConfigError, DataError
-from retina_dist.base.files import PathOrUrl, Url, parse_path
-from retina_dist.base.registry import lookup, names
-from retina_dist.data.images import is_image
+from retina_dist.base.files import PathOrUrl, Url, is_packed, parse_path
+from retina_dist.base.registry import lookup
+from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.ground_truth import CocoContent
-from retina_dist.detection.readers.items import Items
-from retina_dist.detection.readers.parsing import head_of
+from retina_dist.detection.readers.items import Item, Items, LeftOut, class_names, numbered
 from retina_dist.detection.readers.records import ImageSource
-from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
+from retina_dist.detection.settings import (
+    ANNOTATION_SETTINGS,
+    FILE_SETTINGS,
+    IMAGE_SETTINGS,
+    DetectionData,
+)
 
-ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
+UNLABELLED = "annotate them, or take them out of the folder"
 
 
 class Place(NamedTuple):
-    """Where a split lies: its annotations, a file or a folder, and the folder that image names are
-    relative to.
+    """Where a split lies.
+
+    Args:
+        tree: the annotation files.
+        images: the tree of the images, which is `tree` for a whole folder; None: image names are
+            relative to `folder`, and nothing is looked for.
+        folder: of the images.
+        split: its name. named: whether the settings name the files, which are all of this split.
     """
 
-    annotations: PathOrUrl
-    images: PathOrUrl
+    tree: Tree
+    images: Tree | None
+    folder: PathOrUrl
     split: str
+    named: bool
 
 
 class Content(NamedTuple):
@@ -44,11 +57,13 @@ class Content(NamedTuple):
         images: the folder that its file names are relative to.
         source: what errors name, such as the annotation file; by default data.root, or `images`.
         warnings: sentences for the log.
-        sources: where the bytes of each image are, by its id, if not in a file in `images`.
+        sources: where the bytes of images are, by their ids, if not in a file in `images`.
         remedy: where to put images that are not there; by default a setting names their folder.
-        box_format: the form of each bbox, "xywh" or "xyxy"; by default data.box_format says it.
+        box_format: the form of each bbox, "xywh", "xyxy" or "xywh_shares"; by default
+            data.box_format says it.
         has_corners: the annotation files hold two corners, whatever form `coco` has them in.
         title: the format's, if it was recognised.
+        left_out: what of the data set this split does not have.
     """
 
     coco: CocoContent | Entry
@@ -60,6 +75,7 @@ class Content(NamedTuple):
     box_format: str | None = None
     has_corners: bool = False
     title: str = ""
+    left_out: Sequence[LeftOut] = ()
 
 
 class AnnotationReader(ABC):
@@ -76,15 +92,8 @@ class AnnotationReader(ABC):
         self.settings = settings
 
     @classmethod
-    def claims(cls, root: PathOrUrl) -> bool:
-        """Whether the files below a folder are of this format; asked for data.format=auto."""
-        return False
-
-    @classmethod
-    def is_top(cls, folder: PathOrUrl) -> bool:
-        """Whether a folder is surely the data set's own: for the hint to name it, not
-        one inside.
-        """
+    def claims(cls, tree: Tree) -> bool:
+        """Whether there are files of this format; asked for data.format=auto."""
         return False
 
     def has(self, split: str) -> bool:
@@ -99,13 +108,29 @@ class AnnotationReader(ABC):
         if split == "train":
             data = self.settings
             nothing = f"data={data.name} has no images to train on"
-            raise DataError(f"{nothing} in data.root={data.root}.")
+            raise DataError(f"{nothing} in data.root={data.root}; {self._others()}.")
         return None
+
+    def _others(self) -> str:
+        """What to do without a training split."""
+        for split in ("test", "val"):
+            if self.has(split):
+                folder = f"it has those of {split}: give a folder train, or the file"
+                return f"{folder} with data.train_annotations=FILE"
+        return "give their folder"
+
+    def count(self, split: str) -> int:
+        """How many images there are of a split."""
+        content = self.content(split)
+        if content is None:
+            return 0
+        coco = content.coco
+        return len(coco.images if isinstance(coco, CocoContent) else coco["images"])
 
     @abstractmethod
     def read(self, split: str) -> Content | tuple[Entry, Path | PathOrUrl | str] | None:
-        """A COCO dictionary of "train" or "val", and the folder that its file names are relative
-        to.
+        """A COCO dictionary of "train", "val" or "test", and the folder that its file names are
+        relative to.
 
         The dictionary has `images` (id, file_name; width and height in px are read from the files
         where they are left out), `annotations` (image_id, category_id, bbox as [x, y, width,
@@ -114,19 +139,25 @@ class AnnotationReader(ABC):
 
 
 class FileReader(AnnotationReader):
-    """A format of the package: finds the files of a split, by the settings or by their names."""
+    """A format of the package: reads the files that the settings name, or those in data.root."""
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The files in data.root."""
+        return tree_of(self.settings.root)
 
     def has(self, split: str) -> bool:
-        return self.find(split) is not None
+        place = self.place(split)
+        return place is not None and self.has_in(place)
 
     def read(self, split: str) -> Content | None:
-        place = self.find(split)
+        place = self.place(split)
         if place is None:
             return None
         return self.read_place(place)
 
-    def find(self, split: str) -> Place | None:
-        """The place of "train" or "val"; None for a validation split that the settings do not name.
+    def place(self, split: str) -> Place | None:
+        """The place of a split; None for one that the settings do not name.
 
         Shapes are drawn first where the settings ask for them. Raises ConfigError where nothing
         names a place, and DataError where nothing is there.
@@ -138,65 +169,189 @@ class FileReader(AnnotationReader):
         annotations, images = data.files_of(split)
         if annotations is not None:
             file = parse_path(annotations)
-            folder = parse_path(data.root) if data.root else file.parent
-            place: Place | None = Place(file, folder, split)
-        elif data.root is not None:
-            place = self.find_in(_existing(data.root), split)
-        elif split == "val":
+            above = parse_path(data.root) if data.root else file.parent
+            folder = parse_path(images) if images else above
+            within = None
+            if images or data.root:
+                within = Tree(folder)
+            return Place(Tree.at(file), within, folder, split, named=True)
+        if data.root is not None:
+            if images is None:
+                return Place(self.tree, self.tree, self.tree.root, split, named=False)
+            folder = parse_path(images)
+            return Place(self.tree, Tree(folder), folder, split, named=False)
+        if split != "train":
             return None
-        else:
-            files = "data.train_annotations and data.train_images"
-            raise ConfigError(f"data={data.name} needs data.root=FOLDER, or {files}.")
-        if place is not None and images is not None:
-            return place._replace(images=parse_path(images))
-        return place
+        files = "data.train_annotations and data.train_images"
+        raise ConfigError(f"data={data.name} needs data.root=FOLDER, or {files}.")
 
-    @abstractmethod
-    def find_in(self, root: PathOrUrl, split: str) -> Place | None:
-        """The place of a split below data.root; None for a validation split that is not there."""
+    def content(self, split: str) -> Content | None:
+        content = super().content(split) if split != "train" or self.has(split) else None
+        if content is None and split == "train":
+            place = self.place(split)
+            assert place is not None, "a missing place of train is an error"
+            place.tree.raise_damage()
+            return super().content(split)
+        return content
+
+    def has_in(self, place: Place) -> bool:
+        """Whether the split lies there."""
+        return self.read_place(place) is not None
 
     @abstractmethod
     def read_place(self, place: Place) -> Content | None:
-        """The split that lies there; None for one without images. Raises DataError."""
+        """The split that lies there; None for one that does not. Raises DataError."""
+
+
+class Scan(NamedTuple):
+    """All splits of a folder, as they are read.
+
+    Args:
+        items: of each split, with files from the folder of the images.
+        names: of classes. left_out: of each split.
+        ids: of the classes, where the format numbers them itself.
+        warnings: of each split.
+    """
+
+    items: dict[str, list[Item]]
+    names: set[str]
+    ids: dict[str, int]
+    left_out: dict[str, list[LeftOut]]
+    warnings: dict[str, list[str]]
+
+    @classmethod
+    def empty(cls) -> Scan:
+        """With nothing in it."""
+        return cls(defaultdict(list), set(), {}, defaultdict(list), defaultdict(list))
 
 
 class FolderReader(FileReader):
-    """A format of one local folder with everything in it, which says itself where images are."""
+    """A format whose files list images with their boxes; a class says which, and reads one.
 
-    file_settings = ()
-    patterns: ClassVar[Sequence[str]] = ()  # of its annotation files, by which it is recognised,
-    mark = b""  # and what the first of them begins with, where several formats have its ending
+    The split of an image is the one that its file names, by a word in its name or by its folder,
+    else that of the image's folder, else "train".
+    """
+
+    file_settings: ClassVar[Sequence[str]] = (*ANNOTATION_SETTINGS, *IMAGE_SETTINGS)
+    endings: ClassVar[Sequence[str]] = ()  # of annotation files
+    shares: ClassVar[bool] = False  # corners are shares of the image's sides
+    has_many = True  # images in a file
+    is_local = True  # one file an image: too many requests for a URL
 
     @classmethod
-    def claims(cls, root: PathOrUrl) -> bool:
-        file = first_file(root, *cls.patterns) if isinstance(root, Path) else None
-        return file is not None and (not cls.mark or cls.mark in head_of(file))
+    def matches(cls, head: Head) -> bool:
+        """Whether a file of such an ending is of the format."""
+        return True
+
+    @classmethod
+    def files(cls, tree: Tree) -> list[str]:
+        """The annotation files."""
+        return tree.select(cls.endings, cls.matches)
+
+    @classmethod
+    def claims(cls, tree: Tree) -> bool:
+        return bool(cls.files(tree))
 
     @abstractmethod
-    def read_items(self, root: Path, split: str) -> Items | None:
-        """The images of a split and their boxes; None for one that is not there.
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
+        """The images of an annotation file; `scan` takes names of classes and their ids.
         Raises DataError.
         """
 
-    def has(self, split: str) -> bool:
-        return self.read(split) is not None
-
-    def find_in(self, root: PathOrUrl, split: str) -> Place | None:
-        return Place(root, root, split)
+    @cached_property
+    def _scans(self) -> dict[object, Scan]:
+        return {}
 
     def read_place(self, place: Place) -> Content | None:
-        root = place.annotations
-        if isinstance(root, Url):
+        root = place.tree.root
+        if self.is_local and isinstance(root, Url):
             remedy = "copy it, or make shards of it"
             raise DataError(f"data.root={root}: {self.title} needs a local folder; {remedy}.")
-        items = self.read_items(root, place.split)
-        if place.split == "train":
-            if items is None:
-                raise DataError(f"{root} has no train images.")
-        elif items is None or not items.items:
+        key = place.split if place.named else (place.tree, place.images)
+        if key not in self._scans:
+            self._scans[key] = self.scan(place)
+        scan = self._scans[key]
+        if not scan.items[place.split]:
             return None
-        content = content_of(items, root, self.settings.max_pixels)
-        return content._replace(remedy="put each image where docs/data.md shows it")
+
+        folder, found = self.with_folder(place.folder, scan.items[place.split])
+        ids = scan.ids or numbered(scan.names)
+        items = Items(found, ids, folder, self.shares, scan.warnings[place.split])
+        if self.shares:
+            items = items.sized(self.settings.max_pixels)
+        return Content(
+            items.as_coco(),
+            folder,
+            root if len(place.tree.files) > 1 else root / place.tree.files[0],
+            items.warnings,
+            remedy="put each image where docs/data.md shows it",
+            box_format="xywh",
+            has_corners=True,
+            left_out=scan.left_out[place.split],
+        )
+
+    def with_folder(self, root: PathOrUrl, items: list[Item]) -> tuple[PathOrUrl, list[Item]]:
+        """The folder that the names of files are relative to, by default the root."""
+        return root, items
+
+    def scan(self, place: Place) -> Scan:
+        """Read all annotation files, and find their images."""
+        scan = Scan.empty()
+        file_of: dict[tuple[str, str], str] = {}
+        for file in self.files(place.tree):
+            split = split_of(file, by_word=self.has_many)
+            if place.named:
+                split = place.split
+            for item in self.items_of(place.tree, file, scan):
+                item = placed(item, place, file, item.split or split)
+                key = (str(item.split), item.file)
+                if file_of.setdefault(key, file) != file:
+                    twice = f"{place.folder}: {item.file} is annotated in {file_of[key]} and {file}"
+                    name = f"name one with data.{item.split}_annotations=FILE"
+                    raise DataError(f"{twice}; remove one, or {name}.")
+                scan.items[key[0]].append(item)
+                scan.names.update(class_names([item]))
+        self.count_left_out(scan, place)
+        return scan
+
+    def count_left_out(self, scan: Scan, place: Place) -> None:
+        """Add the images without annotations and the shapes without a box."""
+        for split, items in scan.items.items():
+            shapes = []
+            for item in items:
+                shapes += [item.file] * item.without_box
+            if shapes:
+                remedy = f"{self.title} points and the like are not trained on"
+                scan.left_out[split].append(LeftOut("shape", "without a box", shapes, remedy))
+        if place.images is None or place.named:
+            return
+        used = {item.file for items in scan.items.values() for item in items}
+        others = [file for file in place.images.images if file not in used]
+        for split, names in by_split(others, scan.items).items():
+            scan.left_out[split].append(LeftOut("image", "without annotations", names, UNLABELLED))
+
+
+def by_split(files: Iterable[str], splits: Iterable[str]) -> dict[str, list[str]]:
+    """Files by the split that each is of, as far as it is one of `splits`, else "train"."""
+    known = set(splits)
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        split = split_of(file)
+        found[split if split in known else "train"].append(file)
+    return found
+
+
+def placed(item: Item, place: Place, file: str, split: str | None) -> Item:
+    """An item with the image that its name means, and a split."""
+    found = None
+    if place.images is not None:
+        near = file if place.images is place.tree else ""
+        found = place.images.find(item.file, near, split)
+    elif "/" in file:
+        found = posixpath.join(posixpath.dirname(file), item.file)
+    if found is None:
+        return item._replace(split=split or "train")
+    return item._replace(file=found, split=split or split_of(found) or "train")
 
 
 class AutoReader(AnnotationReader):
@@ -209,87 +364,42 @@ class AutoReader(AnnotationReader):
         content = self.recognised.read(split)
         if content is None or self.settings.shapes is not None:
             return content
-        return content._replace(title=self.recognised.title)
+        warnings = [*content.warnings, *self._others_there]
+        return content._replace(title=self.recognised.title, warnings=warnings)
 
     @cached_property
     def recognised(self) -> FileReader:
         """The reader of the files that the settings name, or of those in data.root."""
+        from retina_dist.detection.readers.recognition import recognise
+
         data: DetectionData = self.settings
-        named = data.with_values(format=_format_of(data))
-        named.check()
-        reader: FileReader = lookup("reader", named.format)(named)
+        named = data.train_annotations or data.val_annotations
+        tree = None
+        formats = ["coco"]  # whose reader says what it needs
+        if named is not None:
+            formats = recognise(Tree.at(parse_path(named)))
+        elif data.root is not None and data.shapes is None:
+            tree = tree_of(data.root)
+            formats = recognise(tree)
+        self._others_there = []
+        if len(formats) > 1 and not named:
+            titles = ", ".join(lookup("reader", name).title for name in formats[1:])
+            other = f"data.format={formats[1]} reads that instead"
+            self._others_there = [f"{data.root} also holds {titles}; {other}"]
+        settings = data.with_values(format=formats[0])
+        settings.check()
+        reader: FileReader = lookup("reader", formats[0])(settings)
+        if tree is not None:
+            reader.tree = tree
         return reader
 
 
-def _format_of(data: DetectionData) -> str:
-    place = data.train_annotations or data.val_annotations
-    if place is None:
-        if data.root is None or data.shapes is not None:
-            return "coco"  # whose reader says what it needs
-        return recognise(_existing(data.root))
-    path = parse_path(place)
-    if path.is_dir():
-        return recognise(path)
-    if path.name.lower().endswith(".csv"):
-        return "csv"
-    return "coco"
-
-
-def _existing(root: str) -> PathOrUrl:
+def tree_of(root: str) -> Tree:
+    """The files in data.root. Raises DataError where it is not a folder."""
     path = parse_path(root)
     if isinstance(path, Path) and not path.is_dir():
         remedy = "give the one that holds the annotations"
-        if path.suffix.lower() in ARCHIVES:
+        if is_packed(path):
             remedy = "unpack it, and give the folder"
         raise DataError(f"data.root={path} is not a folder; {remedy}.")
-    return path
-
-
-def content_of(items: Items, source: PathOrUrl, max_pixels: int) -> Content:
-    """Items, whose boxes are two corners, as COCO's dictionary."""
-    if items.shares:
-        items = items.sized(max_pixels)
-    return Content(
-        items.as_coco(),
-        items.images,
-        source,
-        items.warnings,
-        box_format="xywh",
-        has_corners=True,
-    )
-
-
-def recognise(root: PathOrUrl) -> str:
-    """The format of the annotations below a folder. Raises DataError with what was looked for."""
-    for name in names("reader"):
-        if lookup("reader", name).claims(root):
-            return name
-    titles = [lookup("reader", name).title for name in names("reader")]
-    looked = ", ".join(filter(None, titles))
-    hint = _hint(root) or f"looked for {looked}; docs/data.md shows their files"
-    raise DataError(f"{root} has no annotations of boxes: {hint}.")
-
-
-def first_file(root: Path, *patterns: str) -> Path | None:
-    """By name the first file of the first pattern that has any: a disk's order is its own."""
-    for pattern in patterns:
-        paths = sorted(root.glob(pattern))
-        if paths:
-            return paths[0]
-    return None
-
-
-def _hint(root: PathOrUrl) -> str:
-    """The content of a folder without annotations, and the remedy; "" if unknown."""
-    if isinstance(root, Url):
-        return ""
-    archives = sorted(file.name for file in root.glob("*.zip"))
-    if archives:
-        return f"it holds {', '.join(archives[:3])}; unpack them"
-    if any(is_image(file) for file in root.glob("train/*/*")):
-        entries = "experiment=finetune_classifier, or task=classification data=folders"
-        return f"it holds class folders, for a classifier; give {entries}"
-    for above in root.absolute().parents[:2]:
-        if any(lookup("reader", name).is_top(above) for name in names("reader")):
-            return f"give the folder above, {above}"
-    return ""
+    return Tree(path)

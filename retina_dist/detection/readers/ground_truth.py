@@ -22,6 +22,7 @@ from retina_dist.detection.readers.categories import Entry
 MAX_INTEGER = 2**53
 NO_ID = -1
 CHUNK = 4096
+BOX = slice(4, 8)  # of a row of `rows_of`
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
 
 
@@ -193,7 +194,7 @@ def check(
     """
     warnings: list[str] = []
     if not isinstance(content, CocoContent):
-        content, warnings = _typed(content, source)
+        content, warnings = typed(content, source)
     images = content.images
     categories = content.categories
     objects = content.objects
@@ -213,7 +214,7 @@ def check(
         first = f"annotation {ids[wrong[0]]} has iscrowd {crowd[wrong[0]]:g}"
         raise DataError(f"{source}: {first}, not 0 or 1; correct it.")
 
-    boxes = objects[:, 4:8].copy()
+    boxes = objects[:, BOX].copy()
     if has_corners:
         boxes[:, 2:] -= boxes[:, :2]
     areas, said = _usable_areas(ids, boxes, objects[:, 8], objects[:, 9] == 0)
@@ -230,7 +231,7 @@ def check(
     return truth, [*warnings, *(f"{source}: {each}" for each in said)]
 
 
-def _typed(content: Entry, source: object) -> tuple[CocoContent, list[str]]:
+def typed(content: Entry, source: object) -> tuple[CocoContent, list[str]]:
     """The content of a dictionary, and a warning where values were taken for what they mean."""
     remedy = "give COCO's ground truth, such as instances_*.json"
     for key in ("images", "annotations", "categories"):

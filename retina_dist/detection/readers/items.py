@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 from typing import NamedTuple
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.files import PathOrUrl
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.images import image_sizes
-from retina_dist.data.settings import SPLITS
 from retina_dist.detection.readers.categories import Entry
 
 
@@ -24,11 +22,36 @@ class Box(NamedTuple):
 
 
 class Item(NamedTuple):
-    """An image, its boxes, and its (width, height) in pixels if the annotations have it."""
+    """An image, its boxes, and its (width, height) in pixels if the annotations have it.
 
-    file: str  # relative to the folder of the images
+    Args:
+        file: as the annotations name it, then from the data set's folder.
+        split: the one that the annotations name.
+        without_box: how many of its shapes have none, such as points.
+    """
+
+    file: str
     boxes: Sequence[Box]
     size: tuple[int, int] | None = None
+    split: str | None = None
+    without_box: int = 0
+
+
+class LeftOut(NamedTuple):
+    """What of a data set is not read.
+
+    Args:
+        noun: what each is, "image". why: what it lacks. names: of each.
+        remedy: what to do about them.
+    """
+
+    noun: str
+    why: str
+    names: Sequence[str]
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{pluralize(len(self.names), self.noun)} {self.why}: {truncate(self.names, 1)}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +65,8 @@ class Items:
     warnings: list[str] = field(default_factory=list)
 
     def sized(self, max_pixels: int) -> Items:
-        """The same with the sizes of the image files, which shares are multiplied by.
+        """The same with the sizes of the image files, where items have none, which shares are
+        multiplied by.
 
         An image that cannot be read, or that has more than `max_pixels`, loses its boxes, with a
         warning: it is an error later, unless images may be missing.
@@ -51,7 +75,10 @@ class Items:
         lost = 0
         for item in self.items:
             try:
-                size = image_sizes(self.images / item.file, max_pixels)[0]  # type: ignore[arg-type]
+                size = item.size
+                if size is None:
+                    path = self.images / item.file
+                    size = image_sizes(path, max_pixels)[0]  # type: ignore[arg-type]
                 items.append(item._replace(size=size))
             except ImageError:
                 lost += len(item.boxes)
@@ -92,12 +119,3 @@ def class_names(items: Iterable[Item]) -> set[str]:
 def numbered(names: Iterable[str]) -> dict[str, int]:
     """Ids from 1 in alphabetical order."""
     return {name: i for i, name in enumerate(sorted(set(names)), start=1)}
-
-
-def split_of(path: str) -> str:
-    """The split of a file by the last of its folders that names one; "train" where none does."""
-    for part in reversed(PurePath(path.lower()).parts):
-        for split, names in SPLITS.items():
-            if part in names:
-                return split
-    return "train"

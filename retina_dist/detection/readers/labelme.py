@@ -3,60 +3,43 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.text import escape, pluralize
-from retina_dist.detection.readers.formats import FolderReader
-from retina_dist.detection.readers.items import Box, Item, Items, class_names, numbered, split_of
-from retina_dist.detection.readers.parsing import bounds_of, parse_json, reading
-
-
-def read_labelme(root: Path, split: str) -> Items:
-    """The images of a split, by the folders that name one.
-
-    Polygons, circles and other shapes are read as their bounding boxes. Points have no box; they
-    are left out with a warning. Raises DataError naming file and shape.
-    """
-    items = []
-    names: set[str] = set()
-    points = 0
-    for path in sorted(root.rglob("*.json")):
-        content = parse_json(path, "LabelMe's json")
-        if not isinstance(content, dict) or "shapes" not in content:
-            continue
-        with reading(path, "LabelMe's json"):
-            item, without_box = _item(path, content, root)
-        names |= class_names([item])
-        if split_of(str(path.relative_to(root))) == split:
-            points += without_box
-            items.append(item)
-    warnings = []
-    if points:
-        warnings.append(
-            f"{root}: {pluralize(points, 'point')} of LabelMe left out, which have no box"
-        )
-    return Items(items, numbered(names), root, warnings=warnings)
+from retina_dist.base.files import PathOrUrl
+from retina_dist.base.text import escape
+from retina_dist.data.parsing import bounds_of, parse_json, reading
+from retina_dist.data.tree import Head, Tree
+from retina_dist.detection.readers.formats import FolderReader, Scan
+from retina_dist.detection.readers.items import Box, Item
 
 
 class LabelMeReader(FolderReader):
-    """LabelMe's folders of images with a json for each."""
+    """LabelMe's folders of images with a json for each.
+
+    Polygons, circles and other shapes are read as their bounding boxes. Points have no box; they
+    are left out and counted.
+    """
 
     title = "LabelMe"
-    patterns = ("*.json", "*/*.json")
-    mark = b'"shapes"'
-    read_items = staticmethod(read_labelme)
+    endings = (".json",)
+    has_many = False
+
+    @classmethod
+    def matches(cls, head: Head) -> bool:
+        return head.kind == "object" and head.has("shapes", "imagePath")
+
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
+        path = tree.root / file
+        content = parse_json(path, "LabelMe's json")
+        if not isinstance(content, dict) or "shapes" not in content:
+            return
+        with reading(path, "LabelMe's json"):
+            yield _item(path, content)
 
 
-def _item(path: Path, content: dict[str, Any], root: Path) -> tuple[Item, int]:
-    """The image of a file, and how many of its shapes are points."""
-    name = content["imagePath"].replace("\\", "/")
-    place = path.parent / name.rpartition("/")[2]
-    if not os.path.isfile(place):
-        place = path.parent / name
-
+def _item(path: PathOrUrl, content: dict[str, Any]) -> Item:
     size = None
     sides = [content.get(key) for key in ("imageWidth", "imageHeight")]
     if None not in sides:  # as in files of old versions
@@ -69,10 +52,11 @@ def _item(path: Path, content: dict[str, Any], root: Path) -> tuple[Item, int]:
         corners = _corners(f"{path}: shape {number}", shape)
         if corners:
             boxes.append(Box(str(shape["label"]), corners))
-    return Item(os.path.relpath(place, root), boxes, size), len(shapes) - len(boxes)
+    name = content["imagePath"].replace("\\", "/").rpartition("/")[2]
+    return Item(name, boxes, size, without_box=len(shapes) - len(boxes))
 
 
-def _pixels(path: Path, value: Any) -> int:
+def _pixels(path: PathOrUrl, value: Any) -> int:
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{path} has the image size {value}; write a number of pixels, or null.")
     return int(value)

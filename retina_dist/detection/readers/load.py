@@ -7,16 +7,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, parse_path
 from retina_dist.base.registry import lookup
+from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.annotations import Annotations, clean
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.formats import Content, FileReader, Place
-from retina_dist.detection.readers.ground_truth import CocoImage, check
-from retina_dist.detection.readers.records import Found, drop_missing, fill_sizes, make_record
+from retina_dist.detection.readers.ground_truth import CocoImage, GroundTruth, check
+from retina_dist.detection.readers.records import (
+    Found,
+    ImageRecord,
+    drop_missing,
+    fill_sizes,
+    make_record,
+)
 from retina_dist.detection.settings import DetectionData
 
 
@@ -46,7 +56,10 @@ def load_annotations(
     reader = lookup("reader", data.format)(data)
     if not isinstance(reader, FileReader):
         raise ConfigError(f"format={data.format} is not one of named files; give theirs.")
-    place = Place(parse_path(annotations), parse_path(images), split)
+    tree = Tree.at(parse_path(annotations))
+    folder = parse_path(images)
+    within = tree if tree.root == folder and tree.is_whole else None
+    place = Place(tree, within, folder, split, named=not tree.is_whole)
     with pausing_gc():
         content = reader.read_place(place)
         if content is None:
@@ -89,11 +102,23 @@ def annotations_of(
     found = find_records(truth.images, content, data, split)
     if len(found.records) < len(truth.images):
         truth = truth.of_images({record.image_id for record in found.records})
+    if box_format == "xywh_shares":
+        truth = _in_pixels(truth, found.records, data.max_pixels)
     part = clean(truth, found.records, labels)
     part.warnings = [*warnings, *content.warnings, *found.warnings]
     part.format = content.title
+    part.left_out = content.left_out
     part.box_format = "xyxy" if has_corners or content.has_corners else data.box_format
     return part
+
+
+def _in_pixels(truth: GroundTruth, records: Sequence[ImageRecord], max_pixels: int) -> GroundTruth:
+    """Boxes that are shares of the sides of their images, in pixels."""
+    sized = fill_sizes(records, "skip", max_pixels).records
+    sides = [(record.width, record.height) for record in sized]
+    rows = truth.rows_in([record.image_id for record in sized])
+    boxes = truth.boxes * np.tile(np.array([*sides, (0, 0)], dtype=np.float64), 2)[rows]
+    return replace(truth, boxes=boxes, areas=boxes[:, 2] * boxes[:, 3])
 
 
 @contextmanager

@@ -4,101 +4,82 @@ https://storage.googleapis.com/openimages/web
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable
+from functools import cached_property
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import names_in
-from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.formats import FolderReader
-from retina_dist.detection.readers.items import Box, Item, Items, numbered
-from retina_dist.detection.readers.parsing import ENDINGS, csv_rows, number_in
+from retina_dist.data.parsing import csv_rows, number_in
+from retina_dist.data.tree import Head, Tree
+from retina_dist.detection.readers.formats import FolderReader, Scan
+from retina_dist.detection.readers.items import Box, Item
 
 COLUMNS = ("ImageID", "LabelName", "XMin", "YMin", "XMax", "YMax")  # that are read
-
-
-def read_openimages(root: Path, split: str) -> Items | None:
-    """The images of a split's boxes; None for a split that is not there.
-
-    Boxes of groups become crowd regions. Classes are taken from the files of all splits and named
-    by class-descriptions*.csv. Raises DataError naming file and line.
-    """
-    files = sorted(root.rglob("*annotations-bbox.csv"))
-    own = [file for file in files if any(name in file.name.lower() for name in SPLITS[split])]
-    if not own:
-        return None
-
-    names = _class_names(root)
-    classes: set[str] = set()
-    boxes_of: dict[str, list[Box]] = {}
-    for file in files:
-        for where, cells in _rows(file):
-            label = cells.get("LabelName")
-            if not label:
-                raise DataError(f"{where} has no LabelName; restore the file.")
-            name = names.get(label, label)
-            classes.add(name)
-            if file in own:
-                corners = [number_in(cells.get(column), where, column) for column in COLUMNS[2:]]
-                box = Box(name, corners, cells.get("IsGroupOf") == "1")
-                boxes_of.setdefault(cells.get("ImageID", ""), []).append(box)
-
-    files_of = _ImageFiles(root, split)
-    items = [Item(files_of.name_of(image), boxes) for image, boxes in boxes_of.items()]
-    return Items(items, numbered(classes), root, shares=True)
+MACHINE_NAMES = ("/m/", "/g/", "/t/")  # of classes begin so
 
 
 class OpenImagesReader(FolderReader):
-    """A folder with OpenImages' own annotation files, and images in a folder for each split."""
+    """OpenImages' own annotation files, whatever their names, and images in a folder for each
+    split.
+
+    Boxes of groups become crowd regions. Classes are those of all splits, named by the files of
+    two columns whose first is a class.
+    """
 
     title = "OpenImages CSV"
-    patterns = ("*annotations-bbox.csv", "*/*annotations-bbox.csv")
-    read_items = staticmethod(read_openimages)
+    endings = (".csv",)
+    shares = True
+
+    @classmethod
+    def matches(cls, head: Head) -> bool:
+        return head.has("ImageID", "LabelName", "XMin")
+
+    @classmethod
+    def files(cls, tree: Tree) -> list[str]:
+        found = super().files(tree)
+        named = [file for file in tree.ending("annotations-bbox.csv") if file not in found]
+        return sorted(found + named)
+
+    @cached_property
+    def _titles(self) -> dict[Tree, dict[str, str]]:
+        return {}
+
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
+        titles = self._titles.setdefault(tree, {})
+        if not titles:
+            titles.update(class_titles(tree))
+        path = tree.root / file
+        rows = csv_rows(path)
+        _, header = next(rows, (1, []))
+        missing = [column for column in COLUMNS if column not in header]
+        if missing:
+            problem = f"line 1 lacks the column {missing[0]}"
+            raise DataError(f"{path}: {problem}; give OpenImages' own file.")
+
+        boxes_of: dict[str, list[Box]] = {}
+        for line, row in rows:
+            where = f"{path}:{line}"
+            cells = dict(zip(header, row, strict=False))
+            label = cells.get("LabelName")
+            if not label:
+                raise DataError(f"{where} has no LabelName; restore the file.")
+            corners = []
+            for column in COLUMNS[2:]:
+                corners.append(number_in(cells.get(column), where, column))
+            box = Box(titles.get(label, label), corners, cells.get("IsGroupOf") == "1")
+            boxes_of.setdefault(cells.get("ImageID", ""), []).append(box)
+        return [Item(f"{image}.jpg", boxes) for image, boxes in boxes_of.items()]
 
 
-def _class_names(root: Path) -> dict[str, str]:
-    """The name of each label, such as /m/01g317."""
-    names: dict[str, str] = {}
-    for file in sorted(root.rglob("class-descriptions*.csv")):
-        for _, row in csv_rows(file):
-            if len(row) == 2:
-                names[row[0]] = row[1]
-    return names
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """FILE:LINE of each row, and its cells by the header's names, as far as it has them."""
-    rows = csv_rows(path)
-    _, header = next(rows, (1, []))
-    missing = [column for column in COLUMNS if column not in header]
-    if missing:
-        problem = f"line 1 lacks the column {missing[0]}"
-        raise DataError(f"{path}: {problem}; give OpenImages' own file.")
-    for line, row in rows:
-        yield f"{path}:{line}", dict(zip(header, row, strict=False))
-
-
-class _ImageFiles:
-    """Which file an image's id names: each folder is listed once, not asked for every ending."""
-
-    def __init__(self, root: Path, split: str) -> None:
-        places = []
-        for name in SPLITS[split]:
-            places += [f"{name}/", f"{name}/data/", f"images/{name}/"]
-        self.folders = [place for place in (*places, "") if (root / place).is_dir()]
-        self.listed = {place: set(names_in(root / place)) for place in self.folders}
-        self.root = root
-
-    def name_of(self, image: str) -> str:
-        """Relative to the root; the likeliest name where no file is there."""
-        for folder in self.folders:
-            for ending in (".jpg", *ENDINGS):
-                if self._has(folder, f"{image}{ending}"):
-                    return f"{folder}{image}{ending}"
-        return f"{self.folders[0]}{image}.jpg"
-
-    def _has(self, folder: str, name: str) -> bool:
-        if "/" in name:  # below a folder that was not listed
-            return os.path.isfile(self.root / folder / name)
-        return name in self.listed[folder] and os.path.isfile(self.root / folder / name)
+def class_titles(tree: Tree) -> dict[str, str]:
+    """The name of each class, such as /m/01g317."""
+    titles: dict[str, str] = {}
+    for file in tree.ending(".csv"):
+        head = tree.head(file)
+        is_titles = "class-descriptions" in file
+        for cells in filter(None, (head.keys, head.inner)):
+            is_titles |= len(cells) == 2 and cells[0].startswith(MACHINE_NAMES)
+        if is_titles:
+            for _, row in csv_rows(tree.root / file):
+                if len(row) == 2:
+                    titles[row[0]] = row[1]
+    return titles

@@ -64,12 +64,11 @@ def make_record(
     """
     name = image.file_name
     where = f"{source}: image {image.id}"
-    if sources is not None:  # the file's name names no file
-        inside: str | None = f"(no shard holds image {image.id})"
-    elif isinstance(images, Url):
-        inside = _within_url(name, images)
-    else:
-        inside = _within_folder(name, images)
+    known = (sources or {}).get(image.id)
+    inside: str | None = name  # of a known source it names no file
+    if known is None:
+        within = _within_url if isinstance(images, Url) else _within_folder
+        inside = within(name, images)  # type: ignore[arg-type]
     if inside is None:
         outside = f"has file_name {name[:120]!r}, which is outside {images}"
         raise DataError(f"{where} {outside}; write a path below that.")
@@ -78,10 +77,10 @@ def make_record(
         if value is not None and not 1 <= value <= MAX_SIDE:
             raise DataError(f"{where} has {side} {value}, not a number of pixels; correct it.")
     path: ImageSource = RemoteFile(str(images), inside)
-    if isinstance(images, Path):
+    if known is not None:
+        path = known
+    elif isinstance(images, Path):
         path = images / inside
-    if sources is not None:
-        path = sources.get(image.id, path)
     return ImageRecord(image.id, path, name, image.width or 0, image.height or 0)
 
 

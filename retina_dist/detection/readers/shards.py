@@ -4,8 +4,8 @@ files.
 
 from __future__ import annotations
 
-from retina_dist.base.files import PathOrUrl
 from retina_dist.data.shards import annotations_of, has_shards, read_index
+from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.coco import read_coco
 from retina_dist.detection.readers.formats import Content, FileReader, Place
 
@@ -17,17 +17,21 @@ class ShardReader(FileReader):
     file_settings = ("box_format", "train_annotations", "val_annotations")
 
     @classmethod
-    def claims(cls, root: PathOrUrl) -> bool:
-        return has_shards(root, "train")
+    def claims(cls, tree: Tree) -> bool:
+        return tree.is_whole and has_shards(tree.root, "train")
 
-    def find_in(self, root: PathOrUrl, split: str) -> Place | None:
-        if split == "val" and not has_shards(root, split):
+    def has_in(self, place: Place) -> bool:
+        return place.named or has_shards(place.folder, place.split)
+
+    def read_place(self, place: Place) -> Content | None:
+        if not self.has_in(place) and place.split != "train":
             return None
-        return Place(root / annotations_of(split), root, split)
-
-    def read_place(self, place: Place) -> Content:
         # a shard that is too short is an error now, not in the middle of an epoch
         complete = self.settings.bad_images != "skip"
-        members = read_index(place.images, place.split, complete=complete)
-        coco = read_coco(place.annotations)
-        return Content(coco, place.images, place.annotations, sources=members)
+        members = read_index(place.folder, place.split, complete=complete)
+        file = annotations_of(place.split)
+        if place.named:
+            file = place.tree.files[0]
+        source = place.tree.root / file
+        coco, warnings = read_coco(source)
+        return Content(coco, place.folder, source, warnings, sources=members)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from xml.etree.ElementTree import Element
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import read_bytes
+from retina_dist.base.files import PathOrUrl
 from retina_dist.base.text import as_override, is_text, truncate
+from retina_dist.data.images import is_image
+from retina_dist.data.parsing import number_in, parse_xml, read_text
 from retina_dist.data.settings import SPLITS
-from retina_dist.detection.readers.formats import FolderReader
-from retina_dist.detection.readers.items import Box, Item, Items, class_names, numbered, split_of
-from retina_dist.detection.readers.parsing import ENDINGS, number_in, parse_xml, reading
+from retina_dist.data.tree import Head, Tree
+from retina_dist.detection.readers.formats import FolderReader, Place, Scan
+from retina_dist.detection.readers.items import Box, Item, LeftOut
 
 # In alphabetical order, as in the challenge's development kit.
 VOC_CLASSES = (
@@ -23,116 +24,128 @@ VOC_CLASSES = (
     "tvmonitor",
 )  # fmt: skip
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-XML_FILES = ("Annotations/*.xml", "*.xml", "*/*.xml", "*/*/*.xml")
-
-
-def read_voc(root: Path, split: str) -> Items:
-    """The images that ImageSets/Main/SPLIT.txt lists; without lists, those in folders of `split`.
-
-    None if only train has a list. VOC's corners are pixel numbers counted from 1, both included, so
-    a box goes from xmin - 1 to xmax. Difficult objects become crowd regions: not trained on, and
-    without cost in the metric, as in VOC's own. Classes are VOC's twenty, or, when any file has
-    another, all names in alphabetical order. Raises DataError naming file and object.
-    """
-    below = sorted(root.glob("*/ImageSets/Main"))
-    if below:
-        place = below[0].parent.parent
-        raise DataError(
-            f"{root} holds a folder with ImageSets; give it: {as_override('data.root', place)}."
-        )
-
-    folder = root / "Annotations"
-    paths = sorted((folder if folder.is_dir() else root).rglob("*.xml"))
-    has_lists = (root / "ImageSets" / "Main").is_dir()
-    if has_lists or not paths:
-        images = root / "JPEGImages"
-        names = _read_list(root, split)
-        chosen = {root / "Annotations" / f"{name}.xml": f"{name}.jpg" for name in names}
-    else:
-        images = root
-        chosen = _in_folders(root, paths, split)
-
-    every = list(dict.fromkeys([*chosen, *paths]))
-    read = dict(zip(every, map(_read_item, every), strict=True))
-    items = []
-    for path, file in chosen.items():
-        item = read[path]
-        named_in_xml = has_lists and item.file
-        items.append(item if named_in_xml else item._replace(file=file))
-    classes = class_names(read.values())
-    if classes <= set(VOC_CLASSES):
-        classes = set(VOC_CLASSES)
-    return Items(items, numbered(classes), images)
+LISTS = "ImageSets/Main/"
+CHALLENGE = re.compile(r"\bVOC|pascal", re.IGNORECASE)
 
 
 class VocReader(FolderReader):
-    """Folders of XML files, by lists in ImageSets or by the folders' names."""
+    """Folders of XML files, by lists in ImageSets or by the folders' names.
+
+    Difficult objects become crowd regions: not trained on, and without cost in the metric. Classes
+    are VOC's twenty where no file has another.
+    """
 
     title = "Pascal VOC"
-    patterns = XML_FILES
-    read_items = staticmethod(read_voc)
+    file_settings = (*FolderReader.file_settings, "voc_offset")
+    endings = (".xml",)
+    has_many = False
+
+    @classmethod
+    def matches(cls, head: Head) -> bool:
+        return head.keys == ("annotation",)
+
+    def scan(self, place: Place) -> Scan:
+        lists = [file for file in place.tree.ending(".txt") if LISTS in f"/{file}"]
+        above = sorted(set(map(_above, lists)))
+        if len(above) > 1:
+            root = place.tree.root
+            one = as_override("data.root", root / above[0].rstrip("/"))
+            raise DataError(f"{root} holds several folders with ImageSets; give one: {one}.")
+        scan = super().scan(place)
+        if lists:
+            scan = self._by_lists(scan, place, {_stem(file): file for file in lists})
+        if scan.names <= set(VOC_CLASSES):
+            scan.names.update(VOC_CLASSES)
+        return scan
+
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
+        item = read_item(tree.root / file, self.settings.voc_offset)
+        # <filename> can be of a file that was renamed, or without an ending
+        ending = posixpath.splitext(item.file)[1]
+        beside = posixpath.splitext(file)[0] + (ending if is_image(item.file) else ".jpg")
+        if not item.file or tree.find(beside, file) is not None:
+            item = item._replace(file=beside)
+        yield item
+
+    def _by_lists(self, scan: Scan, place: Place, lists: dict[str, str]) -> Scan:
+        """The images that ImageSets/Main/SPLIT.txt lists."""
+        every = {_stem(item.file): item for items in scan.items.values() for item in items}
+        listed = Scan.empty()
+        listed.names.update(scan.names)
+        lists.setdefault("train", lists.get("default", ""))
+        for split, words in SPLITS.items():
+            own = [lists[word] for word in words if lists.get(word)]
+            without = []
+            for name in _listed(place.tree, own[0]) if own else ():
+                item = every.get(posixpath.basename(name))
+                if item is None:
+                    item = self._background(place, name)
+                    without.append(name)
+                listed.items[split].append(item._replace(split=split))
+            if without:
+                why = "without an XML file, taken as background"
+                remedy = "annotate them, or take them out of the list"
+                listed.left_out[split].append(LeftOut("image", why, without, remedy))
+        if not listed.items["train"]:
+            folder = place.tree.root / posixpath.dirname(next(filter(None, lists.values())))
+            has = truncate(sorted(filter(lists.get, lists)))
+            raise DataError(f"{folder} has {has}, not train; write train.txt and val.txt.")
+        self.count_left_out(listed, place)
+        return listed
+
+    @staticmethod
+    def _background(place: Place, name: str) -> Item:
+        found = place.images.find(f"{name}.jpg") if place.images else None
+        if found is None:
+            xml = place.tree.root / f"Annotations/{name}.xml"
+            raise DataError(f"{xml} does not exist; restore the file.")
+        return Item(found, ())
+
+    def with_folder(self, root: PathOrUrl, items: list[Item]) -> tuple[PathOrUrl, list[Item]]:
+        above, found, _ = items[0].file.partition("JPEGImages/")
+        folder = f"{above}{found}"
+        if not found or not all(item.file.startswith(folder) for item in items):
+            return root, items
+        within = [item._replace(file=item.file.removeprefix(folder)) for item in items]
+        return root / folder.rstrip("/"), within
 
 
-def _in_folders(root: Path, paths: Sequence[Path], split: str) -> dict[Path, str]:
-    """The files in folders of a split, and the image of each."""
-    chosen = {}
-    for path in paths:
-        if split_of(str(path.relative_to(root))) == split:
-            chosen[path] = _image_of(path, root)
-    return chosen
+def _above(file: str) -> str:
+    return file.partition(LISTS)[0]
 
 
-def _read_list(root: Path, split: str) -> list[str]:
-    """The names of a split's images; none for a validation split where only train has a list."""
-    folder = root / "ImageSets" / "Main"
-    lists = sorted(file.stem for file in folder.glob("*.txt"))
-    own = [name for name in SPLITS[split] if name in lists] or [split]
-    if lists and own[0] not in lists:
-        if split == "val" and "train" in lists:
-            return []
-        has = truncate(lists)
-        raise DataError(f"{folder} has {has}, not {split}; write train.txt and val.txt.")
-    path = folder / f"{own[0]}.txt"
-    remedy = "give data=auto, or a folder like VOC2007, with ImageSets/Main"
-    with reading(path, "a list of images", remedy):
-        text = read_bytes(path).decode("utf-8-sig")
-    names = list(dict.fromkeys(_listed(text, root)))
-    for name in names:
-        if re.search(r"[/\\]|^\.\.", name) or not is_text(name):
-            raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
-    return names
+def _stem(file: str) -> str:
+    return posixpath.splitext(posixpath.basename(file.replace("\\", "/")))[0]
 
 
-def _listed(text: str, root: Path) -> Iterator[str]:
-    """The image of each line: the line, or its first word, as lists of one class have a
-    number too.
+def _listed(tree: Tree, file: str) -> Iterator[str]:
+    """The images of a list, each once: of each line the whole, or its first word, as lists of one
+    class have a number too.
     """
-    for line in text.splitlines():
-        line = line.strip()
-        if line and os.path.isfile(root / "Annotations" / f"{line}.xml"):
-            yield line
-        elif line:
-            yield line.split()[0]
+    path = tree.root / file
+    seen = set()
+    for line in read_text(path).splitlines():
+        name = line.strip()
+        if not name:
+            continue
+        if f"{file.partition('ImageSets/')[0]}Annotations/{name}.xml" not in tree.listed:
+            name = name.split()[0]
+        if ".." in name.replace("\\", "/").split("/") or not is_text(name):
+            raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")
+        if name not in seen:
+            seen.add(name)
+            yield name
 
 
-def _image_of(path: Path, root: Path) -> str:
-    """The image beside an XML file, or in a folder for images, relative to `root`."""
-    # Annotations/train/a.xml is of images/train/a.jpg
-    below = path.parent.relative_to(root).parts[1:]
-    folders = [path.parent]
-    folders += [root.joinpath(name, *below) for name in ("JPEGImages", "images")]
-    folders += [root / "JPEGImages", root / "images", path.parent.parent / "images"]
-    for folder in folders:
-        for ending in ENDINGS:
-            image = folder / f"{path.stem}{ending}"
-            if os.path.isfile(image):
-                return image.relative_to(root).as_posix()
-    return path.with_suffix(".jpg").relative_to(root).as_posix()
+def read_item(path: PathOrUrl, offset: int | None = None) -> Item:
+    """A file of VOC; its image is named as there, perhaps not at all.
 
-
-def _read_item(path: Path) -> Item:
-    """A file of VOC; its image is named as there, perhaps not at all."""
+    The challenge's corners are numbers of pixels counted from 1, both included, so a box goes from
+    xmin - 1 to xmax; other tools write coordinates from 0. `offset` overrules what <database> says.
+    """
     tree = parse_xml(path, "annotation")
+    if offset is None:
+        offset = int(CHALLENGE.search(tree.findtext("source/database") or "") is not None)
     boxes = []
     for number, thing in enumerate(tree.iter("object"), start=1):
         where = f"{path}: object {number}"
@@ -142,7 +155,7 @@ def _read_item(path: Path) -> Item:
         corners = [number_in(thing.findtext(f"bndbox/{tag}"), where, tag) for tag in CORNERS]
         left, top, right, bottom = corners
         is_difficult = (thing.findtext("difficult") or "").strip() == "1"
-        boxes.append(Box(name, (left - 1, top - 1, right, bottom), is_difficult))
+        boxes.append(Box(name, (left - offset, top - offset, right, bottom), is_difficult))
     return Item(tree.findtext("filename") or "", boxes, _size_of(tree))
 
 

@@ -7,217 +7,332 @@ https://docs.ultralytics.com/datasets/detect/
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl
-from retina_dist.base.text import escape, is_text, pluralize
+from retina_dist.base.text import escape, is_text, parse_number
 from retina_dist.base.yaml_files import load_yaml
-from retina_dist.data.images import is_image
+from retina_dist.data.parsing import bounds_of, number_in, numbers_in, read_text, reading
 from retina_dist.data.settings import SPLITS
+from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.categories import check_count
-from retina_dist.detection.readers.formats import FolderReader, first_file
-from retina_dist.detection.readers.items import Box, Item, Items, split_of
-from retina_dist.detection.readers.parsing import (
-    bounds_of,
-    number_in,
-    numbers_in,
-    read_text,
-    reading,
-)
+from retina_dist.detection.readers.formats import FolderReader, Place, Scan
+from retina_dist.detection.readers.items import Box, Item, LeftOut
 
 MAX_SHARE = 2  # of a side; a larger number is in pixels
+NAME_FILES = ("classes.txt", "labels.txt", ".names", "_darknet.labels")
+ROUNDED = 0.01  # how far a point may be beside its box
+CONFIG_DEPTH = 1  # folders above a data.yaml
 
 
-class _Split(NamedTuple):
-    """What names the images of a split: folders or lists, and the data.yaml that says so."""
+@dataclass
+class Config:
+    """A data.yaml or Darknet's obj.data: its path in the tree, and its content as texts."""
 
-    entries: list[Any]
-    yaml: Path | None = None
-    content: Mapping[str, Any] = {}  # of the data.yaml
+    file: str
+    content: Mapping[str, Any]
+
+    def entries(self, split: str) -> list[Any]:
+        """The folders and lists of a split."""
+        for word in SPLITS[split]:
+            given = self.content.get(word)
+            if given:
+                return given if isinstance(given, list) else [given]
+        return []
 
     @property
-    def is_everything(self) -> bool:
-        """Whether it is one folder that may hold the images of other splits too."""
-        return self.yaml is None and self.entries[0] in ("images", ".")
+    def base(self) -> str:
+        """The folder that entries are relative to, as it is written."""
+        return str(self.content.get("path") or "")
 
 
-def yaml_of(root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The data.yaml of a folder, under whatever name, and its content.
-
-    It names the classes and the training images. Raises DataError.
-    """
-    paths = [*root.glob("*.yaml"), *root.glob("*.yml")]
-    for path in sorted(paths, key=lambda path: (path.stem != "data", path)):
-        with reading(path, "YAML", "correct the file"):
-            content = load_yaml(path)
-        if isinstance(content, dict) and "names" in content and "train" in content:
-            return path, content
+def config_of(tree: Tree) -> Config | None:
+    """The data.yaml of a tree, under whatever name, or Darknet's obj.data. Raises DataError."""
+    for file in sorted(tree.ending(".yaml", ".yml", ".data"), key=_likeliest):
+        if file.count("/") > CONFIG_DEPTH:
+            continue
+        path = tree.root / file
+        try:
+            with reading(path, "YAML", "correct the file"):
+                if file.endswith(".data"):
+                    pairs = [line.partition("=") for line in read_text(path).splitlines()]
+                    content: Any = {key.strip(): value.strip() for key, _, value in pairs}
+                else:
+                    content = load_yaml(path, as_texts=True)
+        except DataError:
+            if posixpath.basename(file).startswith("data."):
+                raise
+            continue
+        is_config = isinstance(content, dict) and "names" in content
+        if is_config and any(map(content.get, ("train", "val", "test"))):
+            return Config(file, content)
     return None
 
 
-def read_yolo(root: Path, split: str) -> Items | None:
-    """The images of a split; None for a split that is not there. Raises DataError naming file and
-    line.
-
-    Without a data.yaml: images/{train,val}, {train,val}/images or {train,val}, and the classes in
-    classes.txt.
-    """
-    named = _find(root, split)
-    if named is None:
-        return None
-    names = _names_of(root, named)
-    files = _files_of(root, named, split)
-    if split == "train" and files and not any(map(os.path.isfile, map(labels_of, files))):
-        example = escape(labels_of(files[0]))
-        raise DataError(f"{root}: no training image has a label file, such as {example}; add them.")
-
-    above = Path(os.path.abspath(root))
-    warnings = _warnings(root, named, files)
-    if not all(file.is_relative_to(above) for file in files):  # lists may name images elsewhere
-        above = Path(os.path.commonpath([file.parent for file in files]))
-    has_keypoints = "kpt_shape" in named.content
-    items = []
-    for file in files:
-        boxes = _boxes(labels_of(file), names, has_keypoints)
-        items.append(Item(str(file.relative_to(above)), boxes))
-    ids = dict(zip(names, range(len(names)), strict=True))
-    return Items(items, ids, above, shares=True, warnings=warnings)
+def _likeliest(file: str) -> tuple[int, bool, str]:
+    return file.count("/"), not posixpath.basename(file).startswith("data."), file
 
 
 class YoloReader(FolderReader):
-    """ultralytics' folders, with a data.yaml or without."""
+    """ultralytics' folders, with a data.yaml, Darknet's obj.data, or a list of the classes."""
 
     title = "YOLO"
-    patterns = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt")
-    read_items = staticmethod(read_yolo)
+    file_settings = ()
+    endings = (".txt",)
+    shares = True
 
     @classmethod
-    def claims(cls, root: PathOrUrl) -> bool:
-        return cls.is_top(root) or super().claims(root)
+    def matches(cls, head: Head) -> bool:
+        if len(head.keys) < 5 or not head.keys[0].isdecimal():
+            return False
+        return not any(map(math.isnan, map(parse_number, head.keys)))
 
     @classmethod
-    def is_top(cls, folder: PathOrUrl) -> bool:
-        return isinstance(folder, Path) and yaml_of(folder) is not None
+    def claims(cls, tree: Tree) -> bool:
+        is_local = isinstance(tree.root, Path) and tree.is_whole
+        return is_local and (config_of(tree) is not None or super().claims(tree))
+
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
+        raise NotImplementedError  # `scan` goes from the images to their labels
+
+    def scan(self, place: Place) -> Scan:
+        scan = Scan.empty()
+        layout = Layout(place.tree)
+        names = class_names_of(layout.tree, layout.config)
+        scan.ids.update(zip(names, range(len(names)), strict=True))
+        used: set[str] = set()
+        for split, images in layout.splits().items():
+            for image in images:
+                label = layout.label_of(image)
+                lines = layout.lines_of(label) if label else ()
+                boxes = [box_of(where, words, names) for where, words in lines]
+                used.add(label or "")
+                file = os.path.relpath(layout.root / image, layout.above)
+                scan.items[split].append(Item(file, boxes, split=split))
+            scan.warnings[split] += layout.warnings
+        layout.check_poses()
+        if scan.items["train"] and used <= {""}:
+            example = escape(layout.expected(scan.items["train"][0].file))
+            problem = f"no training image has a label file, such as {example}"
+            raise DataError(f"{place.tree.root}: {problem}; add them.")
+        self._above = layout.above
+        if layout.above == layout.root:
+            self.count_left_out(scan, place._replace(tree=layout.tree, images=layout.tree))
+            self._count_labels(scan, layout.tree, used)
+        return scan
+
+    def _count_labels(self, scan: Scan, tree: Tree, used: set[str]) -> None:
+        """Add the label files whose images are not there."""
+        stems = set(map(_stem, tree.images))
+        alone = []
+        for file in tree.ending(".txt"):
+            if file not in used and _stem(file) not in stems and self.matches(tree.head(file)):
+                alone.append(file)
+        if alone:
+            remedy = "restore their images, or take them out"
+            scan.left_out["train"].append(LeftOut("label file", "without an image", alone, remedy))
+
+    def with_folder(self, root: PathOrUrl, items: list[Item]) -> tuple[PathOrUrl, list[Item]]:
+        return self._above, items
 
 
-def _find(root: Path, split: str) -> _Split | None:
-    found = yaml_of(root)
-    if found is not None:
-        path, content = found
-        for name in SPLITS[split]:
-            given = content.get(name)
-            if given:
-                entries = given if isinstance(given, list) else [given]
-                return _Split(entries, path, content)
+def _stem(file: str) -> str:
+    return posixpath.splitext(posixpath.basename(file))[0]
+
+
+class Layout:
+    """Where the images and labels of a YOLO folder are: paths from its root, or out of it where
+    lists name images elsewhere. `above` is the folder that holds all.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.config = config_of(tree)
+        base = self.config.base if self.config is not None else ""
+        if os.path.isabs(base) and os.path.isdir(base):
+            tree = Tree(Path(base))
+        self.tree = tree
+        self.root = Path(os.path.abspath(str(tree.root)))
+        self.above = self.root
+        self.warnings: list[str] = []
+        self.has_keypoints = self.config is not None and "kpt_shape" in self.config.content
+        self.long_lines: list[bool] = []  # whether each may be of a pose
+        self.labels: dict[str, list[str]] = {}  # by their stems, where they are apart
+        self.label_folders = {posixpath.dirname(file) for file in tree.ending(".txt")}
+
+    def splits(self) -> dict[str, list[str]]:
+        """The images of each split. Raises DataError."""
+        if self.config is not None:
+            return self._named_splits(self.config)
+        images = self.tree.images
+        if not any(map(self.label_of, images)):
+            for file in self.tree.ending(".txt"):
+                self.labels.setdefault(_stem(file), []).append(file)
+        labelled = {posixpath.dirname(image) for image in images if self.label_of(image)}
+        splits: dict[str, list[str]] = {}
+        for image in images:
+            if posixpath.dirname(image) in labelled:
+                splits.setdefault(split_of(image) or "train", []).append(image)
+        return splits
+
+    def _named_splits(self, config: Config) -> dict[str, list[str]]:
+        splits = {}
+        for split in SPLITS:
+            found: dict[str, None] = {}
+            for entry in config.entries(split):
+                images = self._images_of(str(entry), config)
+                if images is None:
+                    given = escape(repr(entry), 80)
+                    where = f"{self.root / config.file} names {given} for {split}"
+                    if split == "train":
+                        raise DataError(f"{where}, which is not there; correct the file.")
+                    self.warnings.append(f"{where}, which is not there")
+                found.update(dict.fromkeys(images or ()))
+            splits[split] = list(found)
+        every = list(chain.from_iterable(splits.values()))
+        folders = set(map(posixpath.dirname, every))
+        if any(f"{folder}/".startswith("../") for folder in folders):
+            places = map(os.path.abspath, map(self.root.joinpath, folders))
+            self.above = Path(os.path.commonpath(list(places)))
+        return splits
+
+    def _images_of(self, entry: str, config: Config) -> list[str] | None:
+        """The images of an entry, a folder or a list; None where neither is there."""
+        start = posixpath.dirname(config.file)
+        base = config.base
+        if base and not (self.root / start / base).is_dir():
+            away = f"{self.root / config.file}: path {base!r} is not a folder here"
+            warning = f"{away}; the images are looked for below {self.root / start}"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+        # Roboflow writes ../train for a folder beside its data.yaml, Darknet data/ before a list
+        tried = [posixpath.join(base, entry), posixpath.join(posixpath.basename(base), entry)]
+        tried += [entry, entry.removeprefix("../"), posixpath.basename(entry)]
+        for name in tried:
+            place = os.path.relpath(self.root / start / name, self.root)
+            if place in self.tree.listed:
+                return list(self._listed(place))
+            above = "" if place == "." else f"{place}/"
+            images = [image for image in self.tree.images if image.startswith(above)]
+            if images:
+                return images
         return None
 
-    layouts = []
-    for name in SPLITS[split]:
-        layouts += [f"images/{name}", f"{name}/images", name]
-    if split == "train":
-        layouts += ["images", "."]  # as LabelImg writes them
-    for layout in layouts:
-        if (root / layout).is_dir():
-            return _Split([layout])
-    return None
-
-
-def _files_of(root: Path, named: _Split, split: str) -> list[Path]:
-    """The images of a split, each once."""
-    found: dict[Path, None] = {}
-    for entry in named.entries:
-        for file in _images(root, named.content, entry):
-            if named.is_everything and split_of(os.path.relpath(file.parent, root)) != split:
+    def _listed(self, file: str) -> Iterator[str]:
+        """The images of a list."""
+        for line in read_text(self.root / file).replace("\\", "/").splitlines():
+            name = line.strip()
+            path = os.path.relpath(self.root / posixpath.dirname(file) / name, self.root)
+            if not name or path == ".":
                 continue
-            found[file] = None
-    return list(found)
-
-
-def _images(root: Path, content: Mapping[str, Any], entry: object) -> Iterator[Path]:
-    """The images of one entry of a split: a folder, or a list of files."""
-    base = Path(str(content.get("path") or "."))
-    # Roboflow writes ../train for a folder beside its data.yaml
-    within = str(entry).removeprefix("../")
-    tried = [root / base / str(entry), root / base.name / str(entry), root / str(entry)]
-    tried.append(root / within)
-    place = next(filter(os.path.exists, tried), None)
-    if place is None:
-        where = f"is not there, at {escape(tried[0], 200)} for one"
-        shown = escape(repr(entry), 80)
-        raise DataError(f"{root}: {shown} of its data.yaml {where}; correct the file.")
-    if place.is_dir():
-        for path in sorted(place.rglob("*")):
-            if is_image(path):
-                yield Path(os.path.abspath(path))
-        return
-    for line in read_text(place).replace("\\", "/").splitlines():
-        path = Path(os.path.abspath(place.parent / line.strip()))
-        if line.strip() and path.name:
+            if path not in self.tree.listed and not os.path.isfile(self.root / path):
+                path = self.tree.find(name) or path
             yield path
 
+    def lines_of(self, label: str) -> Iterator[tuple[str, list[str]]]:
+        """FILE:LINE and the words of each line of a label file; keypoints follow a box."""
+        path = self.root / label
+        for number, line in enumerate(read_text(path).splitlines(), start=1):
+            words = line.split()
+            if self.has_keypoints:
+                words = words[:5]
+            elif len(words) > 6:
+                self.long_lines.append(_is_pose(words))
+            if words:
+                yield f"{path}:{number}", words
 
-def labels_of(image: Path) -> Path:
-    """The label file of an image.
+    def check_poses(self) -> None:
+        """Raise DataError where most long lines are of poses, not polygons."""
+        poses = sum(self.long_lines)
+        if poses > len(self.long_lines) / 2:
+            where = f"{self.tree.root} has lines of a box and its keypoints"
+            remedy = "add kpt_shape: [POINTS, VALUES] to a data.yaml"
+            raise DataError(f"{where} ({poses} of {len(self.long_lines)}); {remedy}.")
 
-    It lies in the folder labels beside the last folder images if there is one, else beside the
-    image.
-    """
-    parts = list(image.parts)
-    if "images" in parts:
-        last = len(parts) - 1 - parts[::-1].index("images")
-        parts[last] = "labels"
-    labels = Path(*parts).with_suffix(".txt")
-    if os.path.isdir(labels.parent):
-        return labels
-    return image.with_suffix(".txt")
+    def expected(self, image: str) -> str:
+        """The label file of an image: in the folder labels beside the last folder images if there
+        is one, else beside the image.
+        """
+        stem = posixpath.splitext(image)[0]
+        above, images, below = f"/{stem}".rpartition("/images/")
+        label = f"{above}/labels/{below}.txt"[1:]
+        folder = posixpath.dirname(label)
+        is_there = folder in self.label_folders or image[:3] == "../"
+        return label if images and is_there else f"{stem}.txt"
 
-
-def _warnings(root: Path, named: _Split, files: Sequence[Path]) -> list[str]:
-    warnings = []
-    # a list of files may leave the images of other labels to another list
-    if not any(str(entry).endswith(".txt") for entry in named.entries):
-        alone = _labels_alone(files)
-        if alone:
-            count = pluralize(len(alone), "label file")
-            warnings.append(f"{count} without an image, such as {alone[0]}")
-    base = named.content.get("path")
-    if base and not os.path.isdir(root / str(base)):
-        away = f"path {str(base)!r} is not a folder here"
-        warnings.append(f"{named.yaml}: {away}; the images are looked for below {root}")
-    return warnings
-
-
-def _labels_alone(images: Sequence[Path]) -> list[Path]:
-    """The label files without an image in the label folders of `images`."""
-    labels = {labels_of(image) for image in images}
-    folders = sorted({path.parent for path in labels if "labels" in path.parts})
-    alone = []
-    for folder in folders:
-        for path in sorted(folder.glob("*.txt")):
-            if path.name != "classes.txt" and path not in labels:
-                alone.append(path)
-    return alone
+    def label_of(self, image: str) -> str | None:
+        """The label file of an image that has one."""
+        label = self.expected(image)
+        if label in self.tree.listed:
+            return label
+        if label[:3] == "../" and os.path.lexists(self.root / label):
+            return label
+        files = self.labels.get(_stem(image), ())
+        return files[0] if len(files) == 1 else None
 
 
-def _boxes(path: Path, names: Sequence[str], has_keypoints: bool) -> list[Box]:
-    """The boxes of a label file, of polygons their bounding boxes; keypoints follow each box."""
-    if not os.path.lexists(path):
-        return []  # background
-    boxes = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if line.strip():
-            label, *values = line.split()
-            if has_keypoints:
-                values = values[:4]
-            boxes.append(_box(f"{path}:{number}", label, values, names))
-    return boxes
+def class_names_of(tree: Tree, config: Config | None) -> list[str]:
+    """The classes, by the data.yaml or a list in the tree. Raises DataError."""
+    files = tree.ending(*NAME_FILES)
+    if config is not None:
+        path = tree.root / config.file
+        given = config.content["names"]
+        if not isinstance(given, str):
+            names = _checked(given, path)
+            count = config.content.get("nc", str(len(names)))
+            if count != str(len(names)):
+                problem = f"nc is {escape(count, 80)}, but names has {len(names)}"
+                raise DataError(f"{path}: {problem}; make them equal.")
+            return names
+        files = [file for file in files if file.endswith(posixpath.basename(given))]
+    if not files:
+        unnamed = tree.ending(".yaml", ".yml")
+        problem = f"{tree.root} has neither data.yaml nor classes.txt of YOLO"
+        remedy = "write classes.txt with a class name a line, or give data.format=auto for others"
+        if unnamed:
+            problem = f"{tree.root / unnamed[0]} lacks names or train"
+            remedy = "add names: [CLASS, CLASS], and train: FOLDER"
+        raise DataError(f"{problem}; {remedy}.")
+    lists = []
+    for file in files:
+        lines = read_text(tree.root / file).rstrip().splitlines()
+        lists.append(_checked(list(map(str.strip, lines)), tree.root / file))
+        if lists[-1] != lists[0]:
+            raise DataError(f"{tree.root}: {files[0]} and {file} list other classes; keep one.")
+    return lists[0]
 
 
-def _box(where: str, label: str, values: Sequence[str], names: Sequence[str]) -> Box:
+def _is_pose(words: Sequence[str]) -> bool:
+    """Whether a long line is a box within the image, and points within that box."""
+    x, y, width, height, *rest = map(parse_number, words[1:])
+    sides = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    if min(sides) < -ROUNDED or max(sides) > 1 + ROUNDED:
+        return False
+    is_within = partial(_is_inside, sides)
+    if len(rest) % 2 == 0 and all(map(is_within, rest[::2], rest[1::2])):
+        return True
+    is_visible = len(rest) % 3 == 0 and set(rest[2::3]) <= {0, 1, 2}
+    return is_visible and all(map(is_within, rest[::3], rest[1::3]))
+
+
+def _is_inside(sides: Sequence[float], x: float, y: float) -> bool:
+    left, top, right, bottom = sides
+    across = left - ROUNDED <= x <= right + ROUNDED
+    down = top - ROUNDED <= y <= bottom + ROUNDED
+    return (across and down) or x == y == 0  # of one that is not marked
+
+
+def box_of(where: str, words: Sequence[str], names: Sequence[str]) -> Box:
+    """The box of a line, of a polygon its bounding box. Raises DataError."""
+    label, *values = words
     is_polygon = len(values) > 5
     if len(values) < 4 or (is_polygon and len(values) % 2):
         problem = f"has {len(values)} numbers after the class"
@@ -239,28 +354,7 @@ def _box(where: str, label: str, values: Sequence[str], names: Sequence[str]) ->
     return Box(names[int(index)], corners)
 
 
-def _names_of(root: Path, named: _Split) -> list[str]:
-    """The classes, by the data.yaml or a list beside the labels."""
-    if named.yaml is not None:
-        names = _checked(named.content.get("names"), named.yaml)
-        count = named.content.get("nc", len(names))
-        if count != len(names):
-            problem = f"nc is {escape(count, 80)}, but names has {len(names)}"
-            raise DataError(f"{named.yaml}: {problem}; make them equal.")
-        return names
-    for file in (root / "classes.txt", root / "labels" / "classes.txt", root / "obj.names"):
-        if os.path.isfile(file):
-            lines = read_text(file).rstrip().splitlines()
-            return _checked(list(map(str.strip, lines)), file)
-    unnamed = first_file(root, "*.yaml", "*.yml")
-    if unnamed is not None:
-        remedy = "add names: [CLASS, CLASS], and train: FOLDER"
-        raise DataError(f"{unnamed} lacks names or train; {remedy}.")
-    remedy = "write classes.txt with a class name a line, or give data.format=auto for others"
-    raise DataError(f"{root} has neither data.yaml nor classes.txt of YOLO; {remedy}.")
-
-
-def _checked(names: Any, path: Path) -> list[str]:
+def _checked(names: Any, path: PathOrUrl) -> list[str]:
     if isinstance(names, list):
         names = dict(enumerate(names))
     if not isinstance(names, dict):

@@ -23,11 +23,12 @@ from retina_dist.data import shards as module
 from retina_dist.data.file_checks import check_image
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import ArchiveMember
+from retina_dist.data.tree import Tree
 from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.readers.annotations import Annotations
-from retina_dist.detection.readers.formats import recognise
+from retina_dist.detection.readers.recognition import recognise
 from tests.coco_files import noise_images, split_of, write_coco
 from tests.unit.detection.test_module import make_module, same_steps
 
@@ -87,7 +88,7 @@ def epochs(annotations: Annotations, start: int = 0, **settings: Any) -> list:
 
 
 def test_shards_are_tar_files_of_the_very_bytes(coco: Path, written: Path) -> None:
-    assert (recognise(written), recognise(coco)) == ("shards", "coco")
+    assert [recognise(Tree(root)) for root in (written, coco)] == [["shards"], ["coco"]]
     names, total = [], 0
     for shard in sorted(written.glob("train-*.tar")):
         assert shard.stat().st_size <= LIMIT

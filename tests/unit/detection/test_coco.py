@@ -23,7 +23,6 @@ from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluato
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.coco import find_split
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
@@ -478,7 +477,8 @@ def test_real_sets(
     crowd: int,
     dropped: dict[str, int],
 ):
-    found = load_annotations(*find_split(real_data / folder, split))
+    data = DetectionData(name="x", root=str(real_data / folder))
+    found = read_split(data, split)
     assert (len(found.records), sum(map(len, found.boxes)), found.num_crowd) == (
         images,
         boxes,

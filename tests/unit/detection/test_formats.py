@@ -14,10 +14,10 @@ from PIL import Image
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.registry import names
 from retina_dist.convert import ConvertConfig, convert
+from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.annotations import Annotations
-from retina_dist.detection.readers.coco import find_split
-from retina_dist.detection.readers.formats import recognise
 from retina_dist.detection.readers.load import load_annotations
+from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 from tests.coco_files import split_of
@@ -26,6 +26,13 @@ from tests.coco_files import split_of
 BOXES: dict[str, dict[str, list[tuple[str, int, int, int, int]]]] = {
     "train": {"a": [("dog", 4, 2, 20, 12), ("cat", 0, 0, 10, 20)], "b": []},
     "val": {"c": [("cat", 8, 4, 30, 14)]},
+}
+
+
+ONE_IMAGE: dict[str, Any] = {
+    "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 20}],
+    "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+    "categories": [{"id": 1, "name": "x"}],
 }
 
 
@@ -53,36 +60,27 @@ def write(path: Path, text: str) -> None:
 )
 def test_layouts(tmp_path: Path, annotations: str, images: str):
     tmp_path /= "val"  # a folder of everything may have the name of a split
-    (tmp_path / images).mkdir(parents=True, exist_ok=True)
-    (tmp_path / "train").mkdir()
-    (tmp_path / annotations).parent.mkdir(exist_ok=True)
-    (tmp_path / annotations).touch()
-    assert find_split(tmp_path, "val") == (tmp_path / annotations, tmp_path / images)
-    assert recognise(tmp_path) == "coco"
+    draw(tmp_path / images, "a")
+    write(tmp_path / annotations, json.dumps(ONE_IMAGE))
+    assert recognise(Tree(tmp_path)) == ["coco"]
+    part = split_of(tmp_path, "val")
+    assert part.records[0].path == tmp_path / images / "a.jpg"
+    assert part.records[0].file_name == "a.jpg"
 
 
 def test_a_layout_that_is_not_known(tmp_path: Path):
-    with pytest.raises(
-        DataError, match="has no val annotations in COCO json: looked for annotations/.*FILE"
-    ):
-        find_split(tmp_path, "val")
-    with pytest.raises(
-        DataError,
-        match="has no annotations of boxes: looked for .*COCO json, .*YOLO, .*docs/data.md",
-    ):
-        recognise(tmp_path)
+    with pytest.raises(DataError, match="has no annotations of boxes: it is empty; .*_images=FOL"):
+        recognise(Tree(tmp_path))
     for format in names("reader"):
         with pytest.raises(DataError, match="absent is not a folder; give the one"):
             read(tmp_path / "absent", format=format)
     with pytest.raises(ConfigError, match="data.format=xml is not one of auto, shards, coco, "):
         load_annotations(tmp_path, tmp_path, format="xml")
-    (tmp_path / "train.csv").touch()
-    assert recognise(tmp_path) == "csv"
+    write(tmp_path / "notes.json", '{"author": 1, "date": 2}')
     with pytest.raises(
-        DataError,
-        match="has no val annotations in COCO json: .*, or read another format by data=auto",
+        DataError, match=r"it holds 1 .json file, such as notes.json \(author, date\); name a file"
     ):
-        find_split(tmp_path, "val")
+        recognise(Tree(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -95,18 +93,21 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
 def test_an_unknown_folder_is_named(tmp_path: Path, file: str, message: str):
     write(tmp_path / file, "")
     with pytest.raises(DataError, match=f"has no annotations of boxes: .*{message}"):
-        recognise(tmp_path)
+        recognise(Tree(tmp_path))
 
 
 def test_files_of_keypoints_and_captions_are_passed_over(tmp_path: Path):
     """What lies beside the instances in COCO's own annotation folder."""
-    (tmp_path / "annotations").mkdir()
-    for kind in ("captions", "person_keypoints"):
-        (tmp_path / "annotations" / f"{kind}_val2017.json").touch()
-    with pytest.raises(DataError, match="has no val annotations"):
-        find_split(tmp_path, "val")
-    (tmp_path / "annotations" / "instances_val2017.json").touch()
-    assert find_split(tmp_path, "val")[0].name == "instances_val2017.json"
+    draw(tmp_path / "val2017", "a")
+    write(tmp_path / "annotations/captions_val2017.json", '{"images": [], "annotations": []}')
+    write(tmp_path / "annotations/person_keypoints_val2017.json", json.dumps(ONE_IMAGE))
+    assert split_of(tmp_path, "val").coco["categories"][0]["name"] == "x"
+    content = ONE_IMAGE | {"categories": [{"id": 1, "name": "y"}]}
+    write(tmp_path / "annotations/instances_val2017.json", json.dumps(content))
+    assert split_of(tmp_path, "val").coco["categories"][0]["name"] == "y"
+    write(tmp_path / "annotations/instances_val2014.json", json.dumps(content))
+    with pytest.raises(DataError, match="two COCO json of val: .*2014.json and .*2017.json; name"):
+        split_of(tmp_path, "val")
 
 
 # formats
@@ -179,7 +180,7 @@ def labelimg(root: Path, sub: Callable[[str], str] = "{}".format) -> None:
         for name, boxes in images.items():
             draw(root / sub(split), name, "PNG")
             things = "".join(
-                f"<object><name>{n}</name><bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>"
+                f"<object><name>{n}</name><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin>"
                 f"<xmax>{x2}</xmax><ymax>{y2}</ymax>"
                 "</bndbox></object>"
                 for n, x1, y1, x2, y2 in boxes
@@ -318,9 +319,9 @@ def test_a_split_says_its_format_and_what_was_left_out(
     train = split_of(tmp_path)
     assert describe_split(train).endswith(f"; {title}, as recognised")
     assert train.num_crowd == (make is openimages)
-    points = [text for text in train.warnings if "LabelMe" in text]
+    points = [str(left) for left in train.left_out if left.noun == "shape"]
     if make is labelme:
-        assert points == [f"{tmp_path}: 1 point of LabelMe left out, which have no box"]
+        assert points == ["1 shape without a box: train/a.jpg"]
     else:
         assert not points
 
@@ -369,7 +370,10 @@ def test_damaged_labels_of_yolo_are_named(line: str, message: str, tmp_path: Pat
     [
         ("train: [\n", "data.yaml cannot be read as YAML"),
         ("train: images/train\nnc: 3\nnames: [cat, dog]\n", "nc is 3, but names has 2; make"),
-        ("train: images/t\nnames: [cat, dog]\n", "'images/t' of its data.yaml is not there"),
+        (
+            "train: images/t\nnames: [cat, dog]\n",
+            "data.yaml names 'images/t' for train, which is not there; correct",
+        ),
         (
             "train: alone\nnames: [cat, dog]\n",
             "no training image has a label file, such as .*a.txt",
@@ -387,7 +391,7 @@ def test_a_damaged_data_yaml_is_named(text: str, message: str, tmp_path: Path) -
 CUT = "ImageID,LabelName,XMin,YMin,XMax,YMax\nc"
 AWAY = (
     "<annotations><meta><label><name>x</name></label></meta>"
-    '<image name="/a" width="9" height="9"/></annotations>'
+    '<image name="/zz" width="9" height="9"/></annotations>'
 )
 SKELETON = (
     '<annotations><image name="a" width="9" height="9"><skeleton label="x"/></image></annotations>'
@@ -409,7 +413,7 @@ SKELETON = (
             "<annotations><track/></annotations>",
             "has tracks of a video; export it",
         ),
-        (cvat, "annotations.xml", AWAY, "image 1 has file_name '/a', which is outside"),
+        (cvat, "annotations.xml", AWAY, "image 1 has file_name '/zz', which is outside"),
         (
             cvat,
             "annotations.xml",
@@ -451,7 +455,7 @@ def test_a_folder_inside_the_data_set_names_the_data_set(tmp_path: Path) -> None
         with pytest.raises(
             DataError, match=f"has no annotations of boxes: give the folder above, {tmp_path}"
         ):
-            recognise(tmp_path / inside)
+            recognise(Tree(tmp_path / inside))
 
 
 def test_missing_images_of_a_folder_format_name_no_setting(tmp_path: Path) -> None:
@@ -513,7 +517,7 @@ def test_the_format_does_not_depend_on_the_order_of_the_files(
             return iter(sorted(glob(self, pattern), reverse=reverse))
 
         monkeypatch.setattr(Path, "glob", sorted_glob)
-        assert recognise(tmp_path) == "labelme"
+        assert recognise(Tree(tmp_path)) == ["labelme"]
 
 
 def test_a_voc_list_of_training_images_alone_can_be_held_out_of(tmp_path: Path) -> None:
@@ -549,10 +553,12 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
     )
     assert part is not None
     assert part.warnings == [
-        f"1 label file without an image, such as {tmp_path}/labels/train/lost.txt",
         f"{tmp_path}/data.yaml: path '/elsewhere/x' is not a folder here; "
         f"the images are looked for below {tmp_path}",
         f"2 boxes left out, of images whose size cannot be read in {tmp_path}; restore them",
+    ]
+    assert [str(left) for left in part.left_out] == [
+        "1 label file without an image: labels/train/lost.txt"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from PIL import Image
 
 from retina_dist.base import registry
 from retina_dist.base.errors import ConfigError, DataError
-from retina_dist.base.files import PathOrUrl
 from retina_dist.base.registry import lookup, names
 from retina_dist.base.settings import limits_of
-from retina_dist.detection.readers.formats import AnnotationReader, FolderReader, recognise
-from retina_dist.detection.readers.items import Box, Item, Items, numbered
+from retina_dist.data.tree import Tree
+from retina_dist.detection.readers.formats import AnnotationReader, FolderReader, Scan
+from retina_dist.detection.readers.items import Box, Item
+from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
 from retina_dist.detection.splits import describe_split, read_split
 
@@ -25,15 +27,12 @@ class PointsReader(FolderReader):
     """points.json: image -> [class, x, y], boxes of 10 px around a point."""
 
     title = "points"
-    patterns = ("points.json",)
+    endings = ("points.json",)
 
-    def read_items(self, root: Path, split: str) -> Items | None:
-        if split == "val":
-            return None
-        items = []
-        for file, (name, x, y) in json.loads((root / "points.json").read_text()).items():
-            items.append(Item(file, [Box(name, (x - 5, y - 5, x + 5, y + 5))]))
-        return Items(items, numbered(["dot"]), root)
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterator[Item]:
+        content = json.loads((Path(str(tree.root)) / file).read_text())
+        for name, (label, x, y) in content.items():
+            yield Item(name, [Box(label, (x - 5, y - 5, x + 5, y + 5))])
 
 
 @pytest.fixture
@@ -59,8 +58,8 @@ def test_a_format_is_one_class_and_one_row(points: Path, format: str) -> None:
 def test_messages_and_settings_follow_from_the_row(points: Path) -> None:
     assert "points" in limits_of(DetectionData, "format").options
     (points / "points.json").unlink()
-    with pytest.raises(DataError, match="looked for .*, points; docs/data.md"):
-        recognise(points)
+    with pytest.raises(DataError, match="it holds 1 .png file, such as a.png; .*docs/data.md"):
+        recognise(Tree(points))
     with pytest.raises(
         ConfigError, match="data.format=point is not one of .*; did you mean points"
     ):
@@ -84,6 +83,5 @@ def test_every_row_is_a_reader(name: str) -> None:
 
 
 def test_a_reader_claims_nothing_of_an_empty_folder(tmp_path: Path) -> None:
-    places: list[PathOrUrl] = [tmp_path]
-    for place in places:
-        assert not [name for name in names("reader") if lookup("reader", name).claims(place)]
+    tree = Tree(tmp_path)
+    assert not [name for name in names("reader") if lookup("reader", name).claims(tree)]

@@ -1,13 +1,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retina_dist.base.errors import DataError
-from retina_dist.detection.readers.voc import VOC_CLASSES, read_voc
+from retina_dist.detection.readers.formats import Content
+from retina_dist.detection.readers.voc import VOC_CLASSES
+from retina_dist.detection.settings import DetectionData
 
 SIZE = "<size><width>100</width><height>80</height><depth>3</depth></size>"
+
+
+CHALLENGE = "<source><database>The VOC2007 Database</database></source>"
+
+
+def content_of(root: Path, split: str, **settings: Any) -> Content | None:
+    return DetectionData(name="x", format="voc", root=str(root), **settings).reader().content(split)
+
+
+def read_voc(root: Path, split: str, **settings: Any) -> dict[str, Any]:
+    content = content_of(root, split, **settings)
+    assert content is not None
+    return content.coco
 
 
 def thing(name: str, corners: tuple[object, ...], difficult: int = 0) -> str:
@@ -32,10 +48,15 @@ def make(root: Path, splits: dict[str, dict[str, str]]) -> Path:
     return root
 
 
-def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
+def test_corners_of_the_challenge_count_from_one_and_are_both_inside(tmp_path: Path):
     """The box 1, 1, 100, 80 is the whole image of 100 x 80 pixels; 5, 6, 5, 6 is one pixel."""
-    content = SIZE + thing("dog", (1, 1, 100, 80)) + thing("person", (5, 6, 5, 6), difficult=1)
-    coco = read_voc(make(tmp_path, {"train": {"b 1": content, "a": SIZE}}), "train").as_coco()
+    content = (
+        CHALLENGE
+        + SIZE
+        + thing("dog", (1, 1, 100, 80))
+        + thing("person", (5, 6, 5, 6), difficult=1)
+    )
+    coco = read_voc(make(tmp_path, {"train": {"b 1": content, "a": SIZE}}), "train")
     assert coco["images"] == [
         {"id": 1, "file_name": "b 1.jpg", "width": 100, "height": 80},
         {"id": 2, "file_name": "a.jpg", "width": 100, "height": 80},
@@ -47,6 +68,27 @@ def test_corners_count_from_one_and_are_both_inside(tmp_path: Path):
     assert tuple(entry["name"] for entry in coco["categories"]) == VOC_CLASSES
 
 
+@pytest.mark.parametrize(
+    ("database", "offset", "left"),
+    [
+        ("The VOC2007 Database", None, 4),
+        ("Pascal VOC 2012", None, 4),
+        ("Unknown", None, 5),
+        ("", None, 5),
+        ("roboflow.com", None, 5),
+        ("Unknown", 1, 4),
+        ("The VOC2007 Database", 0, 5),
+    ],
+)
+def test_other_tools_count_from_zero(
+    tmp_path: Path, database: str, offset: int | None, left: int
+) -> None:
+    source = f"<source><database>{database}</database></source>"
+    root = make(tmp_path, {"train": {"a": source + SIZE + thing("dog", (5, 6, 50, 60))}})
+    box = read_voc(root, "train", voc_offset=offset)["annotations"][0]["bbox"]
+    assert box == [left, left + 1, 50 - left, 60 - left - 1]
+
+
 def test_own_classes_have_the_same_ids_in_every_split(tmp_path: Path):
     splits = {
         "train": {"a": SIZE + thing("zebra", (1, 1, 9, 9)) + thing("car", (1, 1, 9, 9))},
@@ -54,13 +96,15 @@ def test_own_classes_have_the_same_ids_in_every_split(tmp_path: Path):
     }
     root = make(tmp_path, splits)
     for split in splits:
-        assert read_voc(root, split).ids == {"car": 1, "zebra": 2}
+        categories = read_voc(root, split)["categories"]
+        assert categories == [{"id": 1, "name": "car"}, {"id": 2, "name": "zebra"}]
 
 
 def test_impossible_sizes_are_read_from_the_image_instead(tmp_path: Path):
     for width in ("0", "-5", "", "x", "1.5", "9" * 5000):
         content = f"<size><width>{width}</width><height>7</height></size>"
-        assert read_voc(make(tmp_path, {"train": {"a": content}}), "train").items[0].size is None
+        root = make(tmp_path, {"train": {"a": content}})
+        assert "width" not in read_voc(root, "train")["images"][0]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +121,7 @@ def test_errors_name_file_and_object(tmp_path: Path, content: str, message: str)
 
 def test_errors_of_the_folder(tmp_path: Path):
     root = make(tmp_path, {"train": {"a": SIZE}})
-    assert not read_voc(root, "val").items
+    assert content_of(root, "val") is None
     (root / "ImageSets" / "Main" / "train.txt").rename(root / "ImageSets" / "Main" / "trainval.txt")
     with pytest.raises(
         DataError, match="Main has trainval, not train; write train.txt and val.txt"

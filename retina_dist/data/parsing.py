@@ -16,12 +16,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from retina_dist.base.errors import DataError, UserError, first_line
-from retina_dist.base.files import PathOrUrl, open_regular, read_bytes
+from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.base.text import escape, parse_number
-from retina_dist.data.images import SUFFIXES
 
-# of image files
-ENDINGS = [case for suffix in sorted(SUFFIXES) for case in (suffix, suffix.upper())]
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
 DAMAGED = (
     ArithmeticError,
@@ -77,15 +74,7 @@ def read_text(path: PathOrUrl) -> str:
         return read_bytes(path).decode("utf-8-sig")
 
 
-def head_of(path: Path) -> bytes:
-    """The first bytes of a file, by which formats of one ending are told apart.
-    Raises DataError.
-    """
-    with reading(path, "an annotation", "restore or remove it"), open_regular(path) as file:
-        return file.read(4096)
-
-
-def parse_xml(path: Path, tag: str) -> ElementTree.Element:
+def parse_xml(path: PathOrUrl, tag: str) -> ElementTree.Element:
     """The root element of an XML file, which must be a `tag`. Raises DataError."""
     with reading(path, "an annotation"):
         root = ElementTree.fromstring(read_bytes(path))
@@ -107,10 +96,26 @@ def csv_rows(path: PathOrUrl, missing: str = "") -> Iterator[tuple[int, list[str
     """The number and the cells of each line of a CSV that is not empty. Raises DataError."""
     with reading(path, "CSV", missing=missing):
         text = read_bytes(path).decode("utf-8-sig")
-        reader = csv.reader(io.StringIO(text, newline=""))
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text))
         for row in reader:
             if row:
                 yield reader.line_num, row
+
+
+def delimiter_of(text: str) -> str:
+    """What separates the cells of a table, by its first line: a comma unless tabs or semicolons
+    are more.
+    """
+    line = text.lstrip().partition("\n")[0]
+    return max(",\t;", key=line.count)
+
+
+def json_lines(path: PathOrUrl, form: str) -> Iterator[tuple[int, Any]]:
+    """The number and the object of each line of a file of JSON lines. Raises DataError."""
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if line.strip():
+            with reading(f"{path}:{number}", form):
+                yield number, json.loads(line)
 
 
 def number_in(text: str | None, where: object, what: str) -> float:
@@ -125,6 +130,20 @@ def number_in(text: str | None, where: object, what: str) -> float:
 def numbers_in(texts: Sequence[str], where: object, what: str) -> list[float]:
     """Several of them."""
     return [number_in(text, where, what) for text in texts]
+
+
+def turned_bounds(
+    corners: Sequence[float], degrees: float, about: tuple[float, float]
+) -> list[float]:
+    """The bounding box of a box x1, y1, x2, y2 that is turned about a point."""
+    x1, y1, x2, y2 = corners
+    turn = complex(math.cos(math.radians(degrees)), math.sin(math.radians(degrees)))
+    centre = complex(*about)
+    points = []
+    for x, y in ((x1, y1), (x2, y1), (x1, y2), (x2, y2)):
+        moved = (complex(x, y) - centre) * turn + centre
+        points.append((moved.real, moved.imag))
+    return bounds_of(points)
 
 
 def bounds_of(points: Sequence[tuple[float, float]]) -> list[float]:

@@ -1,0 +1,222 @@
+"""Boxes as rows of a table: with a header, whose columns are known by their names, or without one,
+as keras-retinanet has them. https://github.com/fizyr/keras-retinanet#csv-datasets
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from retina_dist.base.errors import DataError
+from retina_dist.base.files import PathOrUrl, parse_path
+from retina_dist.base.text import parse_number
+from retina_dist.data.images import is_image
+from retina_dist.data.parsing import csv_rows, numbers_in, reading
+from retina_dist.data.tree import Head, Tree, split_of
+from retina_dist.detection.readers.formats import FolderReader, Scan
+from retina_dist.detection.readers.items import Box, Item
+
+MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
+ROW = "path,x1,y1,x2,y2,class"
+UNNAMED = "object"  # the class of a table without classes
+
+# what a column is -> its names, in small letters without spaces, hyphens and underscores
+ALIASES = {
+    "file": "filename file image imagename imageid imagepath filepath path img name externalid",
+    "class": "class label classname labelname category categoryname name target species",
+    "x1": "xmin x1 left xtl topleftx",
+    "y1": "ymin y1 top ytl toplefty",
+    "x2": "xmax x2 right xbr bottomrightx",
+    "y2": "ymax y2 bottom ybr bottomrighty",
+    "x": "x bboxx boxx",
+    "y": "y bboxy boxy",
+    "w": "w boxwidth bboxwidth bboxw",
+    "h": "h boxheight bboxheight bboxh",
+    "width": "width imagewidth imgwidth",
+    "height": "height imageheight imgheight",
+    "bbox": "bbox box boundingbox",
+    "split": "split subset set",
+}
+CORNERS = ("x1", "y1", "x2", "y2")
+SIDES = ("x", "y", "w", "h")
+
+
+def columns_of(header: Sequence[str], given: Mapping[str, str] | None = None) -> dict[str, int]:
+    """The number of each column that is known by its name, or by the one that `given` says."""
+    plain = [_plain(cell) for cell in header]
+    found: dict[str, int] = {}
+    for column, names in ALIASES.items():
+        wanted = names.split()
+        if given and column in given:
+            wanted = [_plain(given[column])]
+        for name in wanted:
+            if name in plain and plain.index(name) not in found.values():
+                found[column] = plain.index(name)
+                break
+    if "x" in found and "w" not in found and "x1" not in found and "width" in found:
+        # then the sides are those of the box
+        found |= {"w": found.pop("width"), "h": found.pop("height")}
+    return found
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def has_boxes(columns: Mapping[str, int]) -> bool:
+    """Whether a table with these columns has images and boxes."""
+    corners = columns.keys() >= set(CORNERS) or columns.keys() >= set(SIDES)
+    return "file" in columns and (corners or "bbox" in columns)
+
+
+class Row(NamedTuple):
+    """A row of a table: its place, and its cells by their columns."""
+
+    where: str
+    cells: Mapping[str, str]
+
+
+class CsvReader(FolderReader):
+    """CSV or TSV: SPLIT in its name or its folder; classes.csv beside one without a header."""
+
+    title = "CSV"
+    file_settings = (*FolderReader.file_settings, "classes", "columns")
+    endings: ClassVar[Sequence[str]] = (".csv", ".tsv")
+    is_local = False
+
+    @classmethod
+    def matches(cls, head: Head) -> bool:
+        if "LabelName" in head.keys:  # OpenImages
+            return False
+        return has_boxes(columns_of(head.keys)) or _is_headless(head)
+
+    @classmethod
+    def files(cls, tree: Tree) -> list[str]:
+        if not tree.is_whole:
+            return list(tree.files)
+        return super().files(tree)
+
+    @classmethod
+    def claims(cls, tree: Tree) -> bool:
+        return bool(tree.select(cls.endings, cls.matches))
+
+    def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
+        path = tree.root / file
+        head = tree.head(file)
+        columns = columns_of(head.keys, self.settings.columns)
+        items: dict[tuple[str, str | None], Item] = {}
+        if has_boxes(columns):
+            rows = with_header(path, columns)
+        else:
+            scan.ids.update(self._classes(tree, file))
+            rows = without_header(path, scan.ids, str(self._class_file(tree, file)))
+        for where, cells in rows:
+            key = (cells["file"], cells.get("split"))
+            if not key[0]:
+                raise DataError(f"{where} names no image; write {ROW}.")
+            item = items.get(key)
+            if item is None:
+                item = items[key] = Item(key[0], [], _size(cells), _split(cells))
+            box = _box(where, cells)
+            if box is not None:
+                item.boxes.append(box)  # type: ignore[attr-defined]
+        return items.values()
+
+    def _class_file(self, tree: Tree, file: str) -> PathOrUrl:
+        if self.settings.classes:
+            return parse_path(self.settings.classes)
+        return (tree.root / file).parent / "classes.csv"
+
+    def _classes(self, tree: Tree, file: str) -> dict[str, int]:
+        return read_classes(self._class_file(tree, file))
+
+
+def _is_headless(head: Head) -> bool:
+    cells = head.keys
+    if len(cells) != 6 or not is_image(cells[0]):
+        return False
+    corners = cells[1:5]
+    return not any(cells[1:]) or all(parse_number(cell) == parse_number(cell) for cell in corners)
+
+
+def with_header(path: PathOrUrl, columns: Mapping[str, int]) -> Iterable[Row]:
+    """The rows below the header. Raises DataError for one that is too short."""
+    rows = csv_rows(path)
+    next(rows)
+    last = max(columns.values())
+    for line, row in rows:
+        if len(row) <= last:
+            problem = f"has {len(row)} columns, not {last + 1}"
+            raise DataError(f"{path}:{line} {problem}; complete the row.")
+        yield Row(f"{path}:{line}", {name: row[i].strip() for name, i in columns.items()})
+
+
+def without_header(path: PathOrUrl, ids: Mapping[str, int], classes: str) -> Iterable[Row]:
+    """keras-retinanet's rows, whose class must be one of `ids`."""
+    for line, cells in _rows(path, ROW, "*_annotations"):
+        named = dict(zip(("file", *CORNERS, "class"), cells, strict=True))
+        label = named["class"]
+        if label and label not in ids:
+            problem = f"has class {label!r}, which {classes} does not list"
+            raise DataError(f"{path}:{line} {problem}; add it there.")
+        yield Row(f"{path}:{line}", named)
+
+
+def _size(cells: Mapping[str, str]) -> tuple[int, int] | None:
+    sides = [parse_number(cells.get(side, "")) for side in ("width", "height")]
+    if not all(side > 0 and side.is_integer() for side in sides):
+        return None
+    return int(sides[0]), int(sides[1])
+
+
+def _split(cells: Mapping[str, str]) -> str | None:
+    return split_of(cells["split"], by_word=True) if cells.get("split") else None
+
+
+def _box(where: str, cells: Mapping[str, str]) -> Box | None:
+    """The box of a row; None where all its cells are empty."""
+    name = cells.get("class", UNNAMED)
+    if cells.get("bbox"):
+        with reading(where, "a box [x, y, width, height]", "correct it"):
+            x, y, w, h = map(float, json.loads(cells["bbox"]))
+        return Box(name, (x, y, x + w, y + h))
+    keys = CORNERS if "x1" in cells else SIDES
+    texts = [cells.get(key, "") for key in keys]
+    if not any(texts) and (not name or name == UNNAMED or "bbox" in cells):
+        return None
+    corners = numbers_in(texts, where, "the coordinate in pixels")
+    if not name:
+        raise DataError(f"{where} has a box without a class; add it, or remove the row.")
+    if keys == SIDES:
+        x, y, w, h = corners
+        corners = [x, y, x + w, y + h]
+    return Box(name, corners)
+
+
+def read_classes(path: PathOrUrl) -> dict[str, int]:
+    """The index of each class of keras-retinanet's class file. Raises DataError."""
+    ids: dict[str, int] = {}
+    for line, (name, text) in _rows(path, "class,index", "classes"):
+        where = f"{path}:{line}"
+        if not text.isascii() or not text.strip().isdecimal() or len(text) > MAX_DIGITS:
+            problem = f"has index {text[:80]!r}, not a whole number"
+            raise DataError(f"{where} {problem}; write class,0 and no header.")
+        index = int(text)
+        if name in ids or index in ids.values():
+            raise DataError(f"{where} gives class {name!r} or index {text} a second time.")
+        ids[name] = index
+    if not ids:
+        raise DataError(f"{path} lists no class; write one class,index a row.")
+    return ids
+
+
+def _rows(path: PathOrUrl, form: str, key: str) -> Iterable[tuple[int, list[str]]]:
+    """The line number and the cells of each row, which has as many as `form`."""
+    columns = form.count(",") + 1
+    missing = f"write {form} into it, or name it with data.{key}=FILE"
+    for line, row in csv_rows(path, missing):
+        if len(row) != columns:
+            problem = f"has {len(row)} columns, not {columns}"
+            raise DataError(f"{path}:{line} {problem}; write {form}.")
+        yield line, row
