@@ -47,8 +47,7 @@ freeze freeze_backbone frozen_stages: model.trainable_layers
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 format: data.format | output=model.onnx
-val_split: data.val_fraction
-split: data.val_fraction | give annotations=FILE images=FOLDER of another split
+split: data.val_split
 help: --help, alone
 recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out

@@ -310,11 +310,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     findings += _finding("info", "train", "rare classes", rare, remedy)
 
     if val is None:
-        remedy = (
-            "training has no metrics and no best checkpoint: "
-            "data.val_fraction=0.1, or data.val_annotations"
-        )
-        return [*findings, Finding("warning", "val", "no validation split", remedy)]
+        return findings
     judged = _images_by_label(val)
     if judged:
         absent = [names[label] for label in sorted(learnt.keys() - judged.keys())]

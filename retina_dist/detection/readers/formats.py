@@ -370,17 +370,15 @@ class AutoReader(AnnotationReader):
     @cached_property
     def recognised(self) -> FileReader:
         """The reader of the files that the settings name, or of those in data.root."""
-        from retina_dist.detection.readers.recognition import recognise
-
         data: DetectionData = self.settings
         named = data.train_annotations or data.val_annotations
         tree = None
         formats = ["coco"]  # whose reader says what it needs
         if named is not None:
-            formats = recognise(Tree.at(parse_path(named)))
+            formats = _recognise(Tree.at(parse_path(named)))
         elif data.root is not None and data.shapes is None:
             tree = tree_of(data.root)
-            formats = recognise(tree)
+            formats = _recognise(tree)
         self._others_there = []
         if len(formats) > 1 and not named:
             titles = ", ".join(lookup("reader", name).title for name in formats[1:])
@@ -392,6 +390,12 @@ class AutoReader(AnnotationReader):
         if tree is not None:
             reader.tree = tree
         return reader
+
+
+def _recognise(tree: Tree) -> list[str]:
+    from retina_dist.detection.readers.recognition import recognise
+
+    return recognise(tree)
 
 
 def tree_of(root: str) -> Tree:

@@ -15,8 +15,9 @@ from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, load_config
+from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.readers.formats import recognise
+from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.optim.settings import OptimizerConfig
@@ -38,7 +39,7 @@ REMEDIES = {
     "model.name=resnet50": "did you mean model.backbone?",
     "data.flip=0.5": "did you mean data.hflip?",
     "model.freeze=true": "did you mean model.trainable_layers?",
-    "split=test": "did you mean data.val_fraction?",
+    "split=test": "did you mean data.val_split?",
     "recipe=finetune": "write experiment=NAME",
     "loss=focal": "see model.focal_alpha, model.focal_gamma and model.box_loss",
     "model.backbone_weights=true": "is not a text; write one, or leave",
@@ -69,7 +70,6 @@ OF_OTHER_COMMANDS = {
     ("export", "a.pt", "a.onnx"): "write checkpoint=a.pt output=a.onnx",
     ("export", "checkpoint=a.pt", "output=a.onnx", "opset=11"): "leave it out",
     ("predict", "checkpoint=a.pt", "input=a", "image_size=640"): "the size of the training is used",
-    ("evaluate", "checkpoint=runs/a", "split=test"): "give annotations=FILE images=FOLDER of",
 }
 
 
@@ -157,7 +157,7 @@ def test_a_command_on_a_detector_refuses_class_folders_without_a_recipe(tmp_path
     folder.mkdir(parents=True)
     (folder / "a.jpg").touch()
     with pytest.raises(DataError) as caught:
-        recognise(tmp_path)
+        recognise(Tree(tmp_path))
     assert in_settings_of(EvaluateConfig, str(caught.value)).endswith("for a classifier.")
 
 

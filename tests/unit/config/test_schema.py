@@ -22,6 +22,7 @@ from retina_dist.run.build import best_metric, build_plan
 ZERO = {
     "seed": "a seed",
     "data.shapes.seed": "a seed",
+    "data.voc_offset": "corners that count from 0",
     "data.num_workers": "read in the main process",
     "data.hflip": "never",
     "data.vflip": "never",
