@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import numpy as np
-
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.detection.readers.annotations import Annotations, sizes_of, without_empty
