@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -66,7 +65,7 @@ def key_reference() -> str:
         for name, section in sections_of(lookup("task", task).settings).items():
             blocks += _section(name, section, values)
 
-    for command in sorted(path.stem for path in Path(config_dir()).glob("*.yaml")):
+    for command in sorted(path.stem for path in config_dir().glob("*.yaml")):
         if command == "train":
             continue
         schema = schema_of(command)

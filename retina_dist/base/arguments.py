@@ -1,6 +1,4 @@
-"""Settings that are made in Python: their arguments and types are checked as those of a command
-line are.
-"""
+"""Checks of the arguments and types of settings that are made in Python."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ class KnownArguments:
 
 
 def check_types(config: Any, schema: type, prefix: str = "") -> None:
-    """Raise ConfigError for the first field, sections included, that is not set or has another type
-    than in `schema`.
-    """
+    """Raise ConfigError for the first field that is not set or of another type than `schema`'s."""
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):
         key = f"{prefix}{field.name}"

@@ -1,6 +1,4 @@
-"""Errors that a user can correct, printed without a traceback unless `debug=true`; and what the
-process does now.
-"""
+"""Errors that a user can correct, and what the process does now."""
 
 import os
 import time
@@ -25,8 +23,9 @@ _text, _since = "starting", time.monotonic()
 
 
 class UserError(ValueError):
-    """Something outside the program is wrong: input, configuration or a file. The text is one line,
-    without secrets.
+    """Something outside the program is wrong: input, configuration or a file.
+
+    The text is one line, without secrets.
 
     `collective` says that every rank of the job raises an error at the same point, so that all
     leave in order and only the rank `reporter` prints it (None: another error is printed instead).
@@ -54,9 +53,7 @@ class CollectiveError(UserError):
 
 
 def is_collective(error: BaseException) -> bool:
-    """Whether every rank raises `error`, so that a strategy may still communicate while
-    it leaves.
-    """
+    """Whether every rank raises `error`, so that a strategy may still communicate."""
     return isinstance(error, UserError) and error.collective
 
 
@@ -106,18 +103,14 @@ class PeerLost(UserError):
 
 
 class Preempted(CollectiveError):
-    """The run was asked to end, and has ended with a checkpoint, on all ranks; a scheduler may
-    start it again.
-    """
+    """The run was asked to end, and has ended with a checkpoint, on all ranks."""
 
     exit_code = os.EX_TEMPFAIL
     label = ""
 
 
 def set_status(text: str) -> None:
-    """Say what this process does from now on, such as "reading the data" or "validation, 40
-    images".
-    """
+    """Say what this process does from now on, such as "validation, 40 images"."""
     global _text, _since
     if text.split(",")[0] != _text.split(",")[0]:  # what follows a comma is the progress
         _since = time.monotonic()

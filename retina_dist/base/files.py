@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -47,8 +48,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a temporary file beside `path`, in a folder made if need be, sync it and
-    rename it.
+    """Let `write` make a temporary file beside `path`, sync it and rename it.
 
     When it returns, a loss of power does not undo it. Raises UserError when the disk refuses; the
     old file is then as it was.
@@ -79,8 +79,7 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
-    """Raise ConfigError unless `text`, the value of `key`, is a file or folder that can be written
-    here.
+    """Raise ConfigError unless `text`, the value of `key`, can be written here.
 
     Leaves nothing behind.
     """
@@ -93,8 +92,7 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)  # raises for NUL, and for a name that is too long
-            is_right = path.is_dir() if folder else path.is_file()
-            if not is_right:
+            if not (path.is_dir() if folder else path.is_file()):
                 problem = f"exists and is not a {kind}"
         place = nearest_existing(path if folder else path.absolute().parent)
         tempfile.TemporaryFile(dir=place).close()
@@ -150,8 +148,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Url:
-    """A file or folder behind fsspec (az://, s3://, memory:// …), with the part of Path's methods
-    that the package needs.
+    """A file or folder behind fsspec (az://, s3://, memory:// …), with some of Path's methods.
 
     A write replaces an object whole or not at all, as a PUT does. Each call asks fsspec for the
     file system, which belongs to a thread and a process, and is made again after `WAITS` when the
@@ -181,21 +178,13 @@ class Url:
 
     def read_bytes(self) -> bytes:
         """The content of the file."""
-
-        def read(system: Any, path: str) -> bytes:
-            return system.cat_file(path)
-
-        return self._call("read", read)
+        return self._call("read", lambda system, path: system.cat_file(path))
 
     def read_parts(
         self, parts: Sequence[tuple[str, int | None, int | None]]
     ) -> list[bytes | FileNotFoundError]:
-        """Parts (name, first byte, byte after the last; None, None: all) of files in this folder,
-        fetched together if possible.
-        """
-        names = [name for name, _, _ in parts]
-        starts = [start for _, start, _ in parts]
-        ends = [end for _, _, end in parts]
+        """Parts of files in this folder: name, first byte and the one after the last, or None."""
+        names, starts, ends = map(list, zip(*parts, strict=True))
 
         def fetch(system: Any, folder: str) -> list[bytes | FileNotFoundError]:
             paths = [f"{folder}/{name}" for name in names]
@@ -223,20 +212,14 @@ class Url:
 
     def unlink(self) -> None:
         """Remove the file."""
-
-        def remove(system: Any, path: str) -> None:
-            system.rm_file(path)
-
-        self._call("removed", remove)
+        self._call("removed", lambda system, path: system.rm_file(path))
 
     def glob(self, pattern: str) -> list[Url]:
         """The files whose names, from here, fit."""
         return [self / name for name in self.all_files(pattern)]
 
     def all_files(self, pattern: str | None = None) -> dict[str, dict[str, Any]]:
-        """The file system's facts on each file in this folder and below, by its name from here;
-        `pattern` as for `glob`.
-        """
+        """The file system's facts on each file below this folder, by its name from here."""
 
         def listing(system: Any, path: str) -> dict[str, Any]:
             system.invalidate_cache()
@@ -254,15 +237,12 @@ class Url:
 
     def is_dir(self) -> bool:
         """Whether it is a folder."""
-
-        def look(system: Any, path: str) -> bool:
-            return bool(system.isdir(path))
-
-        return self._call("looked at", look)
+        return self._call("looked at", lambda system, path: bool(system.isdir(path)))
 
     def _call(self, what: str, method: Callable[[Any, str], T]) -> T:
-        """`method` of the file system and the path in it, with further attempts; `what` it does is
-        for the error.
+        """Call `method` with the file system and the path in it, again while the network fails.
+
+        `what` it does is for the error.
         """
         system, path = self._open()
         start = time.monotonic()
@@ -320,8 +300,9 @@ PathOrUrl = Path | Url
 
 
 def parse_path(text: str | PathOrUrl) -> PathOrUrl:
-    """A local path, `file://` included, as Path; any other URL as Url. Raises ConfigError for what
-    cannot be either.
+    """A local path, `file://` included, as Path; any other URL as Url.
+
+    Raises ConfigError for what cannot be either.
     """
     if not isinstance(text, str):
         return text
@@ -342,13 +323,13 @@ def parse_path(text: str | PathOrUrl) -> PathOrUrl:
 
 
 def names_in(folder: PathOrUrl) -> list[str]:
-    """The sorted names in a folder; [] if it does not exist. Raises UserError when it cannot be
-    listed.
+    """The sorted names in a folder; [] if it does not exist.
+
+    Raises UserError when it cannot be listed.
     """
     try:
-        if isinstance(folder, Url):
-            return sorted(name for name in folder.all_files() if "/" not in name)
-        return sorted(os.listdir(folder))
+        names = folder.all_files() if isinstance(folder, Url) else os.listdir(folder)
+        return sorted(name for name in names if "/" not in name)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -367,9 +348,7 @@ def check_folder(root: str) -> None:
 
 
 def is_packed(path: str | Path) -> bool:
-    """Whether the name is that of an archive or a compressed file, which is to be
-    unpacked first.
-    """
+    """Whether the name is that of an archive or a compressed file."""
     return Path(path).suffix.lower() in PACKED
 
 
@@ -378,7 +357,7 @@ def write_bytes(target: PathOrUrl, data: bytes) -> None:
     if isinstance(target, Url):
         target.write_bytes(data)
     else:
-        write_atomically(target, lambda temporary: temporary.write_bytes(data))
+        write_atomically(target, methodcaller("write_bytes", data))
 
 
 def write_text(target: PathOrUrl, text: str, errors: str = "strict") -> None:
@@ -386,7 +365,7 @@ def write_text(target: PathOrUrl, text: str, errors: str = "strict") -> None:
     write_bytes(target, text.encode(errors=errors))
 
 
-def write_json(target: PathOrUrl, content: Any, indent: int | None = 1) -> None:
+def write_json(target: PathOrUrl, content: object, indent: int | None = 1) -> None:
     """As `write_bytes`, `content` as JSON that ends with a newline."""
     write_text(target, json.dumps(content, indent=indent) + "\n")
 
@@ -404,7 +383,7 @@ def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, escape_formulas: boo
     write_text(path, table.getvalue(), errors="surrogateescape")
 
 
-def _as_text(cell: Any) -> Any:
+def _as_text(cell: object) -> object:
     """The cell, with an apostrophe where a spreadsheet would compute it."""
     if not isinstance(cell, str) or not cell.startswith(FORMULA):
         return cell

@@ -118,11 +118,12 @@ def redacted(text: str) -> str:
     'AccountName=mine;AccountKey=***;EndpointSuffix=core.windows.net'
     """
     if "://" in text:
-        containers = iter(_CONTAINER.findall(text))
+        containers = _CONTAINER.findall(text)
         text = _CONTAINER.sub("\0", text)
         text = _USER.sub("", text)
-        text = re.sub("\0", lambda match: next(containers), text)
-        text = _QUERY.sub(lambda match: match[1] + _without_values(match[2]), text)
+        for container in containers:
+            text = text.replace("\0", container, 1)
+        text = _QUERY.sub(_without_values, text)
         text = _WEBHOOK.sub(rf"\1/{MASK}", text)
 
     if "env_set" in text:
@@ -137,9 +138,7 @@ def redacted(text: str) -> str:
 
 
 def redacted_word(word: str) -> str:
-    """The same of one word of a command line: all behind the = of a secret belongs to it, spaces
-    too.
-    """
+    """The same of one word of a command line, where all behind a secret's = belongs to it."""
     name, equals, _ = word.partition("=")
     masked = redacted(word)
     if masked != word and equals and not re.search(r"[\s:]", name) and _is_secret(name):
@@ -147,18 +146,20 @@ def redacted_word(word: str) -> str:
     return masked
 
 
-def redacted_tree(value: Any) -> Any:
-    """The same of all text in dictionaries, lists and tuples, and of what a key names a secret."""
-    if isinstance(value, str):
-        return redacted_word(value)
+def redacted_tree(value: Any, is_secret: bool = False) -> Any:
+    """The same of all text in dictionaries, lists and tuples, and of what a key names a secret.
+
+    Of what `is_secret` each text and number is masked; true, false and None tell nothing.
+    """
     if isinstance(value, dict):
         return {
-            key: _masked_tree(inner) if _is_secret(key) else redacted_tree(inner)
-            for key, inner in value.items()
+            key: redacted_tree(inner, is_secret or _is_secret(key)) for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return type(value)(redacted_tree(inner) for inner in value)
-    return value
+        return type(value)(redacted_tree(inner, is_secret) for inner in value)
+    if not is_secret:
+        return redacted_word(value) if isinstance(value, str) else value
+    return value if value is None or isinstance(value, bool) or value == "" else MASK
 
 
 def _is_secret(key: object) -> bool:
@@ -167,18 +168,9 @@ def _is_secret(key: object) -> bool:
     return name == "env_set" or redacted(f"{name}=0") != f"{name}=0"
 
 
-def _masked_tree(value: Any) -> Any:
-    """`value` with each text and number masked; true, false and None tell nothing."""
-    if isinstance(value, dict):
-        return {key: _masked_tree(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_masked_tree(inner) for inner in value)
-    return value if value is None or isinstance(value, bool) or value == "" else MASK
-
-
-def _without_values(query: str) -> str:
-    values = query.rstrip("])}',;:.")  # without what belongs to the sentence around a URL
-    return _PARAMETER.sub(MASK, values) + query[len(values) :]
+def _without_values(match: re.Match[str]) -> str:
+    values = match[2].rstrip("])}',;:.")  # without what belongs to the sentence around a URL
+    return match[1] + _PARAMETER.sub(MASK, values) + match[2][len(values) :]
 
 
 def _mask_lines(match: re.Match[str]) -> str:

@@ -1,5 +1,4 @@
-"""What can be chosen: one table for each family of parts, of the package's own classes and those
-from outside alike.
+"""What can be chosen: a table for each family of parts, the package's own and others alike.
 
 An entry is the dotted name of a class, which is imported when it is first looked up. The class has
 its dataclass of settings as `settings` and is made from an instance of it. A class from outside is
@@ -10,13 +9,13 @@ run names is only looked up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
 from retina_dist.base.arguments import KnownArguments
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import Limits
+from retina_dist.base.settings import Content, Limits
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,9 @@ def names(family: str) -> tuple[str, ...]:
 
 
 def lookup(family: str, name: object) -> type[Any]:
-    """The class of an entry, imported when it is first looked up. Raises ConfigError for an unknown
-    name.
+    """The class of an entry, imported when it is first looked up.
+
+    Raises ConfigError for an unknown name.
     """
     entry = _named[family].get(str(name))
     if entry is None:
@@ -148,9 +148,9 @@ def register(family: str, target: type | str, name: str = "") -> type[Any]:
     """Add a class from outside the package to a family, and return it.
 
     Args:
-        family: a key of `FAMILIES`, such as "schedule". target: the class, or its dotted name.
-        name: the value of the family's key that chooses it, such as "triangle" for
-        schedule=triangle.
+        family: a key of `FAMILIES`, such as "schedule".
+        target: the class, or its dotted name.
+        name: the value of the family's key that chooses it: "triangle" for schedule=triangle.
 
     Raises ConfigError unless the class keeps the family's contract and has settings of its own.
     """
@@ -173,10 +173,7 @@ def register(family: str, target: type | str, name: str = "") -> type[Any]:
         )
 
     _check_settings(kind, found, label)
-    if kind.settings:
-        _from_outside[vars(found)["settings"]] = found
-    else:
-        _from_outside[found] = found
+    _from_outside[vars(found)["settings"] if kind.settings else found] = found
     if name and kind.key == "name":
         _named[family][name] = found
     return found
@@ -190,7 +187,7 @@ def _check_settings(kind: Family, found: type, label: str) -> None:
 
     base = _loaded(kind.settings)
     settings = vars(found).get("settings")
-    is_below = isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, base)
+    is_below = isinstance(settings, type) and issubclass(settings, base)
     if not is_below or settings.__module__.startswith("retina_dist."):
         raise ConfigError(
             f"{label} has no settings of its own; give it a dataclass below {base.__name__} "
@@ -199,41 +196,30 @@ def _check_settings(kind: Family, found: type, label: str) -> None:
 
 
 def class_of(settings: Any) -> type[Any]:
-    """The class that an object of settings is for: one from outside by the type, else the entry
-    that the key names.
-    """
-    if type(settings) in _from_outside:
-        return _from_outside[type(settings)]
-    kind = FAMILIES[settings.family]
-    if kind.key:
-        return lookup(settings.family, getattr(settings, kind.key))
-    for name in names(settings.family):
-        kind_of_entry = lookup(settings.family, name)
-        if kind_of_entry.settings is type(settings):
-            return kind_of_entry
-    raise ConfigError(f"{type(settings).__name__} is not of an entry; register its class first.")
+    """The class that an object of settings is for: by its type, else by the entry that it names."""
+    found = _from_outside.get(type(settings))
+    if found is None:
+        found = lookup(settings.family, getattr(settings, FAMILIES[settings.family].key))
+    return found
 
 
-def is_custom(settings: Any) -> bool:
+def is_custom(settings: object) -> bool:
     """Whether an object of settings is for a class from outside the package."""
     return target_of(settings) is not None
 
 
-def target_of(settings: Any) -> str | None:
-    """The dotted name of the class from outside that an object of settings is for; None for one of
-    the package.
-    """
-    if type(settings) in _from_outside:
-        return _dotted(_from_outside[type(settings)])
-    family = getattr(settings, "family", "")
-    if family == "task" and settings.name not in FAMILIES["task"].entries:
-        return _dotted(lookup("task", settings.name))
-    return None
+def target_of(settings: object) -> str | None:
+    """The dotted name of the class from outside that settings are for; None for the package's."""
+    found = _from_outside.get(type(settings))
+    if getattr(settings, "family", "") == "task":
+        found = _from_outside.get(class_of(settings))
+    if found is None:
+        return None
+    return _dotted(found)
 
 
 def settings_type(section: object, default: type) -> type[Any]:
-    """The dataclass of a section: of the class that `_target_` names, else of the entry that its
-    key names, else `default`.
+    """The dataclass of a section: by its `_target_`, else by its key, else `default`.
 
     `section` is the section's content as the command line composed it: a class that `_target_`
     names is imported and registered.
@@ -241,12 +227,12 @@ def settings_type(section: object, default: type) -> type[Any]:
     family = getattr(default, "family", None)
     if family is None or family == "task" or not isinstance(section, Mapping):
         return default
-    kind = FAMILIES[family]
-    name = section.get(kind.key) if kind.key else None
     if names_class(section):
         return register(family, section["_target_"]).settings
-    if not kind.key or not kind.entries:
+    key = FAMILIES[family].key
+    if not key:
         return default
+    name = section.get(key)
     if name is None:
         if not issubclass(default, Entry):
             return default
@@ -263,14 +249,14 @@ def readers_of(family: str, key: str) -> list[str]:
     """The entries of a family whose settings have `key`."""
     if not FAMILIES[family].settings:
         return []
-    return [name for name in names(family) if key in _keys(lookup(family, name).settings)]
+    return [
+        name for name in names(family) if key in lookup(family, name).settings.__dataclass_fields__
+    ]
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-    """Settings as plain values, with the name of each class from outside as `_target_`: what is
-    written into files.
-    """
-    content: dict[str, Any] = asdict(config)
+def as_dict(config: Any) -> Content:
+    """Settings as plain values, with the name of each class from outside as `_target_`."""
+    content: Content = asdict(config)
     for name, section in vars(config).items():
         if not is_dataclass(section) or name not in content:
             continue
@@ -281,19 +267,19 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 
 class Entry(KnownArguments):
-    """Base of a family's settings. Calling it makes the settings of the entry that `name` names,
-    `default_entry` without one.
+    """Base of a family's settings.
+
+    Calling it makes the settings of the entry that `name` names, `default_entry` without one.
     """
 
     family: ClassVar[str]
     default_entry: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     name: str
 
     @classmethod
     def public_name(cls) -> str:
-        """The class that makes these settings in Python: the family's own for an entry of the
-        package.
-        """
+        """The class that makes these settings in Python."""
         for kind in cls.__mro__:
             if "family" in vars(kind) and kind.__module__ == cls.__module__:
                 return kind.__name__
@@ -303,16 +289,12 @@ class Entry(KnownArguments):
         if "family" in vars(cls):
             name = args[0] if args else kwargs.get("name", cls.default_entry)
             cls = lookup(cls.family, name).settings
-        for key in sorted(kwargs.keys() - _keys(cls)):
+        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):
             others = readers_of(cls.family, key)
             if others:
                 name = f"{cls.public_name()}(name={cls.name!r})"
                 raise ConfigError(f"{name} has no argument {key}; it is of {' and '.join(others)}.")
         return super().__new__(cls, *args, **kwargs)
-
-
-def _keys(settings: Any) -> set[str]:
-    return {each.name for each in fields(settings)}
 
 
 def _loaded(target: str) -> Any:

@@ -22,9 +22,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(*key: int | str) -> None:
-    """Seed the same generators by `key`, GPUs' once a GPU is in use; in microseconds, since every
-    step does it.
-    """
+    """Seed the same generators by `key`, GPUs' once a GPU is in use; it takes microseconds."""
     seed = derived_seed(*key)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -44,21 +42,20 @@ def derived_seed(*key: int | str) -> int:
 
 
 def held_out(name: str, fraction: float) -> bool:
-    """Whether the image of this name is in the `fraction` of a training set that validates; adding
-    others never moves it.
-    """
+    """Whether an image is in the `fraction` that validates; adding others never moves it."""
     return derived_seed("held out", name) < fraction * 2**63
 
 
 def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]:
-    """The rows of the images of "train" and, for `fraction` of them, of "val". Raises DataError
-    where that leaves either empty.
+    """The rows of the images of "train" and, for `fraction` of them, of "val".
+
+    Raises DataError where that leaves either empty.
     """
     rows: dict[str, list[int]] = {"train": [], "val": []}
     for row, name in enumerate(names):
         rows["val" if held_out(name, fraction) else "train"].append(row)
-    for split in rows:
-        if not rows[split]:
+    for split, chosen in rows.items():
+        if not chosen:
             images = f"data.val_fraction={fraction} of {pluralize(len(names), 'image')}"
             raise DataError(
                 f"{images} leaves none for {split}; give another fraction, or more images."
@@ -68,9 +65,7 @@ def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]
 
 @contextmanager
 def torch_seed(*key: int | str) -> Iterator[None]:
-    """Within the block torch's CPU generator is seeded by `key`; afterwards it is as it
-    was before.
-    """
+    """Seed torch's CPU generator by `key`; after the block it is as it was before."""
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derived_seed(*key))
         yield

@@ -1,5 +1,4 @@
-"""Settings, each stated once on the field of a dataclass: type, default, meaning and limits; and
-their checks.
+"""Settings, each stated once on the field of a dataclass, and their checks.
 
 A dataclass of settings may have a method `check`, which raises ConfigError where its settings
 exclude each other.
@@ -21,6 +20,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from retina_dist.base.errors import ConfigError
 
 T = TypeVar("T")
+Content = dict[str, Any]  # settings as a file has them: values, and sections by name
 MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
 
 
@@ -38,7 +38,7 @@ class Limits:
     """
 
     text: str = ""
-    choices: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
+    choices: tuple[object, ...] | Callable[[], tuple[object, ...]] = ()
     at_least: float | None = None
     above: float | None = None
     below: float | None = None
@@ -48,7 +48,7 @@ class Limits:
     writes: str = ""
 
     @property
-    def options(self) -> tuple[Any, ...]:
+    def options(self) -> tuple[object, ...]:
         """All values that the setting may have, () where they are not listed."""
         return self.choices() if callable(self.choices) else self.choices
 
@@ -59,18 +59,19 @@ class Limits:
         """
         options = self.options
         if options and value not in options:
-            hint = near_hint(value, options)
-            return f"{key}={as_text(value)} is not one of {', '.join(map(str, options))}{hint}"
+            sentence = f"{key}={as_text(value)} is not one of {', '.join(map(str, options))}"
+            by_spelling = {str(option).lower(): option for option in options}
+            for near in difflib.get_close_matches(str(value).lower(), by_spelling, 1):
+                return f"{sentence}; did you mean {by_spelling[near]}?"
+            return f"{sentence}."
         if self.words and isinstance(value, str) and value not in self.words:
             return f"{key}={as_text(value)} is neither a number nor {' or '.join(self.words)}."
         if value is None or value in self.words:
             return ""
 
-        broken = self._broken_bound(value)
-        if not broken:
-            return ""
         off = f"; {key}=null turns it off" if self.null_is_off else ""
-        return f"{key}={value} is {broken}{off}."
+        broken = self._broken_bound(value)
+        return broken and f"{key}={value} is {broken}{off}."
 
     def _broken_bound(self, value: Any) -> str:
         if self.at_least is not None and value < self.at_least:
@@ -82,15 +83,6 @@ class Limits:
         if self.at_most is not None and value > self.at_most:
             return f"too large; it must be at most {self.at_most}"
         return ""
-
-
-def near_hint(value: object, options: tuple[Any, ...]) -> str:
-    """The end of a sentence: the option that is spelled like `value`, if any is."""
-    by_spelling = {str(option).lower(): option for option in options}
-    near = difflib.get_close_matches(str(value).lower(), by_spelling, 1)
-    if not near:
-        return "."
-    return f"; did you mean {by_spelling[near[0]]}?"
 
 
 def entry_name(name: str) -> Any:
@@ -126,11 +118,9 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def defaults_of(config: Any) -> dict[str, Any]:
-    """The default of each setting, MISSING for one without; a section's are those of its class in
-    `config`.
-    """
-    defaults: dict[str, Any] = {}
+def defaults_of(config: Any) -> Content:
+    """The default of each setting, MISSING for one without."""
+    defaults: Content = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         default = default_of(field)
@@ -140,7 +130,7 @@ def defaults_of(config: Any) -> dict[str, Any]:
     return defaults
 
 
-def section_of(hint: Any) -> type | None:
+def section_of(hint: object) -> type | None:
     """The dataclass of a section, which may be optional; None for the type of a setting."""
     for kind in kinds_of(hint):
         if isinstance(kind, type) and is_dataclass(kind):
@@ -159,12 +149,12 @@ def sections_of(schema: type) -> dict[str, type]:
 
 def settings_by_key(
     schema: type, prefix: str = "", sections: Mapping[str, type] | None = None
-) -> dict[str, Any]:
+) -> Content:
     """Each dotted key of a schema and its type, sections included.
 
     `sections` are the dataclasses of the schema's own sections, where they are others than it says.
     """
-    keys: dict[str, Any] = {}
+    keys: Content = {}
     for name, hint in _hints(schema, sections).items():
         key = f"{prefix}{name}"
         keys[key] = hint
@@ -174,27 +164,25 @@ def settings_by_key(
     return keys
 
 
-def _hints(schema: type, sections: Mapping[str, type] | None = None) -> dict[str, Any]:
+def _hints(schema: type, sections: Mapping[str, type] | None = None) -> Content:
     """The type of each field of a schema; of a section, what `sections` has."""
-    hints = get_type_hints(schema)
-    own = {field.name: hints[field.name] for field in dataclasses.fields(schema)}
-    return own | dict(sections or {})
+    hints = get_type_hints(schema) | dict(sections or {})
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
 
 
 def make(
     schema: type[T],
-    content: Mapping[str, Any],
+    content: Mapping[str, object],
     prefix: str = "",
     sections: Mapping[str, type] | None = None,
 ) -> T:
-    """The settings `schema` with the values of a command line or a file, and defaults for the
-    others.
+    """The settings `schema` with given values, and defaults for the others.
 
     `sections` are as in `settings_by_key`. A whole number becomes a float or a text where the
     setting is one. Raises ConfigError for an unknown key or another type.
     """
     hints = _hints(schema, sections)
-    values: dict[str, Any] = {name: kind() for name, kind in (sections or {}).items()}
+    values: Content = {name: kind() for name, kind in (sections or {}).items()}
     for name, value in content.items():
         key = f"{prefix}{name}"
         if name not in hints:
@@ -212,41 +200,38 @@ def make(
     return schema(**values)
 
 
-def _coerced(value: Any, hint: Any, limits: Limits) -> Any:
+def _coerced(value: object, hint: object, limits: Limits) -> object:
     """`value` in the type of the setting where YAML or the command line reads another."""
     kinds = kinds_of(hint)
     if isinstance(value, list):
-        items = [get_args(kind)[0] for kind in kinds if get_origin(kind) is list]
-        if not items:
-            return value
-        return [_coerced(each, items[0], limits) for each in value]
+        for kind in kinds:
+            if get_origin(kind) is list:
+                return [_coerced(each, get_args(kind)[0], limits) for each in value]
+        return value
     if isinstance(value, bool):  # of a setting such as auto, true or false
         word = str(value).lower()
         return word if word in limits.options else value
-    if not isinstance(value, int | float) or int in kinds:
-        return value
-    if float in kinds:
-        return float(value)
-    if str in kinds:
-        return str(value)
+    if isinstance(value, int | float) and int not in kinds:
+        for kind in (float, str):
+            if kind in kinds:
+                return kind(value)
     return value
 
 
-def kinds_of(hint: Any) -> tuple[Any, ...]:
+def kinds_of(hint: object) -> tuple[Any, ...]:
     """The members of a union, else the type itself."""
     if get_origin(hint) is list:
         return (hint,)
     return get_args(hint) or (hint,)
 
 
-def is_of(value: Any, hint: Any) -> bool:
+def is_of(value: object, hint: Any) -> bool:
     """Whether a value has the type of a setting."""
     kinds = kinds_of(hint)
     if len(kinds) > 1:
         return any(is_of(value, kind) for kind in kinds)
     if get_origin(hint) is list:
-        item = get_args(hint)[0]
-        return isinstance(value, list) and all(is_of(each, item) for each in value)
+        return isinstance(value, list) and all(is_of(each, *get_args(hint)) for each in value)
     if isinstance(value, bool):
         return hint is bool
     if hint is float:
@@ -267,7 +252,7 @@ _MEANT = {
 }
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """A value as it is written on a command line, so that the text '100' is not the number 100.
 
     >>> as_text("100"), as_text(100), as_text("adamw"), as_text(None), as_text(["a", 1])
@@ -292,7 +277,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def wrong_type(key: str, value: Any, hint: Any) -> str:
+def wrong_type(key: str, value: object, hint: object) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     given = type(value).__name__ if is_dataclass(value) else as_text(value)[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
@@ -320,9 +305,9 @@ def wrong_type(key: str, value: Any, hint: Any) -> str:
     )
 
 
-def _in_words(hint: Any, plural: bool = False) -> str:
+def _in_words(hint: object, plural: bool = False) -> str:
     """A type in plain words, such as "a list of whole numbers"."""
-    kind, *others = [each for each in kinds_of(hint) if each is not type(None)]
+    kind, *others = (each for each in kinds_of(hint) if each is not type(None))
     items = get_args(kind)
     words = _WORDS.get(kind, "list" if items else "section")
     if plural:
@@ -358,7 +343,7 @@ def validate(config: Any, prefix: str = "") -> None:
         config.check()
 
 
-def check_value(key: str, value: Any) -> None:
+def check_value(key: str, value: object) -> None:
     """Raise ConfigError for an infinite number, a number beyond 64 bits or a control character."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number.")
@@ -368,10 +353,8 @@ def check_value(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={value!r} has a control character; leave it out.")
 
 
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything but dictionaries; the items of a list have the
-    list's key.
-    """
+def leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted key, value) of all but dictionaries; items of a list have the list's key."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from leaves(inner, f"{key}.{name}" if key else name)
@@ -382,7 +365,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flattened(settings: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Every setting by its dotted key, as on the command line.
 
     >>> flattened({"data": {"sizes": [64, 96], "root": None}, "seed": 1})

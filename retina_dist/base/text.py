@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 # Controls (C0, C1), line separators, marks that turn the direction of writing, and halves of a
@@ -19,8 +20,7 @@ def is_text(value: object) -> bool:
 
 
 def escape(text: object, most: int | None = None) -> str:
-    """Text that others wrote, control characters written out as Python does; with `most`, its first
-    characters on one line.
+    """Text that others wrote, with control characters written out as Python does.
 
     >>> escape("a\\x1b[2J"), escape("one\\ntwo three", 7)
     ('a\\\\x1b[2J', 'one two')
@@ -43,17 +43,14 @@ def truncate(names: Sequence[object], most: int = 5) -> str:
 
 
 def parse_number(text: str) -> float:
-    """The decimal number that a text file holds; NaN for anything else, such as the "1_0" and "nan"
-    that `float` takes.
-    """
+    """The decimal number in a text; NaN for anything else, such as "1_0", which `float` takes."""
     if NUMBER.fullmatch(text):
         return float(text)
     return math.nan
 
 
 def pluralize(number: int | str, noun: str, none: str = "0") -> str:
-    """A number, or one already written out, with its noun in the singular or plural; `none`
-    replaces a zero.
+    """A number with its noun in the singular or plural; `none` replaces a zero.
 
     >>> pluralize(1, "image"), pluralize(2, "box"), pluralize(0, "error", none="no")
     ('1 image', '2 boxes', 'no errors')
@@ -64,6 +61,13 @@ def pluralize(number: int | str, noun: str, none: str = "0") -> str:
     if str(number) == "1":
         ending = ""
     return f"{number or none} {noun}{ending}"
+
+
+def name_of_run(folder: Path) -> str:
+    """The name of a run's folder; of a sweep's job with that of the sweep."""
+    if folder.name.isdecimal():
+        return "/".join(folder.parts[-2:])
+    return folder.name
 
 
 def as_override(key: str, value: object) -> str:

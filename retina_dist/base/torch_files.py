@@ -22,8 +22,7 @@ SEAL_LENGTH = len(SEAL) + 64
 
 
 def load_torch(source: PathOrUrl) -> tuple[Any, str]:
-    """The tensors and plain values of a .safetensors file or one of `torch.save`, on the CPU, and
-    its SHA-256; no code is run.
+    """The tensors and plain values of a file, on the CPU, and its SHA-256; no code is run.
 
     A checkpoint of retina_dist must end with the SHA-256 of the bytes before. Raises
     CheckpointError.
@@ -93,9 +92,7 @@ def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
 
 
 def _unpacked_size(data: bytes) -> int:
-    """Bytes of a zip file's members once unpacked; 0 of another file, and of one with a damaged
-    directory, which torch refuses.
-    """
+    """Bytes of a zip file's members once unpacked; 0 of another or a damaged file."""
     if not data.startswith(b"PK"):
         return 0
     try:
@@ -105,10 +102,8 @@ def _unpacked_size(data: bytes) -> int:
         return 0
 
 
-def remedy_of(content: Any, same_version: str = "use another checkpoint") -> str:
-    """The remedy for a checkpoint that this version cannot use, as the end of an error; names the
-    version that wrote it.
-    """
+def remedy_of(content: object, same_version: str = "use another checkpoint") -> str:
+    """The end of an error: what to do about a checkpoint that this version cannot use."""
     wrote = ""
     if isinstance(content, dict) and isinstance(content.get("versions"), dict):
         wrote = str(content["versions"].get("retina_dist", ""))

@@ -70,22 +70,14 @@ flipud: data.vflip
 """
 
 
-def _aliases() -> dict[str, list[str]]:
-    """The keys that may be meant, by each name of the table."""
-    aliases: dict[str, list[str]] = {}
-    for line in _TABLE.strip().splitlines():
-        names, _, meant = line.partition(": ")
-        for name in names.split():
-            aliases[name] = meant.split(" | ")
-    return aliases
-
-
-_ALIASES = _aliases()
+_ALIASES: dict[str, list[str]] = {}  # the keys that may be meant, by each name of the table
+for _line in _TABLE.strip().splitlines():
+    _names, _, _meant = _line.partition(": ")
+    _ALIASES |= dict.fromkeys(_names.split(), _meant.split(" | "))
 
 
 def alias(end: str, known: Collection[str], value: object = None) -> str:
-    """What other tools call `end`: the key of `known` that it is here, perhaps with a value, or a
-    clause; "" for neither.
+    """The key of `known` that other tools call `end`, perhaps with a value, or a clause, or "".
 
     A whole number as `value` takes the place of the example's.
     """
@@ -112,11 +104,11 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
     if key.startswith("experiment."):
         return f"{key} is not a setting; the experiment's first line must be # @package _global_."
     near = _nearest(key, known, value)
-    if near and " " in near[0]:
-        return f"{key} is not a setting; {near[0]}."
     hint = f"see the keys with {command} --help."
     if near:
         hint = f"did you mean {' or '.join(near)}?"
+        if " " in near[0]:
+            hint = f"{near[0]}."
     return f"{key} is not a setting; {hint}"
 
 
@@ -138,26 +130,21 @@ def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
 
 
 def unknown_argument(name: str, schema: type, key: str) -> str:
-    """Message for an unknown argument of the class of settings `schema`, called `name`, with the
-    closest known one.
-    """
+    """Message for an unknown argument of the settings `schema`, called `name`."""
     own = settings_by_key(schema)
-    known = {}
-    for argument in own:
-        known[argument] = argument
-        for section in ("data", "model", "trainer", "optimizer"):
-            known[f"{section}.{argument}"] = argument
+    known: dict[str, str] = {}
+    for section in ("", "data.", "model.", "trainer.", "optimizer."):
+        known |= {f"{section}{argument}": argument for argument in own}
 
-    meant = alias(key, known)
-    if " " in meant:
-        return f"{name} has no argument {key}; {meant}."
-    if meant:
-        near = [known.get(meant.partition("=")[0], meant)]
-    else:
-        near = _spelled_like(key, own)
     hint = "docs/settings.md lists them."
-    if near:
-        hint = f"did you mean {near[0]}?"
+    meant = alias(key, known)
+    if meant:
+        hint = f"did you mean {known.get(meant.partition('=')[0], meant)}?"
+    if " " in meant:
+        hint = f"{meant}."
+    elif not meant:
+        for near in _spelled_like(key, own):
+            hint = f"did you mean {near}?"
     return f"{name} has no argument {key}; {hint}"
 
 

@@ -1,5 +1,4 @@
-"""The one way in which the package reads a YAML file: bounded in depth and size, and without
-aliases.
+"""The package's reader of YAML files: bounded in depth and size, and without aliases.
 
 An alias lets 400 bytes stand for 10^9 values, which a reader of the result would visit one by one.
 """
@@ -56,8 +55,9 @@ class _TextLoader(_Loader):
 
 
 def load_yaml(source: PathOrUrl | bytes | str, *, as_texts: bool = False) -> Any:
-    """The content of a YAML file, or of its text: None, booleans, numbers, strings, lists,
-    dictionaries; with `as_texts` numbers and the like as they are written.
+    """The content of a YAML file, or of its text, as plain values.
+
+    With `as_texts`, numbers and the like are as they are written.
 
     Raises OSError where the file cannot be read, and ValueError, whose text is one line, for
     anything that is not YAML, for an alias, and for what is more than `MAX_DEPTH` deep.
@@ -69,13 +69,14 @@ def load_yaml(source: PathOrUrl | bytes | str, *, as_texts: bool = False) -> Any
             return yaml.load(text, _TextLoader)  # noqa: S506 a safe loader
         return yaml.load(text, _Loader)  # noqa: S506 a safe loader
     except yaml.YAMLError as error:
-        raise ValueError(_describe(error)) from error
+        reason = first_line(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise ValueError(reason) from error
 
 
 def _check_events(text: bytes | str) -> None:
-    """Raise ValueError for what would make a small file a large result, before anything
-    is built.
-    """
+    """Raise ValueError for what would make a small file a large result."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         line = event.start_mark.line + 1
@@ -94,11 +95,3 @@ def _check_events(text: bytes | str) -> None:
             raise ValueError(f"line {line}: a value has more than {MAX_TEXT:,} characters")
         if depth > MAX_DEPTH:
             raise ValueError(f"line {line}: values are more than {MAX_DEPTH} deep in each other")
-
-
-def _describe(error: yaml.YAMLError) -> str:
-    """What is wrong and on which line."""
-    mark = getattr(error, "problem_mark", None)
-    if isinstance(error, yaml.MarkedYAMLError) and mark:
-        return f"line {mark.line + 1}: {error.problem}"
-    return first_line(error)

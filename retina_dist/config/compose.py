@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,19 +23,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from retina_dist.base import registry
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.redaction import redacted
-from retina_dist.base.registry import (
-    FAMILIES,
-    as_dict,
-    lookup,
-    names,
-    names_class,
-    readers_of,
-)
-from retina_dist.base.registry import register as register_class
+from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.registry import FAMILIES, as_dict, lookup, names_class, readers_of
 from retina_dist.base.settings import (
     MISSING,
+    Content,
     default_of,
     flattened,
     leaves,
@@ -73,11 +68,12 @@ def _name_of_root(entry: str, *, _parent_: DictConfig) -> str:
 OmegaConf.register_new_resolver("name_of_root", _name_of_root, replace=True)
 
 
-def config_dir() -> str:
+def config_dir() -> Path:
     """Directory of the Hydra configs: `retina_dist/conf` once installed, `conf/` in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    installed = package / "conf"
-    return str(installed if installed.is_dir() else package.parent / "conf")
+    if (package / "conf").is_dir():
+        return package / "conf"
+    return package.parent / "conf"
 
 
 def command_of(name: str) -> str:
@@ -88,35 +84,32 @@ def command_of(name: str) -> str:
 def schema_of(name: str) -> type:
     """The settings of the command `name`, such as "train" or "benchmark_step"."""
     if str(name) not in SCHEMAS:
-        if not Path(config_dir(), f"{name}.yaml").is_file():
-            commands = sorted(path.stem for path in Path(config_dir()).glob("*.yaml"))
+        if not (config_dir() / f"{name}.yaml").is_file():
+            commands = sorted(path.stem for path in config_dir().glob("*.yaml"))
             near = get_close_matches(str(name), commands, 1) or commands
             raise ConfigError(f"there is no command {name}; did you mean {' or '.join(near)}?")
         import_module(f"retina_dist.{name.replace('benchmark_', 'benchmark.')}")
     return SCHEMAS[name]
 
 
-def register(name: str, overrides: Iterable[str], content: Mapping[str, Any] | None = None) -> None:
-    """Register NAME_schema with Hydra: `content` or empty sections, and the overrides' keys, which
-    are checked later.
-    """
+def register(name: str, overrides: Iterable[str], content: Content | None = None) -> None:
+    """Register NAME_schema with Hydra: `content` or empty sections, and the overrides' keys."""
     load_plugins()
     _add_groups()
     node = dict(_empty(schema_of(name)) if content is None else content)
     for key in _keys(overrides):
         first, dot, _ = key.partition(".")
-        is_group = not dot and (Path(config_dir()) / first).is_dir()
+        is_group = not dot and (config_dir() / first).is_dir()
         if re.fullmatch(r"[A-Za-z_][\w-]*", first) and first != "hydra" and not is_group:
             node.setdefault(first, {} if dot else None)
 
-    store: dict[str, Any] = dict(node)
     for key, value in node.items():
         if isinstance(value, dict):
-            store[key] = OmegaConf.create(value, flags={"struct": False})
-    ConfigStore.instance().store(name=f"{name}_schema", node=store)
+            node[key] = OmegaConf.create(value, flags={"struct": False})
+    ConfigStore.instance().store(name=f"{name}_schema", node=node)
 
 
-def _empty(schema: type) -> dict[str, Any]:
+def _empty(schema: type) -> Content:
     """The defaults of a command's own settings, and its sections, empty."""
     content = {}
     for field in fields(schema):
@@ -130,13 +123,14 @@ def _add_groups() -> None:
     for family, kind in FAMILIES.items():
         if kind.key != "name" or not kind.settings:
             continue
-        for name in names(family):
-            if not (Path(config_dir()) / kind.section / f"{name}.yaml").is_file():
+        for name in registry.names(family):
+            if not (config_dir() / kind.section / f"{name}.yaml").is_file():
                 ConfigStore.instance().store(group=kind.section, name=name, node={"name": name})
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
     """Compose `conf/NAME.yaml` with Hydra overrides into its typed object, such as a `RunConfig`.
+
     Raises ConfigError.
 
     For use as a library:
@@ -148,9 +142,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
-    """The override, such as data=auto, that a place of data implies, unless it was drawn into or an
-    override names the data.
-    """
+    """The override, such as data=auto, that a place of data implies."""
     given = _values(overrides)
     _, place = place_of_data(overrides)
     is_resumed = config_file(given.get("resume")) is not None
@@ -158,11 +150,13 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
         return []
 
     entry = READERS.get(given.get("task", TASKS[0]))
-    if entry is None or _chooses_data(overrides):
+    # an entry of the data, settings of drawn ones or a recipe
+    chooses = re.compile(r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)")
+    if entry is None or any(map(chooses.fullmatch, given)):
         return []
-    for root in place.split(","):
-        if any(os.path.isfile(f"{root.strip()}/{file}") for file in DRAWN):
-            return []
+    roots = [root.strip() for root in place.split(",")]
+    if any(os.path.isfile(f"{root}/{file}") for root in roots for file in DRAWN):
+        return []
     return [entry]
 
 
@@ -178,30 +172,22 @@ def place_of_data(overrides: Iterable[str]) -> tuple[str, str]:
 def _values(overrides: Iterable[str]) -> dict[str, str]:
     values = {}
     for each in overrides:
-        key, _, value = each.partition("=")
-        values[key] = value.strip("'\"")
+        key, _, value = each.lstrip("+~").partition("=")
+        values[key.partition("@")[0]] = value.strip("'\"")
     return values
-
-
-def _chooses_data(overrides: Iterable[str]) -> bool:
-    """Whether overrides name an entry of the data, settings of drawn ones or a recipe."""
-    pattern = r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)"
-    return any(re.fullmatch(pattern, key) for key in _keys(overrides))
 
 
 def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
     register(name, overrides)
     with (
         translate_hydra_errors(command_of(name)),
-        initialize_config_dir(config_dir(), version_base="1.3"),
+        initialize_config_dir(str(config_dir()), version_base="1.3"),
     ):
         return compose(name, list(overrides))
 
 
 def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> None:
-    """Register NAME_schema with all keys of these overrides' composition, for `--cfg`; `also` are
-    Hydra's own overrides.
-    """
+    """Register NAME_schema with all keys of a composition, for `--cfg`; `also` are Hydra's."""
     config = typed(_composed(name, [*overrides, *also]), name, overrides)
     register(name, overrides, as_dict(config))
 
@@ -209,33 +195,26 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
 def described(
     name: str, overrides: Sequence[str], also: Sequence[str] = ()
 ) -> tuple[Any, dict[str, str]]:
-    """A command's settings with these overrides, except swept ones, and the redacted values
-    by key.
-    """
+    """A command's settings without swept overrides, and the redacted values by key."""
     with translate_hydra_errors(command_of(name)):
         given = [*overrides, *data_entry(name, overrides)]
         parsed = OverridesParser.create().parse_overrides(given)
     fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
     config = typed(_composed(name, [*fixed, *also]), name, fixed)
 
-    shown = {}
-    for key, text in flattened(as_dict(config)).items():
-        if text == "null":
-            shown[key] = text
-        elif text != MISSING:
-            shown[key] = redacted(f'{key}="{text}"').partition("=")[2][1:-1]
-    return config, shown
+    shown = flattened(redacted_tree(as_dict(config)))
+    return config, {key: text for key, text in shown.items() if text != MISSING}
 
 
 def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:
-    """The dataclass instance of a composed config, validated; `overrides` are what the command line
-    added. Raises ConfigError.
+    """The dataclass instance of a composed config, validated.
+
+    `overrides` are what the command line added. Raises ConfigError.
     """
     config = typed(composed, name, overrides)
-    missing = [key for key, value in leaves(as_dict(config)) if value == MISSING]
-    if missing:
-        key = min(missing)
-        raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
+    for key, value in sorted(leaves(as_dict(config)), key=itemgetter(0)):
+        if value == MISSING:
+            raise ConfigError(f"{key} is not set; give {key}=… on the command line.")
     validate(config)
     if isinstance(config, RunConfig):
         settings = task_class(config).settings
@@ -249,9 +228,9 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     with translate_hydra_errors(command_of(name)):
         content: Any = OmegaConf.to_container(composed, resolve=True)
     given = _keys(overrides)
-    content = settings_of_run(content, schema_of(name), given)
     command = schema_of(name)
-    named_again: dict[str, Any] = {}
+    content = settings_of_run(content, command, given)
+    named_again: Content = {}
     if issubclass(command, OfCheckpoint):
         named_again = _named_again(content, given)
 
@@ -260,7 +239,12 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
         if names_class(content.get(group)) and hasattr(kind, "family"):
             del content[group]["_target_"]
     known = settings_by_key(schema, sections=sections)
-    _check_known(command_of(name), known, sections, content, given)
+    for key, value in leaves(content):
+        if key not in known:
+            reason = _of_another_entry(key, sections, content)
+            if not reason and key not in given:
+                reason = _of_another_task(key, content)
+            raise ConfigError(reason or unknown_key(command_of(name), key, known, value))
     _check_read(known, content, overrides)
     config: Any = make(schema, content, sections=sections)
     for attribute, value in named_again.items():
@@ -268,13 +252,14 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     return config
 
 
-def _named_again(content: dict[str, Any], given: set[str]) -> dict[str, Any]:
+def _named_again(content: Content, given: set[str]) -> Content:
     """Take `task`, `model` and `data` out of composed settings; return `OfCheckpoint`'s values.
+
     Raises ConfigError.
     """
     if not any(key.startswith("data.") for key in given):
         content.pop("data", None)  # of the task's entry
-    again: dict[str, Any] = {}
+    again: Content = {}
     for group in ("task", "model"):
         if group not in content:
             continue
@@ -282,7 +267,7 @@ def _named_again(content: dict[str, Any], given: set[str]) -> dict[str, Any]:
         if names_class(section) and group == "task":
             again["outside_task"] = chosen_task({"task": section})
         elif names_class(section):
-            again["outside_model"] = register_class("detector", section["_target_"]).settings
+            again["outside_model"] = registry.register("detector", section["_target_"]).settings
         elif group in given:
             raise ConfigError(
                 f"a checkpoint names a {group} of the package itself; leave {group}=… out."
@@ -293,37 +278,14 @@ def _named_again(content: dict[str, Any], given: set[str]) -> dict[str, Any]:
 
 
 def _keys(overrides: Iterable[str]) -> set[str]:
-    return {each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides}
+    return set(_values(overrides))
 
 
-def _check_known(
-    command: str,
-    known: Mapping[str, Any],
-    sections: Mapping[str, type],
-    content: dict[str, Any],
-    given: set[str],
-) -> None:
-    """Raise ConfigError for the first key that is no setting of the command, of its task or of the
-    chosen entry.
-    """
-    for key, value in leaves(content):
-        if key in known:
-            continue
-        reason = _of_another_entry(key, sections, content)
-        if not reason and key not in given:
-            reason = _of_another_task(key, content)
-        raise ConfigError(reason or unknown_key(command, key, known, value))
-
-
-def _of_another_entry(key: str, sections: Mapping[str, type], content: Mapping[str, Any]) -> str:
-    """Message for a `key` that the chosen entry of a family lacks and another has; "" for other
-    keys.
-    """
+def _of_another_entry(key: str, sections: Mapping[str, type], content: Content) -> str:
+    """Message for a `key` that another entry of the family has; "" for other keys."""
     section, _, name = key.partition(".")
     family = getattr(sections.get(section), "family", "")
-    if not family:
-        return ""
-    others = readers_of(family, name)
+    others = family and readers_of(family, name)
     if not others:
         return ""
     given = content[section]
@@ -332,27 +294,23 @@ def _of_another_entry(key: str, sections: Mapping[str, type], content: Mapping[s
     return f"{key}={given[name]} has no effect with {chosen}; leave it out, or give {choices}."
 
 
-def _of_another_task(key: str, content: Mapping[str, Any]) -> str:
-    """Message for a chosen entry of data or model whose `key` is another built-in task's; "" for
-    other keys.
-    """
+def _of_another_task(key: str, content: Content) -> str:
+    """Message for an entry of data or model that is for another task; "" for other keys."""
     section, _, _ = key.partition(".")
     chosen = content.get("task")
     if section not in ("data", "model") or not isinstance(chosen, Mapping):
         return ""
+    named = f"this {section}"
+    if "name" in content[section]:
+        named = f"{section}={content[section]['name']}"
     for task in TASKS:
         if key in settings_by_key(lookup("task", task).settings):
-            named = f"this {section}"
-            if "name" in content[section]:
-                named = f"{section}={content[section]['name']}"
             now = chosen.get("name")
             return f"{named} is for task={task}, but the task is {now}; give task={task}."
     return ""
 
 
-def _check_read(
-    known: Mapping[str, Any], content: dict[str, Any], overrides: Sequence[str]
-) -> None:
+def _check_read(known: Content, content: Content, overrides: Sequence[str]) -> None:
     """Raise ConfigError for a key of an optional section that the command line alone makes.
 
     Nothing would read it: the chosen entry does not have the section.
@@ -378,16 +336,14 @@ def _check_read(
 def _entries_with(group: str, section: str) -> list[str]:
     """The choices of a group whose file has a section of that name."""
     choices = []
-    for entry in sorted((Path(config_dir()) / group).glob("*.yaml")):
+    for entry in sorted((config_dir() / group).glob("*.yaml")):
         if re.search(rf"^{section}:", entry.read_text(), re.MULTILINE):
             choices.append(f"{group}={entry.stem}")
     return choices
 
 
 def check_overrides(name: str, overrides: Sequence[str]) -> None:
-    """Raise ConfigError unless each is KEY=VALUE, and for values such as 1_0 and 2026_01, which
-    Hydra reads as 10 and 202601.
-    """
+    """Raise ConfigError unless each is KEY=VALUE, and for 2026_01, which Hydra reads as 202601."""
     if isinstance(overrides, str):
         raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
     for number, override in enumerate(overrides):

@@ -1,19 +1,18 @@
-"""The `main()` of a command: Hydra's command line, our checks and help page, and how errors end the
-process.
-"""
+"""The `main()` of a command: Hydra's command line, and how errors end the process."""
 
 from __future__ import annotations
 
 import argparse
-import errno
 import io
 import os
+import re
 import sys
 import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
-from retina_dist.base.files import check_output
+from retina_dist.base.files import check_output, is_disk_full
 from retina_dist.base.settings import limits_of
 from retina_dist.base.unknown_keys import alias, in_settings_of
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config import compose
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.lost_peers import plain_reason
@@ -76,7 +76,12 @@ class Command:
         with reported_errors("debug=true" in arguments, collective=True):
             options = parse(self.name, arguments)
             if options.help:
-                self._print_help(options)
+                from retina_dist.config.help import help_page
+
+                document = sys.modules[self.__module__].__doc__ or ""
+                config, values = compose.described(self.name, options.overrides, options.also)
+                page = help_page(self.name, config, document, compose.config_dir(), values)
+                print(page, end="", flush=True)
                 return
 
             self._prepare(options)
@@ -92,7 +97,7 @@ class Command:
                     args=options,
                     args_parser=get_args_parser(),
                     task_function=self,
-                    config_path=compose.config_dir(),
+                    config_path=str(compose.config_dir()),
                     config_name=self.name,
                 )
                 sys.stdout.flush()
@@ -102,10 +107,8 @@ class Command:
         job = HydraConfig.get()
         folder = Path(os.path.relpath(job.runtime.output_dir))
         is_sweep = job.mode == RunMode.MULTIRUN
-
-        def settings() -> Any:
-            return self._settings(composed, list(job.overrides.task), folder, is_sweep)
-
+        overrides = list(job.overrides.task)
+        settings = partial(self._settings, composed, overrides, folder, is_sweep)
         with configure_logging(detect_launch().rank):
             if self.attempt and is_sweep:
                 return self.attempt(settings, self.function, folder)
@@ -119,8 +122,9 @@ class Command:
                     raise
 
     def _settings(self, composed: Any, overrides: list[str], folder: Path, is_sweep: bool) -> Any:
-        """A job's settings, with Hydra's folder where that is the run's. Raises ConfigError, alike
-        on every rank.
+        """A job's settings, with Hydra's folder where that is the run's.
+
+        Raises ConfigError, alike on every rank.
         """
         try:
             if self.name in ALONE and detect_launch().world_size > 1:
@@ -136,36 +140,42 @@ class Command:
             raise
         return config
 
-    def _print_help(self, options: argparse.Namespace) -> None:
-        from retina_dist.config.help import help_page
-
-        document = sys.modules[self.function.__module__].__doc__ or ""
-        config, values = compose.described(self.name, options.overrides, options.also)
-        page = help_page(self.name, config, document, Path(compose.config_dir()), values)
-        print(page, end="", flush=True)
-
     def _prepare(self, options: argparse.Namespace) -> None:
         """Check the overrides, add those that they imply, and make the schema known to Hydra.
+
         Raises ConfigError.
         """
         compose.check_overrides(self.name, options.overrides)
-        for each in options.overrides if options.multirun else ():
-            if each.startswith("output_dir=") and "," in each:
-                raise ConfigError(
-                    "output_dir cannot be swept; give one folder, and each job gets its own in it."
-                )
+        swept = [each for each in options.overrides if re.match("output_dir=.*,", each)]
+        if options.multirun and swept:
+            raise ConfigError(
+                "output_dir cannot be swept; give one folder, and each job gets its own in it."
+            )
 
         own_configuration = options.config_path or options.config_name
-        if not own_configuration:
-            given = options.overrides
-            implied = compose.data_entry(self.name, given)
-            options.overrides = [*given, *implied]
-            if implied and options.cfg is None and detect_launch().rank == 0:
-                print_redacted(f"{compose.place_of_data(given)[0]} is read by {implied[0]}")
-        if options.cfg is not None and not own_configuration:
-            compose.register_defaults(self.name, options.overrides, options.also)
-        else:
+        if own_configuration:
+            if options.config_path:
+                check_readable(Path(options.config_path))
             compose.register(self.name, options.overrides)
+            return
+        implied = compose.data_entry(self.name, options.overrides)
+        options.overrides += implied
+        if options.cfg is not None:
+            compose.register_defaults(self.name, options.overrides, options.also)
+            return
+        compose.register(self.name, options.overrides)
+        if implied and detect_launch().rank == 0:
+            place, _ = compose.place_of_data(options.overrides)
+            print_redacted(f"{place} is read by {implied[0]}")
+
+
+def check_readable(folder: Path) -> None:
+    """Raise ConfigError for a YAML file that Hydra's own reader might never finish."""
+    for file in folder.rglob("*.yaml"):
+        try:
+            load_yaml(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}); correct it.") from error
 
 
 def parse(name: str, arguments: list[str]) -> argparse.Namespace:
@@ -183,10 +193,8 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
         raise ConfigError(f"{error}.") from error
 
     options.overrides = options.overrides or []
-    for flag, folder in (
-        ("--config-dir", options.config_dir),
-        ("--config-path", options.config_path),
-    ):
+    folders = {"--config-dir": options.config_dir, "--config-path": options.config_path}
+    for flag, folder in folders.items():
         if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(f"{flag} {folder} is not a folder.")
     options.also = []
@@ -196,7 +204,7 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
         options.config_path = os.path.abspath(options.config_path)
 
     if options.experimental_rerun is not None:
-        unknown = ["--experimental-rerun"]
+        unknown.append("--experimental-rerun")
     if unknown:
         raise ConfigError(_no_option(name, options, unknown[0], arguments))
     return options
@@ -206,8 +214,7 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
     """Message for an option that Hydra does not have, with the setting that is meant."""
     flag, _, value = argument.partition("=")
     following = [*arguments, ""][arguments.index(argument) + 1]
-    is_value = not following.startswith("-") and "=" not in following
-    if not value and is_value:
+    if not value and not re.match("-|.*=", following):
         value = following
 
     settings = [override for override in options.overrides if "=" in override]
@@ -227,9 +234,7 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
 
 @contextmanager
 def redacted_stdout(applies: bool) -> Iterator[None]:
-    """Print what is written to stdout at the end of the context, without secrets, if
-    it `applies`.
-    """
+    """If it `applies`, print what is written to stdout at the end, without secrets."""
     if not applies:
         yield
         return
@@ -245,9 +250,8 @@ def check_outputs(config: Any) -> None:
     """Raise ConfigError on rank 0, before the long work, for an output that cannot be written."""
     if detect_launch().rank or getattr(config, "dry_run", False):
         return
-    for key, value in vars(config).items():
-        if key not in type(config).__dataclass_fields__:
-            continue
+    for key in type(config).__dataclass_fields__:
+        value = getattr(config, key)
         writes = limits_of(config, key).writes
         is_url = "URL" in writes and value and "://" in value
         if writes and value and not is_url:
@@ -256,8 +260,7 @@ def check_outputs(config: Any) -> None:
 
 @contextmanager
 def reported_errors(debug: bool = False, collective: bool = False) -> Iterator[None]:
-    """Print a UserError as one line and exit with 2 (1 if another process was lost), anything else
-    with its rank.
+    """Print a UserError as one line and exit with 2; print anything else with its rank.
 
     Where all processes of a job have the same error, only its `reporter` prints it; `collective`
     says that all have, as for an error of the command line.
@@ -304,7 +307,7 @@ def _sentence_of(error: Exception, launch: Launch) -> tuple[str, int]:
     """The sentence and exit code of a known kind of error; "" for another, which is a bug."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        if where or error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if where or is_disk_full(error):
             remedy = "correct that, or give another place (debug=true shows where)."
             return f"{where}{error.strerror}; {remedy}", 2
     if launch.world_size > 1 and lost_connection(error):

@@ -134,7 +134,7 @@ def type_in_words(hint: Any) -> str:
     return str(hint.__name__)
 
 
-def value_in_words(value: Any) -> str:
+def value_in_words(value: object) -> str:
     """A setting's value as it is written on a command line, "required" without one."""
     if value == MISSING:
         return "required"
@@ -150,11 +150,8 @@ def value_in_words(value: Any) -> str:
 def allowed(limits: Limits) -> str:
     """The values that a setting may have, "" without limits."""
     words = list(map(value_in_words, (*limits.options, *limits.words)))
-    signs = (
-        ("≥", limits.at_least),
-        (">", limits.above),
-        ("<", limits.below),
-        ("≤", limits.at_most),
-    )
-    words += [f"{sign} {limit:g}" for sign, limit in signs if limit is not None]
+    bounds = (limits.at_least, limits.above, limits.below, limits.at_most)
+    for sign, bound in zip("≥><≤", bounds, strict=True):
+        if bound is not None:
+            words.append(f"{sign} {bound:g}")
     return ", ".join(words)

@@ -12,15 +12,19 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.errors import ConfigError, UserError, first_line
 from retina_dist.base.text import as_override
+
+# How the names of torchvision's networks begin.
+TORCHVISIONS = re.compile(
+    "(wide_)?resnet|resnext|mobilenet|efficientnet|convnext|regnet|swin|vit|vgg|densenet",
+    re.IGNORECASE,
+)
 
 
 @contextmanager
 def translate_hydra_errors(command: str) -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise into a ConfigError that names the key, the value and the
-    remedy.
-    """
+    """Turn what Hydra and OmegaConf raise into a ConfigError with key, value and remedy."""
     try:
         yield
     except UserError:
@@ -77,7 +81,7 @@ def _missing_entry(error: MissingConfigException) -> str:
     hint = "there"
     if near:
         hint = f"did you mean {' or '.join(near)}? There"
-    elif group == "model" and _is_torchvisions(value):
+    elif group == "model" and TORCHVISIONS.match(value):
         classifier = f"task=classification model=classifier model.architecture={value}"
         hint = f"give model.backbone={value}, or {classifier}; there"
     sentence = f"{group}={value} does not exist; {hint} are {', '.join(options)}"
@@ -122,14 +126,6 @@ def _instead_of_data(value: str, is_yaml: bool) -> str:
     return f"data={value} is not an entry; give data=auto {root}, which recognises the format."
 
 
-def _is_torchvisions(name: str) -> bool:
-    """Whether a name is spelled like one of torchvision's networks."""
-    families = (
-        "resnet resnext wide_resnet mobilenet efficientnet convnext regnet swin vit vgg densenet"
-    )
-    return name.lower().startswith(tuple(families.split()))
-
-
 def _sentence(command: str, error: Exception) -> str:
     """The sentence for what Hydra or OmegaConf raises."""
     text = str(error)
@@ -153,15 +149,13 @@ def _sentence(command: str, error: Exception) -> str:
 
 def _innermost(error: Exception) -> str:
     """The first line of the cause of an error, after its key."""
-    cause: BaseException = error
-    key = getattr(error, "full_key", None) or ""
-    inner = error.__cause__ or error.__context__
+    key = ""
+    inner: BaseException | None = error
     while inner:
         cause = inner
         key = getattr(cause, "full_key", None) or key
         inner = cause.__cause__ or cause.__context__
-    first = str(cause).strip().partition("\n")[0]
-    reason = (first or type(cause).__name__).strip().rstrip(".")
+    reason = first_line(cause).strip().rstrip(".")
     if not key:
         return f"{reason}."
     return f"{key}: {reason}."

@@ -14,8 +14,9 @@ from retina_dist.base.errors import ConfigError, describe_error
 
 @functools.cache
 def load_plugins() -> None:
-    """Call the installed packages' entry points of the group `retina_dist.plugins`. Raises
-    ConfigError for a broken one.
+    """Call the installed packages' entry points of the group `retina_dist.plugins`.
+
+    Raises ConfigError for a broken one.
     """
     for plugin in entry_points(group="retina_dist.plugins"):
         try:

@@ -1,18 +1,17 @@
-"""The settings of the run that `resume=RUN` continues, from its config.yaml; nothing that the file
-names is looked up.
+"""The settings of the run that `resume=RUN` continues, from its config.yaml.
+
+Nothing that the file names is looked up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retina_dist.base.errors import ConfigError, first_line
 from retina_dist.base.redaction import MASK
 from retina_dist.base.registry import names_class
-from retina_dist.base.settings import leaves, settings_by_key
+from retina_dist.base.settings import Content, leaves, settings_by_key
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.run_config import section_types
 
@@ -22,9 +21,8 @@ logger = logging.getLogger(__name__)
 OF_ONE_START = ("resume", "output_dir", "dry_run", "debug", "trainer.stop_after")
 
 
-def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> dict[str, Any]:
-    """The settings of the run of `resume=RUN`, with those that the overrides give; the composed
-    ones without such a run.
+def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content:
+    """The settings of the run of `resume=RUN`, with the overrides; else the composed ones.
 
     `given` are the overrides' keys. Keys that this version lacks are left out. With `experiment`,
     nothing is taken.
@@ -34,11 +32,16 @@ def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> 
         return composed
 
     try:
-        run: dict[str, Any] = load_yaml(file)
+        run: Content = load_yaml(file)
         task = (run.get("task") or {}).get("name")
         own = [key for key in sorted(given) if not key.startswith("hydra")]
         for key in (*OF_ONE_START, *own):
-            _copy(key, composed, run)
+            source, target = composed, run
+            *above, last = key.split(".")
+            for section in above:
+                source = source.get(section) or {}
+                target = target.setdefault(section, {})
+            target[last] = source.get(last)
     except (OSError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{file} does not hold the settings of a run ({first_line(error)}); remove it."
@@ -56,7 +59,7 @@ def settings_of_run(composed: dict[str, Any], schema: type, given: set[str]) -> 
     return run
 
 
-def _check_contents(run: dict[str, Any], file: Path, given: set[str]) -> None:
+def _check_contents(run: Content, file: Path, given: set[str]) -> None:
     """Raise ConfigError for what must be given again: a class from outside, or a secret."""
     for group, section in run.items():
         if names_class(section) and group not in given:
@@ -70,9 +73,7 @@ def _check_contents(run: dict[str, Any], file: Path, given: set[str]) -> None:
 
 
 def config_file(resume: object) -> Path | None:
-    """config.yaml of the run that `resume` names by its folder, its checkpoints' folder or one of
-    them.
-    """
+    """config.yaml of the run that `resume` names by its folder or a checkpoint."""
     if not isinstance(resume, str) or resume in ("", "auto") or "://" in resume:
         return None
     folder = Path(resume)
@@ -81,26 +82,13 @@ def config_file(resume: object) -> Path | None:
     if folder.name == "checkpoints":
         folder = folder.parent
     file = folder / "config.yaml"
-    if not file.is_file():
-        return None
-    return file
-
-
-def _copy(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
-    """Copy the value of the dotted `key` from `source` to `target`, None if `source` lacks it."""
-    *sections, last = key.split(".")
-    for section in sections:
-        source = source.get(section) or {}
-        target = target.setdefault(section, {})
-    target[last] = source.get(last)
+    return file if file.is_file() else None
 
 
 def _remove_unknown(
-    section: dict[str, Any], known: set[str], given: set[str], file: Path, prefix: str = ""
+    section: Content, known: set[str], given: set[str], file: Path, prefix: str = ""
 ) -> None:
-    """Remove what this version or the chosen entry has no setting for, unless the command line
-    gives it.
-    """
+    """Remove what has no setting here, unless the command line gives it."""
     for name in list(section):
         key = f"{prefix}{name}"
         is_given = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given)

@@ -1,5 +1,6 @@
-"""The settings of a training, whatever its task: one section for each component. A task has
-subclasses of `data` and `model`.
+"""The settings of a training, whatever its task: one section for each component.
+
+A task has subclasses of `data` and `model`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from retina_dist.base.registry import (
 )
 from retina_dist.base.settings import (
     MISSING,
+    Content,
     defaults_of,
     flattened,
     make,
@@ -60,16 +62,13 @@ class TaskConfig:
 
 
 def name_of_root(root: str | None) -> str:
-    """The name of a data set: the last part of its `root`, a folder or URL; "data" where that
-    cannot be a name.
+    """The name of a data set: the last part of its `root`, else "data".
 
     >>> name_of_root("az://container/bccd/")
     'bccd'
     """
     name = re.split(r"[/\\]", str(root or "").rstrip("/\\"))[-1].strip(".")
-    if not name or not name.isprintable():
-        return "data"
-    return name
+    return name if name and name.isprintable() else "data"
 
 
 @dataclass
@@ -89,8 +88,9 @@ class DataSettings(KnownArguments):
             )
 
     def with_values(self, **values: Any) -> Self:
-        """A copy with other values. `dataclasses.replace` would ask for the datasets of a
-        `TorchDatasetConfig` again.
+        """A copy with other values.
+
+        `dataclasses.replace` would ask for the datasets of a `TorchDatasetConfig` again.
         """
         changed = copy.copy(self)
         for name, value in values.items():
@@ -131,13 +131,9 @@ class RunConfig:
     def check(self) -> None:
         """Raise ConfigError where settings of two sections exclude each other."""
         root = getattr(self.data, "root", None)
-        if (
-            root
-            and self.output_dir
-            and "://" not in root
-            and Path(root).resolve() == Path(self.output_dir).resolve()
-        ):
-            raise ConfigError(f"output_dir={self.output_dir} is data.root; give another folder.")
+        folder = self.output_dir
+        if root and folder and Path(root).resolve() == Path(folder).resolve():
+            raise ConfigError(f"output_dir={folder} is data.root; give another folder.")
         if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
             raise ConfigError(
                 "data.synthetic has no images to overfit; leave trainer.overfit_batches out."
@@ -150,12 +146,11 @@ class RunConfig:
 
 
 def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:
-    """(dotted key, value, default) of each setting that differs from its default, as on the command
-    line, without secrets.
-    """
+    """(dotted key, value, default) of each setting that differs from its default."""
     defaults = flattened(defaults_of(config))
+    values = flattened(redacted_tree(as_dict(config)))
     changed = []
-    for key, value in flattened(redacted_tree(as_dict(config))).items():
+    for key, value in values.items():
         default = defaults.get(key, "null")
         if value != default:
             changed.append((key, value, default))
@@ -181,6 +176,7 @@ def task_class(config: RunConfig) -> type[Task]:
 
 def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
     """The function NAME of a task or its base, in the module of its `commands`, by default its own.
+
     Raises ConfigError.
     """
     for kind in task.__mro__:
@@ -193,9 +189,10 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
     )
 
 
-def chosen_task(content: Mapping[str, Any]) -> type[Task]:
-    """The class of the task that composed settings name, or the first one of the package. Raises
-    ConfigError.
+def chosen_task(content: Content) -> type[Task]:
+    """The class of the task that composed settings name, or the first one of the package.
+
+    Raises ConfigError.
     """
     section = content.get("task")
     if not isinstance(section, Mapping):
@@ -207,9 +204,8 @@ def chosen_task(content: Mapping[str, Any]) -> type[Task]:
     return lookup("task", section.get("name", TASKS[0]))
 
 
-def section_types(schema: type, content: Mapping[str, Any]) -> tuple[type, dict[str, type]]:
-    """A command's schema for composed settings, and the dataclass of each section: of the entry
-    that its content names.
+def section_types(schema: type, content: Content) -> tuple[type, dict[str, type]]:
+    """A command's schema for composed settings, and the dataclass that each section names.
 
     A task may have fields beside `data` and `model`, which the schema then has too. Raises
     ConfigError.
@@ -224,7 +220,7 @@ def section_types(schema: type, content: Mapping[str, Any]) -> tuple[type, dict[
                 f"{settings.__name__}.{min(taken)} is a key of every run; "
                 "give the section another name."
             )
-        kinds |= {"data": DataSettings, "model": ModelSettings} | sections_of(settings)
+        kinds |= sections_of(settings)
         if own:
             schema = make_dataclass(schema.__name__, (), bases=(schema, settings))
     return schema, {name: settings_type(content.get(name), kind) for name, kind in kinds.items()}
@@ -232,11 +228,12 @@ def section_types(schema: type, content: Mapping[str, Any]) -> tuple[type, dict[
 
 def _section_of_checkpoint(content: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """A section of the settings that a checkpoint holds, None without it."""
-    config = content.get("config")
-    if not isinstance(config, Mapping):
-        return None
-    section = config.get(name)
-    return section if isinstance(section, Mapping) else None
+    for key in ("config", name):
+        found = content.get(key)
+        if not isinstance(found, Mapping):
+            return None
+        content = found
+    return content
 
 
 def task_of_checkpoint(content: Mapping[str, Any]) -> str:
@@ -244,8 +241,8 @@ def task_of_checkpoint(content: Mapping[str, Any]) -> str:
 
     The first one where it names none of them, as a plugin's does.
     """
-    section = _section_of_checkpoint(content, "task")
-    if section is None or names_class(section) or section.get("name") not in TASKS:
+    section = _section_of_checkpoint(content, "task") or {}
+    if names_class(section) or section.get("name") not in TASKS:
         return TASKS[0]
     return str(section["name"])
 

@@ -102,7 +102,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("name", "words"), cases())
 def test_a_command_composes(name: str, words: list[str]) -> None:
     if not (
-        Path(config_dir()) / f"{name}.yaml"
+        config_dir() / f"{name}.yaml"
     ).exists():  # retina_dist.strategies.start_processes: a module without settings
         assert find_spec(f"retina_dist.{name}") is not None
         assert not words

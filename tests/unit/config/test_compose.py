@@ -24,7 +24,7 @@ from retina_dist.optim.learning_rate import Constant
 from retina_dist.run.build import build_plan
 from tests.commands import run_command
 
-CONF = Path(config_dir())
+CONF = config_dir()
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
 SECTIONS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "logging", "task")
 GROUPS = ("task", "data", "model", "optimizer", "schedule", "trainer", "strategy", "logging")
@@ -488,3 +488,15 @@ print(sum(len(list(tokenize.generate_tokens(open(f).readline))) for f in files.v
     *_, rooms, tokens = printed.splitlines()
     assert not {"benchmark", "serving", "preflight", "doctor", other} & set(ast.literal_eval(rooms))
     assert int(tokens) <= 130_000, "with comments and line ends"
+
+
+def test_a_run_with_an_alias_bomb_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for i in range(1, 10):
+        lines.append(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]")
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    line = ("--config-path", str(tmp_path), "--config-name", "config")
+    assert main(monkeypatch, "train", *line) == 2
+    assert "config.yaml cannot be read (line 2: the alias *a0" in capsys.readouterr().err

@@ -18,8 +18,8 @@ from retina_dist.config.entry_point import Command
 from retina_dist.config.run_config import TASKS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "retina_dist"
-COMMANDS = sorted(path.stem for path in Path(config_dir()).glob("*.yaml"))
-GROUPS = {path.name for path in Path(config_dir()).iterdir() if path.is_dir()}
+COMMANDS = sorted(path.stem for path in config_dir().glob("*.yaml"))
+GROUPS = {path.name for path in config_dir().iterdir() if path.is_dir()}
 REMEDY = re.compile(r"\b(?:give|write|set|use|start a new run with|resume with)\b.*", re.DOTALL)
 KEY = re.compile(r"(?<![\w.$-])([a-z_]+(?:\.[a-z_]+)*)=(?=\S)")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.compose import config_dir
 from scripts.settings_reference import yaml_schema
 
-CONF = Path(config_dir())
+CONF = config_dir()
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 
