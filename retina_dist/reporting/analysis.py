@@ -1,10 +1,8 @@
-"""What a result got wrong, in one form for every task: analysis.json (docs/evaluation.md),
-images.csv and resamples.npz.
-"""
+"""What a result got wrong, in one form for every task: analysis.json and its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
@@ -23,9 +21,7 @@ MAX_IN_MATRIX = 2000  # labels; the file grows with their square
 
 
 def can_analyse() -> bool:
-    """Whether hotcoco, of the extra `analysis`, is installed: without it there are no kinds of
-    errors and no calibration.
-    """
+    """Whether hotcoco is installed; without it there are no kinds of errors, no calibration."""
     return find_spec("hotcoco") is not None
 
 
@@ -37,8 +33,9 @@ def analysis_of(
     folder: Path | None,
     **parts: Any,
 ) -> dict[str, Any]:
-    """The content of analysis.json. `images` are all of them, worst first; `classes` more about
-    each class.
+    """The content of analysis.json.
+
+    `images` are all of them, worst first; `classes` more about each class.
 
     The first metric is also the classes' own: METRIC/CLASS of `resampled` is a class's interval.
     Written to `folder`, if given, with images.csv, a row for each image, and resamples.npz.
@@ -48,16 +45,16 @@ def analysis_of(
     for name in resampled.values:
         if not name.startswith(f"{main}/"):
             metrics[name.partition("/")[2]] = resampled.interval(name).to_dict()
-    of_classes = {}
-    for name, more in classes.items():
-        of_classes[name] = {**resampled.interval(f"{main}/{name}").to_dict(), **more}
     wrong = [image for image in images if image["false_alarms"]]
     wrong.sort(key=itemgetter("score"), reverse=True)
     analysis = {
         "task": task,
         "images": len(images),
         "metrics": metrics,
-        "classes": of_classes,
+        "classes": {
+            name: resampled.interval(f"{main}/{name}").to_dict() | dict(more)
+            for name, more in classes.items()
+        },
         **parts,
         "worst": list(images[:MAX_LISTED]),
         "best": list(images[: -MAX_LISTED - 1 : -1]),
@@ -65,27 +62,21 @@ def analysis_of(
     }
     if folder:
         write_json(folder / "analysis.json", analysis)
-        write_csv(
-            folder / "images.csv",
-            [images[0], *(image.values() for image in images)],
-            escape_formulas=True,
-        )
+        rows = [images[0], *(image.values() for image in images)]
+        write_csv(folder / "images.csv", rows, escape_formulas=True)
         resampled.save(folder)
     return analysis
 
 
 def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
-    """`confusion` of analysis.json, of the matrix that `counts` gives; None above MAX_IN_MATRIX
-    labels.
-    """
+    """`confusion` of analysis.json; None above MAX_IN_MATRIX labels."""
     if len(labels) > MAX_IN_MATRIX:
         return None
     return {"labels": list(labels), "counts": counts().tolist()}
 
 
 def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | None:
-    """Mean score and share of right predictions in bins of the score; `ece`, the mean difference,
-    `mce`, the largest.
+    """Score and share of right predictions by bin; their mean (`ece`) and largest gap (`mce`).
 
     Guo et al., On Calibration of Modern Neural Networks, 2017, https://arxiv.org/abs/1706.04599.
     None without hotcoco.
@@ -112,11 +103,8 @@ def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[s
     counts = np.array(confusion.counts)
     np.fill_diagonal(counts, 0)
     order = np.argsort(-counts, axis=None, kind="stable")[: np.count_nonzero(counts)][:most]
-    pairs = []
-    for place in order.tolist():
-        i, j = divmod(place, len(labels))
-        pairs.append((labels[i], labels[j], int(counts[i, j])))
-    return pairs
+    rows, columns = np.unravel_index(order, counts.shape)
+    return [(labels[i], labels[j], int(counts[i, j])) for i, j in zip(rows, columns, strict=True)]
 
 
 def lines_of(analysis: Mapping[str, Any]) -> list[str]:
@@ -132,18 +120,18 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
         lines.append(f"threshold of the best F1   {best.threshold:.3f}: {facts}")
 
     if known.errors:
-        gains = {name: each.gain or 0.0 for name, each in known.errors.types.items()}
-        ranked = sorted(gains.items(), key=itemgetter(1), reverse=True)
-        words = [f"{name.replace('_', ' ')} +{gain:.3f}" for name, gain in ranked]
+        gains = [(each.gain or 0.0, name) for name, each in known.errors.types.items()]
+        gains.sort(key=itemgetter(0), reverse=True)
+        words = [f"{name.replace('_', ' ')} +{gain:.3f}" for gain, name in gains]
         lines.append(f"AP50 by correcting   {', '.join(words[:4])}")
         lines.append(f"{'':<21}{', '.join(words[4:])}")
 
     if known.confusion:
-        lines.append(f"most confused   {_most_confused(known.confusion, known.classes)}")
+        lines.append(f"most confused   {_most_confused(known, known.confusion)}")
 
-    if known.calibration:
-        ece, mce = known.calibration.ece, known.calibration.mce
-        lines.append(f"calibration error   {ece:.3f}, at most {mce:.3f} in a bin")
+    found = known.calibration
+    if found:
+        lines.append(f"calibration error   {found.ece:.3f}, at most {found.mce:.3f} in a bin")
 
     lines.append("worst images   hits / false alarms / misses")
     for image in known.worst[:3]:
@@ -152,10 +140,10 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _most_confused(confusion: Confusion, classes: Collection[str]) -> str:
+def _most_confused(known: Analysis, confusion: Confusion) -> str:
     """The three most frequent confusions of two classes, without background."""
     words = []
     for right, other, count in confusions_of(confusion):
-        if right in classes and other in classes:
+        if {right, other} <= known.classes.keys():
             words.append(f"{escape(right)} taken for {escape(other)} ({count})")
     return ", ".join(words[:3]) or "none"

@@ -1,21 +1,19 @@
-"""The charts of a report, by section; a section's function draws one run, or two in the same
-charts.
+"""The charts of a report, by section, of one run or of two in the same charts.
 
-`PANELS` is the table of the curves: a metric that a run logs is drawn by the first row that takes
-its name.
+`PANELS` is the table of the curves.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from retina_dist.reporting.page import COLORS, Chart
-from retina_dist.reporting.run_files import Metric, RunFiles, Series
+from retina_dist.reporting.run_files import Metric, RunFiles, Series, short
 from retina_dist.tracking.progress import TRAINING_GROUPS
 
 MAX_LINES = 10  # of one chart
@@ -27,32 +25,15 @@ Trace = dict[str, Any]
 Runs = Sequence[RunFiles]
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A chart of curves: those whose name is in `names`, or begins with `prefix`."""
-
-    title: str
-    unit: str
-    names: tuple[str, ...] = ()
-    prefix: str = ""
-
-    def select(self, logged: Iterable[str]) -> list[str]:
-        """Those of the logged metrics that it draws."""
-        if self.title == VALIDATION:
-            return [name for name in logged if _is_validation(name)]
-        if self.names:
-            return [name for name in self.names if name in logged]
-        return [name for name in logged if name.startswith(self.prefix)]
-
-
-VALIDATION = "Validation"  # takes the metrics of every validation but its losses
+# The title of each chart of curves, its unit, and the names of the metrics that it draws.
 PANELS = (
-    Panel("Loss", "loss", ("train/loss", "val/loss")),
-    Panel("Parts of the training loss", "loss", prefix="train/loss_"),
-    Panel(VALIDATION, "metric"),
-    Panel("Learning rate", "learning rate", ("train/lr",)),
-    Panel("Gradient norm", "L2 norm", ("train/grad_norm",)),
-    Panel("Speed", "images/s", ("time/images_per_s",)),
+    ("Loss", "loss", "(train|val)/loss"),
+    ("Parts of the training loss", "loss", "train/loss_.*"),
+    # the metrics of every validation but its losses
+    ("Validation", "metric", rf"(?!({'|'.join(TRAINING_GROUPS)})(/|$)|val/loss).*"),
+    ("Learning rate", "learning rate", "train/lr"),
+    ("Gradient norm", "L2 norm", "train/grad_norm"),
+    ("Speed", "images/s", "time/images_per_s"),
 )
 
 
@@ -62,17 +43,13 @@ def curves(runs: Runs) -> Iterator[Chart]:
     Training values are drawn thin with their running median on top.
     """
     logged = dict.fromkeys(name for run in runs for name in run.series)
-    for panel in PANELS:
-        names = panel.select(logged)
+    for title, unit, pattern in PANELS:
+        names = [name for name in logged if re.fullmatch(pattern, name)]
         if names:
-            yield _panel_chart(panel, names, runs)
+            yield _panel_chart(title, unit, names, runs)
 
 
-def _is_validation(name: str) -> bool:
-    return name.split("/")[0] not in TRAINING_GROUPS and not name.startswith("val/loss")
-
-
-def _panel_chart(panel: Panel, names: Sequence[str], runs: Runs) -> Chart:
+def _panel_chart(title: str, unit: str, names: Sequence[str], runs: Runs) -> Chart:
     traces: list[Trace] = []
     values: list[float] = []
     num_lines = 0
@@ -98,9 +75,9 @@ def _panel_chart(panel: Panel, names: Sequence[str], runs: Runs) -> Chart:
             values += series.values
             num_lines += 1
 
-    layout = _axes("optimizer step", panel.unit, y=_usual(values))
+    layout = _axes("optimizer step", unit, y=_usual(values))
     layout |= {"showlegend": num_lines > 1, "hovermode": "x unified"}
-    return Chart(panel.title, traces, layout)
+    return Chart(title, traces, layout)
 
 
 def _lines(series: Series, common: Trace) -> Iterator[Trace]:
@@ -142,24 +119,25 @@ def _bars(
     run: RunFiles, runs: Runs, names: Sequence[str], metrics: Mapping[str, Metric], axis: str
 ) -> Trace:
     """The values of `names` along an axis."""
-    values: list[float | None] = []
-    up: list[float | None] = []
-    down: list[float | None] = []
-    for name in names:
-        metric = metrics.get(name, Metric())
-        values.append(metric.value)
-        if metric.value is None or metric.low is None or metric.high is None:
-            up.append(None)
-            down.append(None)
-        else:  # an interval may leave out its value, which is not corrected for bias
-            up.append(max(0.0, metric.high - metric.value))
-            down.append(max(0.0, metric.value - metric.low))
-
-    whiskers = {"symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
-    trace = _of_run(run, runs) | {"type": "bar", axis: values, f"error_{axis}": whiskers}
-    if axis == "x":
-        return trace | {"orientation": "h", "y": list(names)}
-    return trace | {"orientation": "v", "x": list(names)}
+    found = [metrics.get(name, Metric()) for name in names]
+    # an interval may leave out its value, which is not corrected for bias
+    known = [(each.value or 0.0, each.low, each.high) for each in found]
+    whiskers = {
+        "symmetric": False,
+        "array": [None if high is None else max(0.0, high - value) for value, _, high in known],
+        "arrayminus": [None if low is None else max(0.0, value - low) for value, low, _ in known],
+        "thickness": 1.2,
+        "width": 3,
+    }
+    trace = {
+        **_of_run(run, runs),
+        "type": "bar",
+        "orientation": "h" if axis == "x" else "v",
+        "x": list(names),
+        "y": list(names),
+        f"error_{axis}": whiskers,
+    }
+    return trace | {axis: [each.value for each in found]}
 
 
 def precision_recall(runs: Runs) -> Iterator[Chart]:
@@ -225,16 +203,8 @@ def errors(runs: Runs) -> Iterator[Chart]:
     for run in runs:
         known = run.analysis and run.analysis.errors
         if known:
-            names = list(reversed(known.types))
-            traces.append(
-                {
-                    **_of_run(run, runs),
-                    "type": "bar",
-                    "orientation": "h",
-                    "y": [name.replace("_", " ") for name in names],
-                    "x": [known.types[name].gain for name in names],
-                }
-            )
+            gains = {name.replace("_", " "): Metric(e.gain) for name, e in known.types.items()}
+            traces.append(_bars(run, runs, list(reversed(gains)), gains, "x"))
     if traces:
         title = "AP50 that the correction of each type would add"
         yield Chart(title, traces, {"showlegend": len(runs) > 1})
@@ -242,9 +212,8 @@ def errors(runs: Runs) -> Iterator[Chart]:
 
 def calibration(runs: Runs) -> Iterator[Chart]:
     """How often predictions of a confidence are right."""
-    dotted = {"color": "#8a929c", "dash": "dot"}
-    ideal = {"name": "calibrated", "x": [0, 1], "y": [0, 1], "mode": "lines", "line": dotted}
-    traces: list[Trace] = [{**ideal, "hoverinfo": "skip"}]
+    dotted = {"mode": "lines", "line": {"color": "#8a929c", "dash": "dot"}, "hoverinfo": "skip"}
+    traces: list[Trace] = [{"name": "calibrated", "x": [0, 1], "y": [0, 1], **dotted}]
     for run in runs:
         known = run.analysis and run.analysis.calibration
         if known:
@@ -302,10 +271,12 @@ SECTIONS: dict[str, Callable[[Runs], Iterator[Chart]]] = {
 }
 
 
-def _axes(x_title: str, y_title: str, x: Trace | None = None, y: Trace | None = None) -> Trace:
+def _axes(
+    x_title: str, y_title: str, x: Mapping[str, Any] = {}, y: Mapping[str, Any] = {}
+) -> Trace:
     return {
-        "xaxis": {"title": {"text": x_title, "standoff": 8}, **(x or {})},
-        "yaxis": {"title": {"text": y_title, "standoff": 8}, **(y or {})},
+        "xaxis": {"title": {"text": x_title, "standoff": 8}, **x},
+        "yaxis": {"title": {"text": y_title, "standoff": 8}, **y},
     }
 
 
@@ -314,7 +285,7 @@ def _title(text: str, run: RunFiles, runs: Runs) -> str:
 
 
 def _label(run: RunFiles, runs: Runs, name: str) -> str:
-    label = name.split("/", 1)[-1].removeprefix("loss_").replace("_", " ")
+    label = short(name).removeprefix("loss_").replace("_", " ")
     label = {"train/loss": "training", "val/loss": "validation"}.get(name, label)
     return f"{run.name}: {label}" if len(runs) > 1 else label
 
@@ -324,16 +295,14 @@ def _of_run(run: RunFiles, runs: Runs) -> Trace:
 
 
 def running_median(values: Sequence[float], span: int) -> np.ndarray:
-    """Median of the finite values among the `span` (odd) around each; it neither lags nor follows
-    outliers.
+    """Median of the finite values among the `span` (odd) around each.
 
     Time and memory are the number of values times `span`: thin them first.
 
     >>> running_median([1.0, 9.0, 3.0, 4.0, 5.0], span=3).tolist()
     [5.0, 3.0, 4.0, 4.0, 4.5]
     """
-    numbers = np.asarray(values, dtype=float)
-    finite = np.where(np.isfinite(numbers), numbers, np.nan)
+    finite = np.where(np.isfinite(values), values, np.nan)
     padded = np.pad(finite, span // 2, constant_values=np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the median of no values is nan
@@ -341,17 +310,15 @@ def running_median(values: Sequence[float], span: int) -> np.ndarray:
 
 
 def _usual(values: Sequence[float]) -> Trace:
-    """An axis that is cut above almost all values, so that a few outliers do not flatten
-    the rest.
-    """
+    """An axis that is cut above almost all values, so that outliers do not flatten the rest."""
     finite = np.array(values)[np.isfinite(values)]
     if not len(finite) or finite.min() < 0 or finite.max() <= 0:
         return {}
-    end = float(finite.max())
-    usual = float(np.percentile(finite, 99))
+    end = finite.max()
+    usual = np.percentile(finite, 99)
     if end >= 2 * usual:
         end = usual
-    return {"range": [0, 1.08 * end]}
+    return {"range": [0, 1.08 * float(end)]}
 
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float | None]:

@@ -17,9 +17,7 @@ MAX_ALIKE = 8  # findings with one remedy that are printed
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of trouble: in which split or check, what, what to do, how often, and examples (all
-    that have names).
-    """
+    """One kind of trouble: where, what, what to do, how often, and all examples with names."""
 
     level: Level
     where: str
@@ -30,10 +28,7 @@ class Finding:
 
     def lines(self) -> Iterator[str]:
         """What it is, and its first examples."""
-        if self.count is None:
-            yield self.what
-        else:
-            yield f"{self.what}: {self.count}"
+        yield self.what if self.count is None else f"{self.what}: {self.count}"
         for example in self.examples[:NUM_EXAMPLES]:
             yield f"  {escape(example)}"
         more = len(self.examples) - NUM_EXAMPLES
@@ -43,9 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The report of a doctor: lines of facts, findings, and `details`, which only the JSON file
-    has.
-    """
+    """The report of a doctor: facts, findings, and `details`, which only the JSON file has."""
 
     facts: Sequence[str]
     findings: Sequence[Finding]
@@ -87,19 +80,14 @@ def _by_level(findings: Sequence[Finding]) -> Iterator[str]:
         if alike:
             yield from ("", title)
         for (where, remedy), group in alike.items():
-            yield from _group(where, remedy, group, width)
-
-
-def _group(where: str, remedy: str, findings: Sequence[Finding], width: int) -> Iterator[str]:
-    """Lines of findings with one remedy, the first with the place that they are in."""
-    lines: list[str] = []
-    for finding in findings[:MAX_ALIKE]:
-        lines += finding.lines()
-    more = len(findings) - MAX_ALIKE
-    if more > 0:
-        lines.append(f"and {more} more; output=FILE.json has all")
-    if remedy:
-        lines.append(f"-> {remedy}")
-    yield f"  {where:<{width}}{lines[0]}"
-    for line in lines[1:]:
-        yield f"  {'':<{width}}{line}"
+            lines: list[str] = []
+            for finding in group[:MAX_ALIKE]:
+                lines += finding.lines()
+            more = len(group) - MAX_ALIKE
+            if more > 0:
+                lines.append(f"and {more} more; output=FILE.json has all")
+            if remedy:
+                lines.append(f"-> {remedy}")
+            yield f"  {where:<{width}}{lines[0]}"
+            for line in lines[1:]:
+                yield f"  {'':<{width}}{line}"

@@ -1,5 +1,4 @@
-"""How sure a metric is: 95 % intervals by the jackknife over images, and the difference of two
-results on the same images.
+"""How sure a metric is: 95 % intervals by the jackknife over images.
 
 The images are split into groups; a metric is computed with each group left out in turn. How much
 these values vary tells the standard error, without any random draw that repeats an image.
@@ -36,8 +35,8 @@ class Interval:
     """
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
     reason: str = ""
 
     def __str__(self) -> str:
@@ -84,7 +83,7 @@ class Resampled:
         """The interval of a metric between 0 and 1, symmetric in its log odds."""
         value = self.values[name]
         if not math.isfinite(value):
-            return Interval(value, math.nan, math.nan)
+            return Interval(value)
 
         center = float(self.samples[name][0])
         margin = _margin(self.samples[name])
@@ -92,7 +91,7 @@ class Resampled:
         if not reason and not (margin > 0 and 0 < center < 1):
             reason = NO_VARIATION
         if reason:
-            return Interval(value, math.nan, math.nan, reason)
+            return Interval(value, reason=reason)
 
         odds = center / (1 - center)
         factor = math.exp(min(margin / (center * (1 - center)), 500))
@@ -112,10 +111,10 @@ class Resampled:
             )
         value = self.values[name] - other.values[name]
         if not math.isfinite(value):
-            return Interval(value, math.nan, math.nan)
+            return Interval(value)
         reason = self.reasons.get(name) or other.reasons.get(name)
         if reason:
-            return Interval(value, math.nan, math.nan, reason)
+            return Interval(value, reason=reason)
 
         samples = self.samples[name] - other.samples[name]
         margin = _margin(samples)
@@ -137,8 +136,7 @@ class Resampled:
 
     @classmethod
     def load(cls, folder: Path) -> Resampled | None:
-        """What `save` wrote into `folder`; None without the file, or with that of a version before
-        2.
+        """What `save` wrote into `folder`; None without the file, or before version 2.
 
         Raises:
             DataError: the file cannot be read.

@@ -1,5 +1,4 @@
-"""One self-contained HTML page: charts by plotly, laid out by page.html; needs
-`retina-dist[analysis]`.
+"""One self-contained HTML page of charts by plotly; needs `retina-dist[analysis]`.
 
 plotly's JavaScript is in the page, compressed; the page loads nothing, and forbids the browser to.
 """
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,7 @@ INSTALL = 'pip install "retina-dist[analysis]"'
 
 @dataclass(frozen=True)
 class Chart:
-    """A plotly figure: its traces, what differs from the page's layout, its title and its height in
-    px.
-    """
+    """A plotly figure: title, traces, what differs from the page's layout, height in px."""
 
     title: str
     data: Sequence[Mapping[str, Any]]
@@ -57,32 +55,27 @@ def missing_packages() -> str:
 
 
 def page_if_possible(write: Callable[[], Path], run: Path | None = None) -> str:
-    """Where `write` wrote a report, or which packages it lacks and how to write the one of `run`
-    then, as a line.
-    """
+    """A line: where `write` wrote a report, or what it lacks and how to write it then."""
     lacking = missing_packages()
     if not lacking:
         return f"report: {write()}"
-    again = ""
-    if run:
-        again = f", then python -m retina_dist.report run={run}"
+    again = f", then python -m retina_dist.report run={run}" if run else ""
     return f"no report, as {lacking} is not installed: {INSTALL}{again}"
 
 
 def write_page(
     out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: Any
 ) -> Path:
-    """Write the page `out` of `charts`, by section, and what else page.html shows. Raises
-    ConfigError without the extra.
+    """Write the page `out` of `charts`, by section, and what else page.html shows.
+
+    Raises ConfigError without the extra.
     """
     lacking = missing_packages()
     if lacking:
         raise ConfigError(f"a report needs {lacking}; run {INSTALL}.")
 
-    figures = []
-    for section in charts.values():
-        for chart in section:
-            figures.append({"data": chart.data, "layout": chart.layout})
+    drawn = chain.from_iterable(charts.values())
+    figures = [{"data": chart.data, "layout": chart.layout} for chart in drawn]
     text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
     content["figures"] = text.replace("<", "\\u003c")
     content["plotly"] = _plotly() if figures else ""

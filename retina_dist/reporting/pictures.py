@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,12 @@ def enlarged(image: Tensor) -> Tensor:
     image = image.detach().cpu()
     if image.dtype != torch.uint8:
         image = image.round().clamp(0, 255).to(torch.uint8)
-    scale = LONG_SIDE / max(image.shape[-2:])
-    if scale <= 1:
+    return _scaled(image, max(1.0, LONG_SIDE / max(image.shape[-2:])))
+
+
+def _scaled(image: Tensor, scale: float) -> Tensor:
+    """The image with its sides times `scale`; the image itself for 1."""
+    if scale == 1:
         return image
     size = [max(1, round(side * scale)) for side in image.shape[-2:]]
     return F.resize_image(image, size, antialias=True)
@@ -46,16 +51,12 @@ def titled(image: Tensor, title: str) -> Tensor:
 
 
 def sheet(pictures: Sequence[Tensor], columns: int | None = None) -> Image.Image:
-    """uint8 [3, h, w] of any sizes row by row on white; by default about as many columns
-    as rows.
-    """
-    height = max(picture.shape[1] for picture in pictures)
-    width = max(picture.shape[2] for picture in pictures)
+    """uint8 [3, h, w] of any sizes row by row on white, by default nearly as a square."""
+    _, heights, widths = zip(*(picture.shape for picture in pictures), strict=True)
     cells = []
-    for picture in pictures:
-        cells.append(
-            pad(picture, (0, width - picture.shape[2], 0, height - picture.shape[1]), value=WHITE)
-        )
+    for picture, height, width in zip(pictures, heights, widths, strict=True):
+        margins = (0, max(widths) - width, 0, max(heights) - height)
+        cells.append(pad(picture, margins, value=WHITE))
     columns = columns or round(len(pictures) ** 0.5 + 0.49)
     return F.to_pil_image(make_grid(cells, nrow=columns, padding=8, pad_value=WHITE))
 
@@ -71,29 +72,27 @@ def write_details(
     marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] = lambda image_id, analysis: [],
     **more: Any,
 ) -> None:
-    """Write details.json, what a report shows beside analysis.json, and the images that
-    analysis.json lists first.
+    """Write details.json, and the images that analysis.json lists first.
 
     An image that cannot be read is left out; images of earlier details are deleted.
 
     Args:
-        folder: where analysis.json is, and details.json and images/ will be. read: gives an image,
-        uint8 [3, h, w], by its id. marks: gives what is on an image: `kind` ("object" or
-        "prediction"), `text`, and `place`: x, y,
-            width and height in its pixels.
+        folder: where analysis.json is, and details.json and images/ will be.
+        read: gives an image, uint8 [3, h, w], by its id.
+        marks: gives what is on an image: `kind` ("object" or "prediction"), `text`, and `place`:
+            x, y, width and height in its pixels.
         more: other content of details.json.
     """
     _delete_earlier(folder)
     analysis: Mapping[str, Any] = {}
     if (folder / "analysis.json").is_file():
         analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
-    listed = []
+    listed: list[dict[str, Any]] = []
     for kind in LISTS:
-        for entry in analysis.get(kind, ())[:MAX_LISTED]:
-            listed.append(entry["image_id"])
+        listed += analysis.get(kind, ())[:MAX_LISTED]
 
     images = {}
-    for image_id in dict.fromkeys(listed):
+    for image_id in dict.fromkeys(map(itemgetter("image_id"), listed)):
         try:
             pixels = read(image_id)
         except ImageError:
@@ -109,11 +108,9 @@ def write_details(
 
 
 def _delete_earlier(folder: Path) -> None:
-    """Delete the images of an earlier details.json by its list, since images/ may have
-    other files.
-    """
+    """Delete the images that an earlier details.json lists; images/ may have other files."""
     try:
-        before = read_typed(folder / "details.json", Details, Details())
+        before = read_typed(folder / "details.json", Details)
     except DataError:  # it is not ours
         return
     for picture in before.images.values():
@@ -123,19 +120,13 @@ def _delete_earlier(folder: Path) -> None:
 
 
 def _save_small(pixels: Tensor, folder: Path, image_id: int) -> str:
-    """Save an image with at most MAX_SIDE pixels a side below `folder`/images, under a free name,
-    which is returned.
-    """
+    """Save an image of at most MAX_SIDE pixels a side below `folder`/images; return its name."""
     for n in count():
         name = f"images/{image_id}{'_' * n}.jpg"
         if not (folder / name).exists():  # another file is not ours
             break
 
-    height, width = pixels.shape[-2:]
-    scale = MAX_SIDE / max(height, width)
-    if scale < 1:
-        size = [max(1, round(height * scale)), max(1, round(width * scale))]
-        pixels = F.resize_image(pixels, size, antialias=True)
+    pixels = _scaled(pixels, min(1.0, MAX_SIDE / max(pixels.shape[-2:])))
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     F.to_pil_image(pixels).save(folder / name, quality=85)
     return name
@@ -143,9 +134,7 @@ def _save_small(pixels: Tensor, folder: Path, image_id: int) -> str:
 
 @cache
 def font_of(size: int) -> Any:
-    """DejaVu Sans, which has accents, Greek and Cyrillic, or without it Pillow's own font, which
-    has ASCII.
-    """
+    """DejaVu Sans, which has accents, Greek and Cyrillic, or Pillow's own font, which has ASCII."""
     try:
         return ImageFont.truetype("DejaVuSans.ttf", size)
     except OSError:

@@ -1,5 +1,4 @@
-"""The files of a run folder, each read once into what a run writes; every later line may trust the
-types.
+"""The files of a run folder, each read once; every later line may trust the types.
 
 A folder may come from elsewhere: a link that leaves it is not followed, and a file of another shape
 is one sentence that names it.
@@ -22,6 +21,7 @@ from msgspec import Meta, Struct
 from retina_dist.base.errors import DataError, first_line
 from retina_dist.base.files import open_regular, read_bytes
 from retina_dist.base.settings import flattened
+from retina_dist.base.text import name_of_run
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.tracking.loggers import STEP, read_rows
@@ -281,57 +281,46 @@ class RunFiles:
             raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
 
         self.folder = folder
-        path = folder.resolve()
-        self.name = path.name
-        if path.name.isdecimal():  # a job of a sweep
-            self.name = "/".join(path.parts[-2:])
-
-        self.settings = self._settings()
-        self.starts = read_typed(folder / "command.json", list[Start], [])
-        self.result = read_typed(folder / "result.json", Result, Result())
-        self.timings = read_typed(folder / "timings.json", Timings, Timings())
-        self.details = read_typed(folder / "details.json", Details, Details())
-        self.analysis = read_typed(folder / "analysis.json", Analysis, None)
+        self.name = name_of_run(folder.resolve())
+        self.settings: dict[str, str] = {}
+        file = folder / "config.yaml"
+        if file.is_file():
+            with reading(file):
+                content = load_yaml(inside(file))
+                self.settings = flattened(msgspec.convert(content, dict[str, Any]))
+        self.starts = read_typed(folder / "command.json", list[Start])
+        self.result = read_typed(folder / "result.json", Result)
+        self.timings = read_typed(folder / "timings.json", Timings)
+        self.details = read_typed(folder / "details.json", Details)
+        self.analysis: Analysis | None = None
+        if (folder / "analysis.json").is_file():
+            self.analysis = read_typed(folder / "analysis.json", Analysis)
         self.series: dict[str, Series] = {}
         file = folder / "metrics.csv"
         if file.is_file():
             with reading(file):
                 self.series = read_series(inside(file))
 
-    def _settings(self) -> dict[str, str]:
-        file = self.folder / "config.yaml"
-        if not file.is_file():
-            return {}
-        with reading(file):
-            content = load_yaml(inside(file))
-            return flattened(msgspec.convert(content, dict[str, Any]))
-
     @property
     def metrics(self) -> dict[str, Metric]:
         """Those of analysis.json by name; without it, values of the last validation."""
         if self.analysis and self.analysis.metrics:
             return self.analysis.metrics
-        return {
-            name.split("/", 1)[-1]: Metric(value) for name, value in self.result.metrics.items()
-        }
+        return {short(name): Metric(value) for name, value in self.result.metrics.items()}
 
     @property
     def step_of_metrics(self) -> int | None:
-        """The step of the validation that `metrics` are of, found by their first value; None if
-        unknown.
-        """
+        """The step of the validation that `metrics` are of; None if unknown."""
         for name, metric in self.metrics.items():
             for logged, series in self.series.items():
-                if logged.split("/", 1)[-1] == name and metric.value in series.values:
-                    last = len(series.values) - 1 - series.values[::-1].index(metric.value)
-                    return series.steps[last]
+                if short(logged) == name and metric.value in series.values:
+                    # of equal values the last
+                    return dict(zip(series.values, series.steps, strict=True))[metric.value]
         return None
 
     @property
     def life(self) -> list[Start]:
-        """The start of this run, and those that continued it: the folder may have held another
-        before.
-        """
+        """The start of this run, and those that continued it; the folder may have held another."""
         begins = [i for i, start in enumerate(self.starts) if not start.continues]
         return self.starts[max(begins, default=0) :]
 
@@ -363,19 +352,15 @@ class RunFiles:
     @property
     def pictures(self) -> dict[str, list[tuple[ListedImage, Picture]]]:
         """The images of each list of analysis.json in the folder, with their JPEG as `source`."""
-        lists: dict[str, list[tuple[ListedImage, Picture]]] = {}
-        if self.analysis is None:
-            return lists
-        analysis = self.analysis
-        for kind, listed in zip(
-            LISTS, (analysis.worst, analysis.confident, analysis.best), strict=True
-        ):
+        lists: dict[str, list[tuple[ListedImage, Picture]]] = defaultdict(list)
+        known = self.analysis or Analysis()
+        for kind, listed in zip(LISTS, (known.worst, known.confident, known.best), strict=True):
             for image in listed[:MAX_LISTED]:
                 picture = self.details.images.get(str(image.image_id))
                 if picture:
                     picture.source = jpeg_source(self.folder / "images" / Path(picture.file).name)
                     if picture.source:
-                        lists.setdefault(kind, []).append((image, picture))
+                        lists[kind].append((image, picture))
         return lists
 
 
@@ -392,13 +377,13 @@ def reading(file: Path) -> Iterator[None]:
         ) from error
 
 
-def read_typed(file: Path, kind: type[T], missing: Any) -> T:
-    """The content of a JSON file as `kind`; `missing` where there is no file.
+def read_typed(file: Path, kind: type[T]) -> T:
+    """The content of a JSON file as `kind`; an empty one where there is no file.
 
     NaN and infinity are read as null. Raises DataError for what is not JSON, and for another shape.
     """
     if not file.is_file():
-        return missing
+        return kind()
     with reading(file):
         # json, unlike msgspec, reads halves of characters, of which names of files can consist
         content = json.loads(read_bytes(inside(file)), parse_constant=lambda _: None)
@@ -411,6 +396,11 @@ def are_paired(first: Resampled | None, second: Resampled | None, metric: str) -
         return False
     one = first.samples.get(metric, ())
     return len(one) > 0 and len(one) == len(second.samples.get(metric, ()))
+
+
+def short(name: str) -> str:
+    """A metric's name without its group, such as "AP" of "coco/AP"."""
+    return name.split("/", 1)[-1]
 
 
 def inside(file: Path) -> Path:

@@ -1,12 +1,11 @@
-"""The report of a run folder, or of two side by side, from the files that a run or an evaluation
-wrote there.
-"""
+"""The report of a run folder, or of two side by side."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
@@ -14,7 +13,7 @@ from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.page import REPORT, format_number, write_page
-from retina_dist.reporting.run_files import Metric, RunFiles, are_paired
+from retina_dist.reporting.run_files import Metric, RunFiles, are_paired, short
 
 
 @dataclass
@@ -41,6 +40,7 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     without `retina-dist[analysis]`.
     """
     runs = [RunFiles(folder)]
+    rows = []
     if other:
         runs.append(RunFiles(other))
         tasks = {run.settings.get("task.name") for run in runs if run.settings}
@@ -51,9 +51,6 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
         if runs[0].name == runs[1].name:
             runs[0].name = str(folder)
             runs[1].name = str(other)
-
-    rows = []
-    if len(runs) == 2:
         rows = [astuple(each) for each in differences(*runs)]
     return write_page(
         out or folder / REPORT,
@@ -68,9 +65,7 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
 
 
 def warnings_of(runs: Sequence[RunFiles]) -> list[str]:
-    """A sentence for each run whose training has not come to its end, so that its numbers are not
-    final.
-    """
+    """A sentence for each run whose training has not come to its end."""
     sentences = []
     for run in runs:
         why = run.result.unfinished
@@ -88,9 +83,8 @@ def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
     after = Resampled.load(second.folder)
     apart: dict[str, Interval] = {}
     if before and after:
-        for key in before.values:
-            if are_paired(before, after, key):
-                apart[key.split("/", 1)[-1]] = after.difference(before, key)
+        for key in filter(partial(are_paired, before, after), before.values):
+            apart[short(key)] = after.difference(before, key)
 
     rows = []
     for name in dict.fromkeys([*first.metrics, *apart]):
@@ -103,15 +97,8 @@ def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
         if interval and str(interval):
             row.difference = f"{interval.value:+.3f}"
             row.interval = str(interval)
-            row.verdict = verdict_of(interval)
+            row.verdict = "better" if interval.value > 0 else "worse"
+            if interval.holds_zero:
+                row.verdict = "not distinguishable"
         rows.append(row)
     return rows
-
-
-def verdict_of(difference: Interval) -> str:
-    """What an interval of a difference says."""
-    if difference.holds_zero:
-        return "not distinguishable"
-    if difference.value > 0:
-        return "better"
-    return "worse"

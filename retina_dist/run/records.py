@@ -67,7 +67,7 @@ def write_start(
 
     starts: list[Facts] = []
     with contextlib.suppress(DataError):  # what is not ours is replaced
-        starts = read_typed(folder / COMMAND, list[Facts], [])
+        starts = read_typed(folder / COMMAND, list[Facts])
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
     given = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
@@ -94,7 +94,7 @@ def write_start(
 
 def markdown_of_start(folder: Path) -> str:
     """The last start of a run as Markdown: its command and the settings that it changed."""
-    start = read_typed(folder / COMMAND, list[Start], [])[-1]
+    start = read_typed(folder / COMMAND, list[Start])[-1]
     rows = [f"| {key} | {value} | {default} |\n" for key, value, default in start.changed]
     table = "| setting | value | default |\n|---|---|---|\n" + "".join(rows)
     return f"    {start.command}\n\n{table}"
@@ -132,4 +132,4 @@ def versions() -> dict[str, str]:
 
 def read_result(folder: Path) -> Result:
     """The content of result.json; empty without the file. Raises DataError for another shape."""
-    return read_typed(folder / RESULT, Result, Result())
+    return read_typed(folder / RESULT, Result)

@@ -148,7 +148,7 @@ def _record(folder: Path, failure: BaseException | None, seconds: float) -> None
     """Add to the job's result.json, which may be of an older sweep, what this one knows of it."""
     content: dict[str, object] = {"status": "ok", "error": None, "seconds": seconds}
     with contextlib.suppress(DataError):  # it was cut short by a full disk
-        content |= read_typed(folder / RESULT, dict[str, object], {})
+        content |= read_typed(folder / RESULT, dict[str, object])
     content["overrides"] = redacted_tree(list(HydraConfig.get().overrides.task))
     if failure is not None:
         content["status"] = "failed"
