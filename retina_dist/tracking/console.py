@@ -1,6 +1,4 @@
-"""The logging handler of the logger "retina_dist": what a rank prints, and signs of life during
-long work.
-"""
+"""What a rank prints, and signs of life during long work."""
 
 from __future__ import annotations
 
@@ -43,8 +41,9 @@ def note_output() -> None:
 
 
 class Console(logging.Handler):
-    """Prints INFO of rank 0, and WARNING of every rank or, with `extra={"rank_zero_only": True}`,
-    of rank 0.
+    """Prints INFO of rank 0, and WARNING of every rank.
+
+    With `extra={"rank_zero_only": True}` a warning of rank 0 alone is printed.
 
     A training replaces `write`, which prints a line, and `beat`, which `heartbeat` calls, by those
     of `Progress`.
@@ -62,11 +61,13 @@ class Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if warns := record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING:
             text = f"{record.levelname.lower()}: {text}"
+        elif self.rank:
+            return
         if self.rank == 0:
             self.write(text)
-        elif warns and not getattr(record, "rank_zero_only", False):
+        elif not hasattr(record, "rank_zero_only"):
             self.write(f"[rank {self.rank}] {text}")
 
     def _beat(self, text: str, seconds: float, silent: bool) -> None:
@@ -90,20 +91,17 @@ def configure_logging(rank: int) -> Iterator[Console]:
 
 @contextmanager
 def heartbeat() -> Iterator[None]:
-    """Until the context ends, rank 0 calls `console.beat(text, seconds, silent)` twice a second, on
-    another thread.
+    """Until the context ends, a thread of rank 0 calls `console.beat` twice a second.
 
     `text` and `seconds` are of `activity`; `silent` says that nothing was printed for ten seconds.
     """
-    console = next((handler for handler in LOGGER.handlers if isinstance(handler, Console)), None)
-    if console is None or console.rank:
-        yield
-        return
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(min(0.5, SILENCE_S / 4)):
-            console.beat(*activity(), time.monotonic() - _printed_at >= SILENCE_S)
+            for console in LOGGER.handlers:
+                if isinstance(console, Console) and console.rank == 0:
+                    console.beat(*activity(), time.monotonic() - _printed_at >= SILENCE_S)
 
     note_output()
     thread = threading.Thread(target=watch, name="heartbeat", daemon=True)

@@ -1,6 +1,4 @@
-"""Metric loggers: the trainer calls `log(metrics, step)` with metrics by `group/name` and the
-optimizer step.
-"""
+"""Metric loggers: `log(metrics, step)` takes metrics by `group/name`."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class LoggerCollection(Callback):
         self.loggers = loggers
 
     def on_log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log a row of training metrics."""
+        """Log a row of metrics, of a training or a validation."""
         defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
         try:
             for logger in self.loggers:
@@ -60,9 +58,7 @@ class LoggerCollection(Callback):
                 "and add resume=auto to the command."
             ) from error
 
-    def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a validation."""
-        self.on_log(metrics, step)
+    on_validation = on_log
 
     def on_end(self) -> None:
         """Close the loggers."""
@@ -72,8 +68,7 @@ class LoggerCollection(Callback):
 
 
 class CsvLogger(MetricLogger):
-    """A CSV file with one row per `log`: the step in the first column, an empty cell where a metric
-    was not logged.
+    """metrics.csv, one row per `log`: the step first, an empty cell where nothing was logged.
 
     Each row is in the file when `log` returns, so a killed run loses none. With `resume_step` the
     file is continued without rows of later steps, which the resumed run logs again, and without a
@@ -133,9 +128,8 @@ class TensorBoardLogger(MetricLogger):
         """
         from torch.utils.tensorboard.summary import hparams
 
-        values: dict[str, str | float] = {}
-        for key, text in settings.items():
-            values[key] = float(text) if NUMBER.fullmatch(text) else text
+        values: dict[str, str | float] = dict(settings)
+        values |= {key: float(text) for key, text in settings.items() if NUMBER.fullmatch(text)}
         for summary in hparams(values, dict.fromkeys(metrics)):
             self._writer._get_file_writer().add_summary(summary)
         for path in images:
@@ -149,8 +143,7 @@ class TensorBoardLogger(MetricLogger):
 
 
 def read_rows(path: Path) -> Iterator[list[str]]:
-    """The columns of a CsvLogger's file, then its complete rows, without one cut short by a killed
-    run or a full disk.
+    """The columns of a CsvLogger's file, then its rows, without one that was cut short.
 
     Raises DataError for the file of someone else.
     """

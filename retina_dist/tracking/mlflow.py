@@ -25,7 +25,7 @@ from typing import Any
 from retina_dist.base.errors import ConfigError, Preempted, describe_error, set_status
 from retina_dist.base.files import PathOrUrl, read_bytes, write_json
 from retina_dist.base.redaction import redacted
-from retina_dist.base.text import format_duration, pluralize
+from retina_dist.base.text import format_duration, name_of_run, pluralize
 from retina_dist.tracking.loggers import MetricLogger
 from retina_dist.tracking.settings import MLFLOW_PARENT, MlflowSettings
 
@@ -150,7 +150,7 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         A step that is logged again after a resume has both values in MLflow.
         """
         now = time.time_ns() // 1_000_000
-        self._values.extend((name, float(value), now, step) for name, value in metrics.items())
+        self._values += [(name, float(value), now, step) for name, value in metrics.items()]
 
     def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None:
         """Send the remaining metrics, the files and the status of a training that `error` ended.
@@ -161,12 +161,10 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         """
         if self._status or not self.is_started:
             return
-        killed = isinstance(error, Preempted | KeyboardInterrupt)
-        if killed:
+        self._status = "FAILED" if error else "FINISHED"
+        if isinstance(error, Preempted | KeyboardInterrupt):
             self._status = "KILLED"
             within_s = min(within_s, PREEMPTED_S)
-        else:
-            self._status = "FAILED" if error else "FINISHED"
         now = time.monotonic()
         patience = self.settings.mlflow_wait_s
         if patience is None:
@@ -180,9 +178,7 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
             left = format_duration(patience - waited)
             set_status(f"sending to MLflow, {len(self._values)} values left, giving up in {left}")
             self._thread.join(0.05)
-        self._report_missing()
 
-    def _report_missing(self) -> None:
         missing = self._num_refused + len(self._values)
         is_late = self._thread.is_alive()
         self._given_up.set()
@@ -223,9 +219,9 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
             del self._values[: len(batch)]
 
     def _send_files(self) -> None:
-        documents = [p for p in self.run.folder.glob("*") if p.suffix in DOCUMENTS]
-        for path in sorted(documents):
-            self._send(self.client.log_artifact, self.id, str(path))
+        for path in sorted(self.run.folder.glob("*")):
+            if path.suffix in DOCUMENTS:
+                self._send(self.client.log_artifact, self.id, str(path))
         best = self.run.best
         if self.settings.mlflow_checkpoint and isinstance(best, Path) and best.is_file():
             self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
@@ -244,16 +240,14 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
                 return True
             except Exception as error:
                 is_away = self._is_away(error)
-                if is_away or not optional:
-                    self._warn_once(error)
+                if not self._has_warned and (is_away or not optional):
+                    self._warn(error)
                 if not is_away:
                     return False
                 self._given_up.wait(RETRY_S)
         return False
 
-    def _warn_once(self, error: Exception) -> None:
-        if self._has_warned:
-            return
+    def _warn(self, error: Exception) -> None:
         self._has_warned = True
         root: BaseException = error
         while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
@@ -291,21 +285,22 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
     def _log_facts(self, run: Any) -> None:
         """Log settings as params, and facts as tags."""
         entities = self.mlflow.entities
+        tags = []
         facts = {
             "run_folder": self.run.folder,
             "checkpoints": self.run.checkpoints,
             "host": platform.node(),
             **self.run.tags,
         }
-        tags = [
-            entities.RunTag(key, redacted(str(value))[:MAX_LENGTH]) for key, value in facts.items()
-        ]
+        for key, value in facts.items():
+            tags.append(entities.RunTag(key, redacted(str(value))[:MAX_LENGTH]))
         if self.run.note and NOTE not in run.data.tags:
             tags.append(entities.RunTag(NOTE, self.run.note[:MAX_NOTE_LENGTH]))
-        params = self.run.params
-        new = sorted(params.keys() - run.data.params.keys())  # MLflow changes none
-        parameters = [entities.Param(key, params[key][:MAX_LENGTH]) for key in new]
-        self.client.log_batch(self.id, params=parameters, tags=tags)
+        params = []
+        for key, text in self.run.params.items():
+            if key not in run.data.params:  # MLflow changes none
+                params.append(entities.Param(key, text[:MAX_LENGTH]))
+        self.client.log_batch(self.id, params=params, tags=tags)
 
     def _log_data(self) -> None:
         run = self.run
@@ -332,19 +327,15 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         # as mlflow.start_run: user, source and git commit
         from mlflow.tracking.context.registry import resolve_tags
 
-        client = self.client
+        tags = {}
         parent = os.environ.get(MLFLOW_PARENT)
         if parent:
-            experiment_id = client.get_run(parent).info.experiment_id
-            tags = resolve_tags({"mlflow.parentRunId": parent})
+            experiment_id = self.client.get_run(parent).info.experiment_id
+            tags["mlflow.parentRunId"] = parent
         else:
             experiment_id = self._experiment()
-            tags = resolve_tags({})
-        folder = self.run.folder
-        name = folder.name
-        if name.isdecimal():  # a sweep's job
-            name = "/".join(folder.parts[-2:])
-        return client.create_run(experiment_id, run_name=self.settings.run_name or name, tags=tags)
+        name = self.settings.run_name or name_of_run(self.run.folder)
+        return self.client.create_run(experiment_id, run_name=name, tags=resolve_tags(tags))
 
     def _experiment(self) -> str:
         """The id of the experiment that the settings or the environment name, made if absent."""

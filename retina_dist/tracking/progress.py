@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TextIO
 
 import torch
@@ -24,6 +25,13 @@ VAL_LOSS = "val/loss"
 BAR = 20  # characters
 ERASE = "\r\x1b[K"  # the line of a terminal
 ETA_AFTER = 10  # steps; the first ones start data workers and choose kernels
+
+
+def _console() -> TextIO:
+    """Where to print: one stream where output is piped, so that a file has every line."""
+    if _columns(sys.stdout) and _columns(sys.stderr):
+        return sys.stderr
+    return sys.stdout
 
 
 class LatestLoss:
@@ -48,6 +56,7 @@ class LatestLoss:
         self._copied = torch.cuda.current_stream(loss.device).record_event()
 
 
+@dataclass(eq=False)
 class Progress(Callback):
     """Shows a training on the console: a live line on a terminal, plain lines elsewhere.
 
@@ -65,35 +74,23 @@ class Progress(Callback):
         clock: Tells the time in seconds.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        initial: int = 0,
-        *,
-        steps_per_epoch: int,
-        images_per_step: int = 0,
-        headline: Sequence[str] = (),
-        peak_gib: Callable[[], float] | None = None,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.total_steps = total_steps
-        self.initial = initial
-        self.steps_per_epoch = steps_per_epoch
-        self.images_per_step = images_per_step
-        self.headline = headline
-        self.peak_gib = peak_gib
-        self.file = file or sys.stdout
-        # one stream where output is piped, so that a file has every line
-        if file is None and _columns(sys.stdout) and _columns(sys.stderr):
-            self.file = sys.stderr
-        self._clock = clock
-        self._start = clock()
-        self._step = initial  # the last one that has ended
-        self._shown = initial
+    total_steps: int
+    initial: int = 0
+    _: KW_ONLY
+    steps_per_epoch: int
+    images_per_step: int = 0
+    headline: Sequence[str] = ()
+    peak_gib: Callable[[], float] | None = None
+    file: TextIO = field(default_factory=_console)
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
+        self._step = self.initial  # the last one that has ended
+        self._shown = self.initial
         self._loss = LatestLoss()
         self._first: tuple[int, float] | None = None  # the first step to end here, and when
-        self._window = (initial, clock())  # step and time since which the rate is measured
+        self._window = (self.initial, self._start)  # step and time since which the rate is measured
         self._text = ""  # what follows the bar
         self._has_bar = _columns(self.file) > 0
         self._lock = threading.Lock()  # `beat` comes from another thread
@@ -102,17 +99,17 @@ class Progress(Callback):
     def on_step(self, step: int, values: Mapping[str, Tensor]) -> None:
         self._step = step
         if self._first is None:
-            self._first = (step, self._clock())
+            self._first = (step, self.clock())
         if LOSS in values:
             self._loss.update(values[LOSS])
 
     def on_log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._show(step, self._describe(step, metrics))
-        self._window = (step, self._clock())
+        self._show(step, metrics)
+        self._window = (step, self.clock())
 
     def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
         self.write(f"{self._where(step)}  {format_results(metrics, self.headline)}")
-        self._window = (step, self._clock())
+        self._window = (step, self.clock())
 
     def beat(self, text: str, seconds: float, silent: bool) -> None:
         """For `heartbeat`: move the bar, or print a line after a first step and when `silent`.
@@ -122,7 +119,7 @@ class Progress(Callback):
         step = self._step
         is_first = self._shown == self.initial
         if step > self._shown and (self._has_bar or silent or is_first):
-            self._show(step, self._describe(step, self._since_log(step)))
+            self._show(step, self._since_log(step))
         elif silent:
             self.write(f"{text}: {format_duration(seconds)} so far")
 
@@ -138,13 +135,13 @@ class Progress(Callback):
             print_redacted("", self.file)
             self._has_bar = False
 
-    def _show(self, step: int, text: str) -> None:
+    def _show(self, step: int, metrics: Mapping[str, float]) -> None:
         self._shown = step
-        self._text = text
+        self._text = self._describe(step, metrics)
         if self._has_bar:
             self._draw()
         else:
-            self.write(f"{self._where(step)}  {text}")
+            self.write(f"{self._where(step)}  {self._text}")
 
     def _draw(self) -> None:
         if self._has_bar:
@@ -157,9 +154,10 @@ class Progress(Callback):
 
     def _where(self, step: int) -> str:
         """`step  50/1000  epoch 0.50`, of constant width, so that lines align."""
-        text = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}"
-        width = len(f"{self.total_steps / self.steps_per_epoch:.2f}")
-        return f"{text}  epoch {step / self.steps_per_epoch:>{width}.2f}"
+        total = str(self.total_steps)
+        epochs = f"{self.total_steps / self.steps_per_epoch:.2f}"
+        epoch = f"{step / self.steps_per_epoch:.2f}"
+        return f"step {step:>{len(total)}}/{total}  epoch {epoch:>{len(epochs)}}"
 
     def _since_log(self, step: int) -> dict[str, float]:
         """Metrics between two rows: the last step's loss, and the rate since the last row."""
@@ -167,7 +165,7 @@ class Progress(Callback):
         if math.isfinite(self._loss.value):
             metrics[LOSS] = self._loss.value
         since, when = self._window
-        seconds = self._clock() - when
+        seconds = self.clock() - when
         if self.images_per_step and step > since and seconds > 0:
             metrics["time/images_per_s"] = (step - since) * self.images_per_step / seconds
         return metrics
@@ -178,21 +176,14 @@ class Progress(Callback):
         parts = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
         if self.peak_gib:
             parts.append(f"{self.peak_gib():.1f} GiB")
-        now = self._clock()
+        now = self.clock()
         parts.append(f"{format_duration(now - self._start)} elapsed")
-        left = self._seconds_left(step, now)
-        if left is not None:
+        first, when = self._first or (step, now)
+        if step - self.initial >= ETA_AFTER and step > first:
+            # evaluations and checkpoints included
+            left = (self.total_steps - step) * (now - when) / (step - first)
             parts.append(f"ETA {format_duration(left)}")
         return "  ".join(parts)
-
-    def _seconds_left(self, step: int, now: float) -> float | None:
-        """The time left, evaluations and checkpoints included, from the tenth step on."""
-        if step - self.initial < ETA_AFTER or self._first is None:
-            return None
-        first, when = self._first
-        if step <= first:
-            return None
-        return (self.total_steps - step) * (now - when) / (step - first)
 
 
 def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
@@ -210,11 +201,10 @@ def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -
         shown.append(VAL_LOSS)
     parts = []
     for name in shown:
-        value = metrics[name]
         digits = 4 if name == VAL_LOSS else 3
-        text = "-" if math.isnan(value) else f"{value:.{digits}f}"
-        parts.append(f"{name.split('/', 1)[-1]} {text}")
-    return "validation: " + "  ".join(parts)
+        value = f"{metrics[name]:.{digits}f}".replace("nan", "-")
+        parts.append(f"{name.split('/', 1)[-1]} {value}")
+    return f"validation: {'  '.join(parts)}"
 
 
 def _columns(file: TextIO) -> int:
