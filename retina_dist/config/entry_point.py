@@ -11,7 +11,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class Command:
             prints_settings = options.cfg is not None or options.info is not None
             with (
                 compose.translate_hydra_errors(compose.command_of(self.name)),
-                redacted_stdout(prints_settings),
+                redacted_stdout() if prints_settings else nullcontext(),
             ):
                 _run_hydra(
                     args=options,
@@ -233,11 +233,8 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
 
 
 @contextmanager
-def redacted_stdout(applies: bool) -> Iterator[None]:
-    """If it `applies`, print what is written to stdout at the end, without secrets."""
-    if not applies:
-        yield
-        return
+def redacted_stdout() -> Iterator[None]:
+    """Print what is written to stdout at the end, without secrets."""
     text = io.StringIO()
     try:
         with redirect_stdout(text):

@@ -144,18 +144,13 @@ def _sentence(command: str, error: Exception) -> str:
     if below_value:
         return f"{below_value[1]} is not a setting; see the keys with {command} --help."
 
-    return _innermost(error)
-
-
-def _innermost(error: Exception) -> str:
-    """The first line of the cause of an error, after its key."""
-    key = ""
+    key = ""  # of the innermost cause that has one
     inner: BaseException | None = error
     while inner:
         cause = inner
         key = getattr(cause, "full_key", None) or key
         inner = cause.__cause__ or cause.__context__
     reason = first_line(cause).strip().rstrip(".")
-    if not key:
-        return f"{reason}."
-    return f"{key}: {reason}."
+    if key:
+        reason = f"{key}: {reason}"
+    return f"{reason}."
