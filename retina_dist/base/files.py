@@ -178,7 +178,11 @@ class Url:
 
     def read_bytes(self) -> bytes:
         """The content of the file."""
-        return self._call("read", lambda system, path: system.cat_file(path))
+
+        def read(system: Any, path: str) -> bytes:
+            return system.cat_file(path)
+
+        return self._call("read", read)
 
     def read_parts(
         self, parts: Sequence[tuple[str, int | None, int | None]]

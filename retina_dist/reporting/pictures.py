@@ -69,7 +69,7 @@ def font_size(image: Tensor) -> int:
 def write_details(
     folder: Path,
     read: Callable[[int], Tensor],
-    marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] = lambda image_id, analysis: [],
+    marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] | None = None,
     **more: Any,
 ) -> None:
     """Write details.json, and the images that analysis.json lists first.
@@ -102,7 +102,7 @@ def write_details(
             "file": _save_small(pixels, folder, image_id),
             "width": width,
             "height": height,
-            "marks": marks(image_id, analysis),
+            "marks": marks(image_id, analysis) if marks else [],
         }
     write_json(folder / "details.json", {**more, "images": images}, indent=None)
 
