@@ -399,7 +399,7 @@ def are_paired(first: Resampled | None, second: Resampled | None, metric: str) -
 
 
 def short(name: str) -> str:
-    """A metric's name without its group, such as "AP" of "coco/AP"."""
+    """A metric's name without its group, such as "loss" of "val/loss"."""
     return name.split("/", 1)[-1]
 
 
