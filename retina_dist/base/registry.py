@@ -197,10 +197,16 @@ def _check_settings(kind: Family, found: type, label: str) -> None:
 
 def class_of(settings: Any) -> type[Any]:
     """The class that an object of settings is for: by its type, else by the entry that it names."""
-    found = _from_outside.get(type(settings))
-    if found is None:
-        found = lookup(settings.family, getattr(settings, FAMILIES[settings.family].key))
-    return found
+    if type(settings) in _from_outside:
+        return _from_outside[type(settings)]
+    kind = FAMILIES[settings.family]
+    if kind.key:
+        return lookup(settings.family, getattr(settings, kind.key))
+    for name in names(settings.family):
+        kind_of_entry = lookup(settings.family, name)
+        if kind_of_entry.settings is type(settings):
+            return kind_of_entry
+    raise ConfigError(f"{type(settings).__name__} is not of an entry; register its class first.")
 
 
 def is_custom(settings: object) -> bool:
