@@ -102,13 +102,13 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     def val_of(self, data: ClassificationData) -> Samples:
         root = root_of(data.root, data.name)
         read = partial(read_samples, root, classes=self.classes, bad_images=data.bad_images)
-        val = read("val")
+        val = read(data.val_split)
         if val is None and data.val_fraction:
             train = read("train")
             assert train is not None, "a missing train split is an error"
             val = train.split(data.val_fraction)[1]
         if val is None:
-            raise ConfigError(absent("root", root, "val"))
+            raise ConfigError(absent("root", root, data.val_split))
         return val
 
     def evaluator_of(

@@ -5,14 +5,12 @@ Classes are numbered in the order of their names.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
-from collections.abc import Callable, Sequence
+import posixpath
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -24,14 +22,15 @@ from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import as_override, escape, pluralize, truncate
 from retina_dist.data.images import SUFFIXES, is_image, read_image
+from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import annotations_of, has_shards, read_index
-from retina_dist.data.sources import Source, objects_in
+from retina_dist.data.sources import RemoteFile, Source
+from retina_dist.data.tree import Head, Tree, split_of
 
-SPLIT_NAMES = SPLITS["train"] + SPLITS["val"]
+SPLIT_NAMES = (*SPLITS["train"], *SPLITS["val"], *SPLITS["test"])
 
 Row = tuple[str, Source, str]  # name, source, class
-Reader = Callable[[PathOrUrl, str], list[Row] | None]  # of a root and a split
 
 
 @dataclass(frozen=True)
@@ -97,17 +96,15 @@ class Samples:
 def read_samples(
     root: PathOrUrl, split: str, *, classes: Sequence[str] | None = None, bad_images: str = "error"
 ) -> Samples | None:
-    """The images of "train" or "val" below `root`, in any of the forms.
+    """The images of "train", "val" or "test" below `root`, in any of the forms.
 
     Args:
         root: a folder or URL, as `data.root`.
-        split: None is returned for a "val" that is not there.
+        split: None is returned for a "val" or "test" that is not there.
         classes: the training data's; an image of another class raises DataError.
         bad_images: "skip" takes a cut shard, else it raises DataError, as a split without images.
     """
-    _refuse_yolo(root, split)
-    form, read = _reader(root, complete=bad_images != "skip")
-    rows = read(root, split)
+    form, rows, said = _rows(root, split, complete=bad_images != "skip")
     if rows is None:
         if split == "train":
             raise DataError(absent("data.root", root, split))
@@ -120,9 +117,9 @@ def read_samples(
             f"images end with {', '.join(sorted(SUFFIXES))}."
         )
     used = sorted({label for _, _, label in rows})
-    warnings: tuple[str, ...] = ()
-    if read is _from_folders and split == "train" and isinstance(root, Path):
-        warnings = _empty_classes(root, split, used)
+    warnings = tuple(said)
+    if form.startswith("a folder") and split == "train" and isinstance(root, Path):
+        warnings += _empty_classes(root, split, used)
     known = tuple(used if classes is None else classes)
     unknown = sorted(set(used).difference(known))
     if unknown:
@@ -146,25 +143,47 @@ def _empty_classes(root: Path, split: str, used: Sequence[str]) -> tuple[str, ..
     return (f"no image in {truncate(empty)}; left out of the classes",)
 
 
-def _refuse_yolo(root: PathOrUrl, split: str) -> None:
-    if not isinstance(root, Path):
-        return
-    for folder in (root, root / split):
-        if (folder / "images").is_dir() and (folder / "labels").is_dir():
-            raise DataError(
-                f"{root} holds YOLO's images and labels; "
-                f"give task=detection data=auto {as_override('data.root', root)}."
-            )
+def _refuse_labelled(tree: Tree) -> None:
+    """Raise DataError for a folder that a detector's annotations are in."""
+    found = tree.select((".xml",), _is_voc) or tree.select((".json",), _has_boxes)
+    folders = set(map(posixpath.basename, map(posixpath.dirname, tree.files)))
+    if found or folders >= {"images", "labels"}:
+        what = f"boxes for a detector, such as {found[0]}" if found else "YOLO's images and labels"
+        data = as_override("data.root", tree.root)
+        raise DataError(f"{tree.root} holds {what}; give task=detection data=auto {data}.")
 
 
-def _reader(root: PathOrUrl, complete: bool) -> tuple[str, Reader]:
-    """The form of the data below `root`, and the function that reads it."""
-    for split in ("train", "val"):
-        if has_shards(root, split):
-            return "shards", partial(_from_shards, complete)
-    if any(file.stem in SPLIT_NAMES for file in root.glob("*.csv")):
-        return "CSV files of labels", _from_csv
-    return "a folder for each class", _from_folders
+def _is_voc(head: Head) -> bool:
+    return head.keys in (("annotation",), ("annotations",))
+
+
+def _has_boxes(head: Head) -> bool:
+    return head.has("images", "annotations", "categories") or head.has("shapes", "imagePath")
+
+
+def _rows(root: PathOrUrl, split: str, complete: bool) -> tuple[str, list[Row] | None, list[str]]:
+    """The form of the data below `root`, the rows of a split, and warnings."""
+    if has_shards(root, "train") or has_shards(root, "val"):
+        return "shards", _from_shards(complete, root, split), []
+    if isinstance(root, Path) and not root.is_dir():
+        return "", None, []
+    tree = Tree(root)
+    tables = [file for file in tree.ending(".csv", ".tsv", ".jsonl") if is_table(tree.head(file))]
+    if not tables:
+        _refuse_labelled(tree)
+        return "a folder for each class", _from_folders(tree, split), []
+    rows = _from_tables(tree, tables, split)
+    warnings = _unlabelled(tree, rows or ()) if len(tables) == 1 else []
+    return "a table of labels", rows, warnings
+
+
+def _unlabelled(tree: Tree, rows: Sequence[Row]) -> list[str]:
+    """A warning that counts the images that the only table does not have."""
+    named = set(map(itemgetter(0), rows))
+    rest = [file for file in tree.images if file not in named]
+    if not rest:
+        return []
+    return [f"{pluralize(len(rest), 'image')} without a label: {truncate(rest, 1)}; left out"]
 
 
 def absent(key: str, root: PathOrUrl, split: str) -> str:
@@ -185,116 +204,145 @@ def _folders_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
 
 
-def _from_folders(root: PathOrUrl, split: str) -> list[Row] | None:
-    for name in SPLITS[split]:
-        rows = _class_folders(root / name)
-        if rows is not None:
-            return rows
-    if split == "val" or isinstance(root, Url) or root.resolve().name in SPLIT_NAMES:
+def _from_folders(tree: Tree, split: str) -> list[Row] | None:
+    """The images in SPLIT/CLASS and below, or of "train" in CLASS, perhaps all in one more folder.
+
+    Raises DataError for images that are in no folder of a class.
+    """
+    if isinstance(tree.root, Path) and tree.root.resolve().name in SPLIT_NAMES:
         return None
-
-    # a folder for each class in `root` itself, unless the root is COCO's
-    has_classes = any(is_image(path.name) for path in root.glob("*/*"))
-    if has_classes and not any(root.glob("annotations/*.json")):
-        return _class_folders(root)
-    return None
-
-
-def _class_folders(folder: PathOrUrl) -> list[Row] | None:
-    """The images in folder/CLASS and below; None without the folder. CLASS may be a link."""
-    if isinstance(folder, Url):
-        files: dict[str, Source] = dict(objects_in(folder))
-        if not files:
-            return None
-    elif folder.is_dir():
-        files = _files_below(folder)
-    else:
-        return None
-
-    rows = []
-    has_images = False
-    for name, file in files.items():
-        if not is_image(name) or "/." in f"/{name}":
+    images = list(filter(is_image, tree.files))
+    start = _depth_of_classes(images)
+    rows: list[Row] = []
+    alone = []
+    for image in images:
+        folders = image.split("/")[:-1]
+        named = next(filter(_names_split, folders), None)
+        first = start if named is None else folders.index(named) + 1
+        if (split_of(f"{named}/x") or "train") != split:
             continue
-        has_images = True
-        label, slash, _ = name.partition("/")
-        if slash:
-            rows.append((name, file, label))
-    if has_images and not rows:
+        if first < len(folders):
+            name = "/".join(image.split("/")[first:])
+            rows.append((name, _source(tree, image), folders[first]))
+        else:
+            alone.append(image)
+    if alone and not rows:
+        folder = tree.root / posixpath.dirname(alone[0])
         raise DataError(
-            f"{folder} holds images but no folder for each class; "
-            f"move each image into {folder}/CLASS."
+            f"{folder} holds images but no folder for each class; move each image into "
+            f"{folder}/CLASS."
         )
+    return rows or None
+
+
+def _depth_of_classes(images: Sequence[str]) -> int:
+    """How many folders are above those of the classes: those that all images share, where others
+    are in them.
+    """
+    folders = set(map(posixpath.dirname, images))
+    if len(folders) < 2:
+        return 0
+    above = posixpath.commonpath(folders)
+    return len(above.split("/")) if above else 0
+
+
+def _names_split(folder: str) -> bool:
+    return split_of(f"{folder}/x") is not None
+
+
+def _source(tree: Tree, file: str) -> Source:
+    if isinstance(tree.root, Url):
+        return RemoteFile(str(tree.root), file)
+    return str(tree.root / file)
+
+
+def is_table(head: Head) -> bool:
+    """Whether a file has images and their classes, and no boxes."""
+    if head.kind == "lines":
+        return head.has("label") and (head.has("image_url") or head.has("file_name"))
+    return _columns(head) is not None
+
+
+def _columns(head: Head) -> tuple[int, int] | None:
+    """The columns of the file and of the class; -1 for a column for each class."""
+    images = list(map(is_image, head.keys))
+    if any(images):  # no header
+        file = images.index(True)
+        return (file, int(file == 0)) if len(images) in (2, 3) else None
+    if head.has("ImageId", "PredictionString"):  # of ImageNet
+        return head.keys.index("ImageId"), head.keys.index("PredictionString")
+    columns = columns_of(head.keys)
+    if "file" not in columns or columns.keys() & {"x1", "x", "bbox"}:
+        return None
+    if "class" in columns:
+        return columns["file"], columns["class"]
+    others = list(head.inner)
+    del others[columns["file"] : columns["file"] + 1]
+    return (columns["file"], -1) if others and set(others) <= {"0", "1"} else None
+
+
+def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | None:
+    """The images of the table of a split. Raises DataError for two, and for what it lacks."""
+    own = [file for file in tables if (split_of(file, by_word=True) or "train") == split]
+    if not own:
+        return None
+    if len(own) > 1:
+        raise DataError(f"{tree.root}: {own[0]} and {own[1]} are both of {split}; remove one.")
+    named = split_of(own[0], by_word=True)
+    rows: list[Row] = []
+    seen: set[str] = set()
+    missing = []
+    for where, name, label in _labelled(tree, own[0]):
+        if not name or not label:
+            raise DataError(f"{where} has no file or no class; write file,label.")
+        found = tree.find(name, own[0], named)
+        if found is None:
+            missing.append(name)
+        elif found in seen:
+            raise DataError(f"{where} names {escape(name, 80)} again; keep one row of each file.")
+        else:
+            seen.add(found)
+            rows.append((found, _source(tree, found), label))
+    if missing:
+        count = f"{len(missing)} of {len(missing) + len(rows)} images are not in {tree.root}"
+        remedy = "restore them, or remove their rows"
+        raise DataError(f"{tree.root / own[0]}: {count}: {truncate(missing)}; {remedy}.")
     return rows
 
 
-def _files_below(folder: Path) -> dict[str, Source]:
-    """The files in `folder` and in its folders, by their paths below it."""
-    files: dict[str, Source] = {name: str(folder / name) for name in os.listdir(folder)}
-    for label in _folders_in(folder):
-        for parent, _, names in os.walk(folder / label):
-            for name in names:
-                path = f"{parent}/{name}"
-                files[path.removeprefix(f"{folder}/")] = path
-    return files
+def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:
+    """FILE: line NUMBER, the image and the class of each row."""
+    path = tree.root / file
+    if file.lower().endswith(".jsonl"):
+        for number, entry in json_lines(path, "json"):
+            if isinstance(entry.get("label"), list):
+                raise DataError(f"{path}:{number} has a list of labels; give one class.")
+            name = entry.get("image_url") or entry.get("file_name")
+            yield f"{path}: line {number}", str(name or ""), str(entry.get("label") or "")
+        return
+    head = tree.head(file)
+    columns = _columns(head)
+    assert columns is not None, "it is a table"
+    has_header = not any(map(is_image, head.keys))
+    for line, row in csv_rows(path):
+        if line > 1 or not has_header:
+            cells = list(map(str.strip, row))
+            if len(cells) <= max(columns):
+                words = escape(",".join(cells), 80)
+                wanted = "not file,label such as images/1.jpg,cat"
+                raise DataError(f"{path}: line {line} is {words}, {wanted}.")
+            where = f"{path}: line {line}"
+            yield where, cells[columns[0]], _label(where, cells, columns[1], head)
 
 
-def _from_csv(root: PathOrUrl, split: str) -> list[Row] | None:
-    files = {file.stem: file for file in root.glob("*.csv")}
-    named = list(filter(files.get, SPLITS[split]))
-    if not named:
-        return None
-    path = files[named[0]]
-    try:
-        lines = list(csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"))))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{path} cannot be read ({error}); give a CSV file in UTF-8, rows file,label."
-        ) from error
-
-    labels: dict[str, str] = {}  # by the name of the file
-    for number, line in enumerate(lines, start=1):
-        is_header = number == 1 and not any(is_image(cell.strip()) for cell in line)
-        if not line or is_header:
-            continue
-        place = f"{path}: line {number}"
-        name, label = _parse_line(line, place, root)
-        if name in labels:
-            raise DataError(f"{place} names {escape(name, 80)} again; keep one row of each file.")
-        labels[name] = label
-    return _rows_of(labels, root, path)
-
-
-def _parse_line(line: Sequence[str], place: str, root: PathOrUrl) -> tuple[str, str]:
-    """The file, relative to `root`, and the label of a line of the CSV file.
-
-    Raises DataError, whose text begins with `place`.
-    """
-    cells = [cell.strip() for cell in line]
-    if len(cells) != 2 or not is_image(cells[0]) or not cells[1]:
-        words = escape(",".join(line), 80)
-        raise DataError(f"{place} is {words}, not file,label such as images/1.jpg,cat.")
-    name = os.path.normpath(cells[0].replace("\\", "/"))
-    if os.path.isabs(name) or name.split(os.sep)[0] == ".." or "://" in cells[0]:
-        raise DataError(
-            f"{place} names {escape(name, 80)}, which is outside {root}; move it there."
-        )
-    return name, cells[1]
-
-
-def _rows_of(labels: dict[str, str], root: PathOrUrl, path: PathOrUrl) -> list[Row]:
-    """The rows of the files of a CSV file at `path`. Raises DataError where files are missing."""
-    if isinstance(root, Url):
-        sources: dict[str, Source] = dict(objects_in(root))
-    else:
-        sources = {name: str(root / name) for name in labels if os.path.isfile(root / name)}
-    missing = [name for name in labels if name not in sources]
-    if missing:
-        raise DataError(
-            f"{path}: {len(missing)} of {len(labels)} images are not in {root}: "
-            f"{truncate(missing)}; restore them, or remove their rows."
-        )
-    return [(name, sources[name], label) for name, label in labels.items()]
+def _label(where: str, cells: Sequence[str], column: int, head: Head) -> str:
+    if column >= 0:
+        label = cells[column]
+        return label.partition(" ")[0] if "PredictionString" in head.keys else label
+    ones = [name for name, cell in zip(head.keys, cells) if cell == "1"]
+    if len(ones) != 1:
+        raise DataError(f"{where} has {pluralize(len(ones), 'class')}; give one.")
+    return ones[0]
 
 
 def _from_shards(complete: bool, root: PathOrUrl, split: str) -> list[Row] | None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from retina_dist.base.errors import ConfigError
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.text import truncate
 from retina_dist.classification.dataset import (
     ClassificationDataModule,
@@ -30,7 +30,7 @@ from retina_dist.classification.metrics import (
     ClassificationResult,
 )
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
-from retina_dist.classification.samples import Samples, read_samples, root_of
+from retina_dist.classification.samples import Samples, absent, read_samples, root_of
 from retina_dist.classification.settings import (
     ClassificationData,
     ClassificationRunConfig,
@@ -235,9 +235,11 @@ def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
     root = root_of(data.root, data.name)
     train = read_samples(root, "train", bad_images=data.bad_images)
     assert train is not None, "a missing train split is an error"
-    val = read_samples(root, "val", classes=train.classes, bad_images=data.bad_images)
+    val = read_samples(root, data.val_split, classes=train.classes, bad_images=data.bad_images)
     if val is None and data.val_fraction:
         return train.split(data.val_fraction)
+    if val is None and data.val_split != "val":
+        raise DataError(absent("data.root", root, data.val_split))
     return train, val
 
 

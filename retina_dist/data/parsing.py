@@ -9,7 +9,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,24 @@ DAMAGED = (
     csv.Error,
     ElementTree.ParseError,
 )
+
+# what a column is -> its names, in small letters without spaces, hyphens and underscores
+ALIASES = {
+    "file": "filename file image imagename imageid imagepath filepath path img name externalid",
+    "class": "class label classname labelname category categoryname name target species",
+    "x1": "xmin x1 left xtl topleftx",
+    "y1": "ymin y1 top ytl toplefty",
+    "x2": "xmax x2 right xbr bottomrightx",
+    "y2": "ymax y2 bottom ybr bottomrighty",
+    "x": "x bboxx boxx",
+    "y": "y bboxy boxy",
+    "w": "w boxwidth bboxwidth bboxw",
+    "h": "h boxheight bboxheight bboxh",
+    "width": "width imagewidth imgwidth",
+    "height": "height imageheight imgheight",
+    "bbox": "bbox box boundingbox",
+    "split": "split subset set",
+}
 
 
 @contextmanager
@@ -100,6 +118,28 @@ def csv_rows(path: PathOrUrl, missing: str = "") -> Iterator[tuple[int, list[str
         for row in reader:
             if row:
                 yield reader.line_num, row
+
+
+def columns_of(header: Sequence[str], given: Mapping[str, str] | None = None) -> dict[str, int]:
+    """The number of each column that is known by its name, or by the one that `given` says."""
+    plain = [_plain(cell) for cell in header]
+    found: dict[str, int] = {}
+    for column, names in ALIASES.items():
+        wanted = names.split()
+        if given and column in given:
+            wanted = [_plain(given[column])]
+        for name in wanted:
+            if name in plain and plain.index(name) not in found.values():
+                found[column] = plain.index(name)
+                break
+    if "x" in found and "w" not in found and "x1" not in found and "width" in found:
+        # then the sides are those of the box
+        found |= {"w": found.pop("width"), "h": found.pop("height")}
+    return found
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def delimiter_of(text: str) -> str:

@@ -12,7 +12,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, parse_path
 from retina_dist.base.text import parse_number
 from retina_dist.data.images import is_image
-from retina_dist.data.parsing import csv_rows, numbers_in, reading
+from retina_dist.data.parsing import columns_of, csv_rows, numbers_in, reading
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.formats import FolderReader, Scan
 from retina_dist.detection.readers.items import Box, Item
@@ -21,47 +21,8 @@ MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 ROW = "path,x1,y1,x2,y2,class"
 UNNAMED = "object"  # the class of a table without classes
 
-# what a column is -> its names, in small letters without spaces, hyphens and underscores
-ALIASES = {
-    "file": "filename file image imagename imageid imagepath filepath path img name externalid",
-    "class": "class label classname labelname category categoryname name target species",
-    "x1": "xmin x1 left xtl topleftx",
-    "y1": "ymin y1 top ytl toplefty",
-    "x2": "xmax x2 right xbr bottomrightx",
-    "y2": "ymax y2 bottom ybr bottomrighty",
-    "x": "x bboxx boxx",
-    "y": "y bboxy boxy",
-    "w": "w boxwidth bboxwidth bboxw",
-    "h": "h boxheight bboxheight bboxh",
-    "width": "width imagewidth imgwidth",
-    "height": "height imageheight imgheight",
-    "bbox": "bbox box boundingbox",
-    "split": "split subset set",
-}
 CORNERS = ("x1", "y1", "x2", "y2")
 SIDES = ("x", "y", "w", "h")
-
-
-def columns_of(header: Sequence[str], given: Mapping[str, str] | None = None) -> dict[str, int]:
-    """The number of each column that is known by its name, or by the one that `given` says."""
-    plain = [_plain(cell) for cell in header]
-    found: dict[str, int] = {}
-    for column, names in ALIASES.items():
-        wanted = names.split()
-        if given and column in given:
-            wanted = [_plain(given[column])]
-        for name in wanted:
-            if name in plain and plain.index(name) not in found.values():
-                found[column] = plain.index(name)
-                break
-    if "x" in found and "w" not in found and "x1" not in found and "width" in found:
-        # then the sides are those of the box
-        found |= {"w": found.pop("width"), "h": found.pop("height")}
-    return found
-
-
-def _plain(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower()))
 
 
 def has_boxes(columns: Mapping[str, int]) -> bool:

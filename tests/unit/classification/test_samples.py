@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,11 @@ def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> No
     ("line", "message"),
     [
         ("a.png", "line 2 is a.png, not file,label such as images/1.jpg,cat"),
-        ("../a.png,x", "is outside"),
+        ("../a.png,x", r"1 of 2 images are not in .*: ../a.png; restore"),
         ("here.png,y", "names here.png again; keep one row"),
-        pytest.param("x" * 200_000, r"cannot be read \(field larger than field limit", id="long"),
+        pytest.param(
+            "x" * 200_000, r"cannot be read as CSV \(field larger than field limit", id="long"
+        ),
         ("gone.png,x", r"1 of 2 images are not in .*: gone.png; restore them"),
     ],
 )
@@ -98,12 +101,17 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
         "annotations/instances_train2017.json",
     ):  # COCO's folders are not classes
         (tmp_path / file).parent.mkdir()
-        (tmp_path / file).touch()
+        (tmp_path / file).write_text('{"images": [], "annotations": [], "categories": []}')
+    with pytest.raises(
+        DataError, match="holds boxes for a detector, such as annotations/.*give task=detection"
+    ):
+        read(tmp_path)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(
         DataError,
         match="has no train images; give data.root=FOLDER .* leave task=classification out",
     ):
-        read(tmp_path)
+        read(tmp_path / "empty")
     with pytest.raises(DataError, match="absent does not exist; give data.root=FOLDER with"):
         read(tmp_path / "absent")
 
@@ -111,6 +119,7 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
 def test_yolo_data_is_sent_to_the_detector(tmp_path: Path) -> None:
     for kind in ("images", "labels"):
         (tmp_path / "train" / kind).mkdir(parents=True)
+        (tmp_path / "train" / kind / "a.txt").touch()
     with pytest.raises(DataError, match=f"holds YOLO's images .* data=auto data.root={tmp_path}"):
         read(tmp_path)
 
@@ -138,17 +147,90 @@ def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
         read(tmp_path, bad_images="skip")
 
 
-def test_val_csv_comes_before_valid_csv_on_every_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_tables_of_a_split_are_refused(tmp_path: Path) -> None:
     for name, split in (("a", "train"), ("b", "val"), ("c", "valid")):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
         (tmp_path / f"{split}.csv").write_text(f"{name}.png,x\n")
-    glob = Path.glob
-    for order in (False, True):
-        monkeypatch.setattr(
-            Path,
-            "glob",
-            lambda self, text, order=order: iter(sorted(glob(self, text), reverse=order)),
-        )
-        assert read(tmp_path, "val").names == ("b.png",)
+    with pytest.raises(DataError, match="val.csv and valid.csv are both of val; remove one"):
+        read(tmp_path, "val")
+
+
+def folders_of(root: Path, split: str) -> dict[str, str]:
+    """Classes by the names of the files."""
+    found = read(root, split)
+    names = (Path(name).stem for name in found.names)
+    return dict(zip(names, (found.classes[i] for i in found.labels), strict=True))
+
+
+def draw(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+
+
+def capitals(root: Path) -> None:
+    draw(root / "Train/cat/a.png", root / "Train/dog/b.png", root / "TEST/cat/c.png")
+
+
+def one_folder_deeper(root: Path) -> None:
+    draw(root / "pets/train/cat/a.png", root / "pets/train/dog/b.png", root / "pets/test/cat/c.png")
+
+
+def roboflow(root: Path) -> None:
+    draw(root / "train/a.png", root / "train/b.png", root / "test/c.png")
+    (root / "train/_classes.csv").write_text("filename, cat, dog\na.png, 1, 0\nb.png, 0, 1\n")
+    (root / "test/_classes.csv").write_text("filename, cat, dog\nc.png, 1, 0\n")
+
+
+def labels_beside_images(root: Path) -> None:
+    draw(root / "images/a.png", root / "images/b.png", root / "images/c.png")
+    (root / "labels.csv").write_text("label,image_id\ncat,a\ndog,b\n")
+    (root / "test_labels.tsv").write_text("file\tclass\tsource\nc.png\tcat\tx\n")
+
+
+def imagenet(root: Path) -> None:
+    draw(root / "train/cat/a.png", root / "train/dog/b.png", root / "test/c.png")
+    rows = "a,cat 1 2 3 4\nb,dog 1 2 3 4 dog 5 6 7 8\n"
+    (root / "LOC_train_solution.csv").write_text(f"ImageId,PredictionString\n{rows}")
+    (root / "LOC_test_solution.csv").write_text("ImageId,PredictionString\nc,cat 1 2 3 4\n")
+
+
+def automl(root: Path) -> None:
+    draw(root / "images/a.png", root / "images/b.png", root / "images/c.png")
+    url = "azureml://subscriptions/s/datastores/d/paths/pets/images"
+    lines = {"train": [("a", "cat"), ("b", "dog")], "test": [("c", "cat")]}
+    for split, rows in lines.items():
+        entries = [{"image_url": f"{url}/{name}.png", "label": label} for name, label in rows]
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        (root / f"{split}_annotations.jsonl").write_text(text)
+
+
+def imagefolder(root: Path) -> None:
+    draw(root / "train/a.png", root / "train/b.png", root / "test/c.png")
+    (root / "train/metadata.csv").write_text("file_name,label\na.png,cat\nb.png,dog\n")
+    (root / "test/metadata.jsonl").write_text('{"file_name": "c.png", "label": "cat"}\n')
+
+
+LAYOUTS = (
+    capitals,
+    one_folder_deeper,
+    roboflow,
+    labels_beside_images,
+    imagenet,
+    automl,
+    imagefolder,
+)
+
+
+@pytest.mark.parametrize("make", LAYOUTS, ids=lambda make: make.__name__)
+def test_the_layouts_of_tools_and_services(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    assert folders_of(tmp_path, "train") == {"a": "cat", "b": "dog"}
+    assert folders_of(tmp_path, "test") == {"c": "cat"}
+    assert read_samples(tmp_path, "val") is None
+
+
+def test_images_that_no_table_has_are_counted(tmp_path: Path) -> None:
+    draw(tmp_path / "images/a.png", tmp_path / "images/b.png", tmp_path / "images/c.png")
+    (tmp_path / "labels.csv").write_text("file,label\na.png,cat\nb.png,dog\n")
+    assert read(tmp_path).warnings == ("1 image without a label: images/c.png; left out",)
