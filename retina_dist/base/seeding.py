@@ -46,14 +46,17 @@ def held_out(name: str, fraction: float) -> bool:
     return derived_seed("held out", name) < fraction * 2**63
 
 
-def held_out_rows(names: Sequence[str], fraction: float) -> dict[str, list[int]]:
+def held_out_rows(
+    names: Sequence[str], fraction: float, firsts: Sequence[int]
+) -> dict[str, list[int]]:
     """The rows of the images of "train" and, for `fraction` of them, of "val".
 
+    The name of the first of identical images decides; `firsts` has its row for each.
     Raises DataError where that leaves either empty.
     """
     rows: dict[str, list[int]] = {"train": [], "val": []}
-    for row, name in enumerate(names):
-        rows["val" if held_out(name, fraction) else "train"].append(row)
+    for row, first in enumerate(firsts):
+        rows["val" if held_out(names[first], fraction) else "train"].append(row)
     for split, chosen in rows.items():
         if not chosen:
             images = f"data.val_fraction={fraction} of {pluralize(len(names), 'image')}"

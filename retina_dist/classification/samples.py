@@ -21,6 +21,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import as_override, escape, pluralize, truncate
+from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.images import SUFFIXES, is_image, read_image
 from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.settings import SPLITS
@@ -79,7 +80,7 @@ class Samples:
 
         Raises DataError where either is empty.
         """
-        rows = held_out_rows(self.names, fraction)
+        rows = held_out_rows(self.names, fraction, first_of_same(self.sources))
         return self.rows(rows["train"]), replace(self.rows(rows["val"]), held_out=fraction)
 
     def fingerprint(self) -> str:

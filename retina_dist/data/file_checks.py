@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from PIL import UnidentifiedImageError
@@ -17,6 +18,9 @@ from retina_dist.base.errors import ImageError, set_status
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import image_sizes, read_image
 from retina_dist.data.sources import AT_ONCE, Source, is_remote, read, read_all
+
+HEAD_BYTES = 4096
+DARK = 16  # of 255: the largest value of an image that shows nothing
 
 Size = tuple[int, int] | None  # (width, height) in px
 File = tuple[str, Source, Size]  # name, source and annotated size
@@ -33,6 +37,7 @@ class ImageCheck:
     detail: str = ""
     size: Size = None  # as displayed
     digest: str | None = None  # SHA-256 of the file
+    is_dark: bool = False
 
 
 def check_images(
@@ -67,13 +72,15 @@ def check_image(
     `content` is of `read_all`.
     """
     name, source, annotated = file
+    is_dark = False
     try:
         if isinstance(content, ImageError):
             raise content
         content = read(source) if content is None else content
         size, stored = image_sizes(source, max_pixels, content)
         if decode:
-            read_image(source, max_pixels=max_pixels, content=content)
+            pixels = read_image(source, max_pixels=max_pixels, content=content)
+            is_dark = bool(pixels.max() < DARK)
     except ImageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ImageCheck(name, "missing", str(source))
@@ -85,7 +92,30 @@ def check_image(
     if annotated and annotated not in (size, stored):
         detail = f"{name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
         return ImageCheck(name, "of another size", detail, size, digest)
-    return ImageCheck(name, size=size, digest=digest)
+    return ImageCheck(name, size=size, digest=digest, is_dark=is_dark)
+
+
+def first_of_same(sources: Sequence[Source]) -> list[int]:
+    """For each image the row of the first local file with the same content, else its own.
+
+    Only files of one size whose first bytes are equal are read.
+    """
+    firsts = list(range(len(sources)))
+    by_head: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for row, source in enumerate(sources):
+        if isinstance(source, str | Path) and os.path.isfile(source):
+            by_size[os.path.getsize(source)].append(row)
+    for size, rows in by_size.items():
+        for row in rows if len(rows) > 1 else ():
+            with open(str(sources[row]), "rb") as file:
+                by_head[size, file.read(HEAD_BYTES)].append(row)
+    for rows in by_head.values():
+        found: dict[str, int] = {}
+        for row in rows if len(rows) > 1 else ():
+            content = Path(str(sources[row])).read_bytes()
+            firsts[row] = found.setdefault(hashlib.sha256(content).hexdigest(), row)
+    return firsts
 
 
 REMEDIES = {
@@ -137,6 +167,10 @@ def _problems(
             yield "warning", split, what, "left out of training", len(details), details
         else:
             yield "error", split, what, remedy.format(split=split), len(details), details
+    dark = tuple(check.name for check in checks if check.is_dark)
+    if len(dark) > len(checks) / 2:
+        remedy = "store them with 8 bits, scaled to 255"
+        yield "warning", split, "images nearly black", remedy, len(dark), dark
     if checks and all(check.problem in tolerated for check in checks):
         yield "error", split, "images, and none can be used", "restore some", len(checks), ()
 

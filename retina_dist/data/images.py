@@ -46,6 +46,10 @@ SCANS_AT_MAX_PIXELS = 16
 MARKER = re.compile(rb"\xff+[\xc0-\xcf\xd9-\xfe]")
 END_OF_IMAGE, START_OF_SCAN, APP1, COMMENT = 0xD9, 0xDA, 0xE1, 0xFE
 
+# What is white in grey of more than 8 bits: the first that no value exceeds, since the type of a
+# file says little of the range that its writer used.
+LARGEST = (2**8 - 1, 2**16 - 1, 2**32 - 1)
+
 # Formats of untrusted images, from cameras, phones and browsers; Pillow can decode more.
 FORMATS = ("JPEG", "PNG", "WEBP")
 
@@ -64,8 +68,8 @@ def read_image(
     `content` is the file's bytes, if they were read already; `formats` are the Pillow formats to
     try (None: all). EXIF orientation is applied, as viewers and labelling tools do, unless
     `annotated_size`, (width, height) in the annotation file, shows that the annotations refer to
-    the stored pixels. 16-bit grey is scaled to 8 bits, transparency is dropped, and only the first
-    frame of an animation is read. Raises ImageError if the file is missing, damaged, or of another
+    the stored pixels. Grey of 16 and 32 bits is scaled to 8, transparency is dropped, and only the
+    first frame of an animation is read. Raises ImageError if the file is missing, damaged, or of another
     size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far more
     scans than encoders write.
     """
@@ -111,7 +115,7 @@ def image_sizes(
 
 
 def _rgb(image: Image.Image) -> Tensor:
-    """uint8 [3, h, w]; 16-bit grey is scaled, transparency dropped.
+    """uint8 [3, h, w]; grey of 16 and 32 bits is scaled by `LARGEST`, transparency dropped.
 
     Raises ValueError for floating-point pixels.
     """
@@ -120,7 +124,8 @@ def _rgb(image: Image.Image) -> Tensor:
         raise ValueError("floating-point pixels of unknown range; store it with 8 bits")
     if image.mode.startswith("I"):  # "I" is what older Pillow makes of 16-bit PNG
         values = np.asarray(image, dtype=np.float64)
-        image = Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8))
+        largest = next(limit for limit in LARGEST if values.max() <= limit)
+        image = Image.fromarray((values * 255 / largest).clip(0, 255).round().astype(np.uint8))
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
@@ -285,7 +290,20 @@ def _shown(stored: Size, orientation: int) -> Size:
     return width, height
 
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+SUFFIXES = {
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".gif",
+    ".bmp",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+}
 
 
 def is_image(name: str | PurePath) -> bool:

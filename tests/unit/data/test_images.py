@@ -24,6 +24,7 @@ from retina_dist.data.images import (
     decode_image,
     has_more_scans,
     image_sizes,
+    is_image,
     pixels_of,
     read_image,
 )
@@ -74,11 +75,17 @@ def test_orientations_agree_with_pillow(tmp_path: Path, orientation: int, kind: 
             Image.fromarray(np.array([[255 * 256]], dtype=np.uint16)),
             [254, 254, 254],
         ),
+        ("8_in_16.png", Image.fromarray(np.array([[200]], dtype=np.uint16)), [200, 200, 200]),
+        ("8_in_32.tiff", Image.fromarray(np.array([[200]], dtype=np.int32)), [200, 200, 200]),
+        ("16_in_32.tiff", Image.fromarray(np.array([[51400]], dtype=np.int32)), [200, 200, 200]),
+        ("32.tiff", Image.fromarray(np.array([[2**30]], dtype=np.int32)), [64, 64, 64]),
+        ("a.jfif", Image.new("L", (1, 1), 7), [7, 7, 7]),
     ],
 )
 def test_modes(tmp_path: Path, name: str, image: Image.Image, expected: list[int]):
     frames = {"save_all": True, "append_images": FRAMES[1:]} if name == "first_frame.gif" else {}
     image.save(tmp_path / name, **frames)
+    assert is_image(name)
     found = read_image(tmp_path / name)
     assert found.shape == (3, 1, 1)
     assert found.flatten().tolist() == expected

@@ -17,6 +17,7 @@ from retina_dist.base.seeding import held_out
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
+from retina_dist.data.file_checks import first_of_same
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.strategies.settings import StrategyConfig
 from tests.coco_files import split_of, write_coco
@@ -58,6 +59,18 @@ def test_a_hash_of_the_name_decides() -> None:
     )  # a larger share holds the smaller one
 
 
+def test_identical_images_stay_on_one_side(tmp_path: Path) -> None:
+    data = coco(tmp_path, "train", 40).with_values(val_fraction=0.5)
+    for i in range(2, 41, 2):  # each second one is a copy of the one before
+        (tmp_path / f"train/{i}.png").write_bytes((tmp_path / f"train/{i - 1}.png").read_bytes())
+    train, val = names(read_split(data, "train")), names(read_split(data, "val"))
+    assert val == {
+        f"{i + k}.png" for i in range(1, 41, 2) for k in (0, 1) if held_out(f"{i}.png", 0.5)
+    }
+    assert len(train) + len(val) == 40
+    assert first_of_same([tmp_path / f"train/{i}.png" for i in (1, 3, 2, 4)]) == [0, 1, 0, 1]
+
+
 def test_both_parts_hold_each_image_once_with_its_ground_truth(tmp_path: Path) -> None:
     data = coco(tmp_path, "train", 40)
     train, val = read_split(data, "train"), read_split(data, "val")
@@ -86,7 +99,7 @@ def test_a_val_split_that_is_there_is_used(tmp_path: Path) -> None:
 
 def test_a_val_csv_that_is_there_is_used(tmp_path: Path) -> None:
     for i in range(4):
-        Image.new("RGB", (40, 30)).save(tmp_path / f"{i}.png")
+        Image.new("RGB", (40, 30), (i, 0, 0)).save(tmp_path / f"{i}.png")
     (tmp_path / "classes.csv").write_text("thing,0\n")
     (tmp_path / "train.csv").write_text("".join(f"{i}.png,2,3,22,23,thing\n" for i in range(4)))
     data = rd.DetectionData(name="x", root=str(tmp_path), val_fraction=0.5)

@@ -239,7 +239,7 @@ def test_less_thorough_looks_at_the_images(tmp_path: Path) -> None:
 
 def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
     """CSV annotations have none: boxes must be held against the files."""
-    Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    Image.new("RGB", (60, 40), (90, 0, 0)).save(tmp_path / "a.png")
     (tmp_path / "classes.csv").write_text("thing,0\n")
     rows = ["a.png,5,5,25,25,thing", "a.png,50,10,90,30,thing", "a.png,70,10,90,30,thing"]
     (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")

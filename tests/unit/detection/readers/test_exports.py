@@ -5,6 +5,7 @@ splits; one that is not read is answered with what converts it.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from retina_dist.base.errors import DataError
+from retina_dist.detection.doctor import examine
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import read_split, unread_test
-from tests.exports import BOXES, EXPORTS, SIZES, photo, text
+from retina_dist.detection.splits import describe_split, read_split, unread_test
+from retina_dist.doctor import DoctorConfig
+from tests.exports import BOXES, EXPORTS, SIZES, coco, photo, text
 
 
 @pytest.mark.parametrize("tool", EXPORTS)
@@ -77,6 +80,69 @@ def test_real_photos_have_the_same_boxes_in_xml_and_in_csv(real_data: Path) -> N
     val = read_split(auto.with_values(val_split="test"), "val")
     assert val is not None
     assert len(val.records) == 67
+
+
+def test_a_class_without_a_box_and_images_without_annotations_are_said(tmp_path: Path) -> None:
+    """In the plan's line and in the doctor's, and of a linked folder once."""
+    EXPORTS["CVAT COCO 1.0"](tmp_path)
+    for name in "xyz":
+        photo(tmp_path / f"images/default/{name}.jpg", "a")
+    (tmp_path / "again").symlink_to(tmp_path / "images")
+    content = json.loads((tmp_path / "annotations/instances_default.json").read_text())
+    content["categories"].append({"id": 3, "name": "cow"})
+    text(tmp_path / "annotations/instances_default.json", json.dumps(content))
+    data = DetectionData(name="mine", root=str(tmp_path))
+    part = read_split(data, "train")
+    assert part is not None
+    said = describe_split(part)
+    assert "; 3 images without annotations: images/default/x.jpg" in said
+    assert "; 1 class without a box: cow" in said
+    config = DoctorConfig()
+    config.data = data
+    found = {(one.where, one.what): one.count for one in examine(config).findings}
+    assert found["train", "images without annotations"] == 3
+    assert found["train", "categories without a box"] == 1
+
+
+def test_names_of_a_data_yaml_are_texts(tmp_path: Path) -> None:
+    EXPORTS["ultralytics YOLO"](tmp_path)
+    names = "names:\n  0: no\n  1: 010\n  2: 12:30\n  3: 1.10\n  4: null\n"
+    text(tmp_path / "pets.yaml", f"train: images/train\n{names}")
+    part = read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+    assert part is not None
+    assert part.categories.names == ("no", "010", "12:30", "1.10", "null")
+
+
+def test_lines_of_keypoints_without_their_shape_are_refused(tmp_path: Path) -> None:
+    EXPORTS["ultralytics YOLO"](tmp_path)
+    for split in ("train", "val", "test"):
+        for file in (tmp_path / f"labels/{split}").iterdir():
+            file.write_text("0 0.5 0.5 0.4 0.4 0.45 0.45 2 0.55 0.55 1\n")
+    data = DetectionData(name="mine", root=str(tmp_path))
+    with pytest.raises(DataError, match="lines of a box and its keypoints .*; add kpt_shape:"):
+        read_split(data, "train")
+    with (tmp_path / "pets.yaml").open("a") as file:
+        file.write("kpt_shape: [2, 3]\n")
+    assert read_split(data, "train") is not None
+
+
+def test_two_images_that_are_as_likely_are_an_error(tmp_path: Path) -> None:
+    EXPORTS["COCO of another machine"](tmp_path)
+    photo(tmp_path / "old/raw/a.jpg", "a")
+    photo(tmp_path / "older/raw/a.jpg", "a")
+    (tmp_path / "photos/raw/a.jpg").unlink()
+    with pytest.raises(DataError, match=r"may be old(er)?/raw/a.jpg or old(er)?/raw/a.jpg; remove"):
+        read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+
+
+def test_composed_and_decomposed_names_are_the_same(tmp_path: Path) -> None:
+    content = coco(["a"])
+    content["images"][0]["file_name"] = unicodedata.normalize("NFC", "é.jpg")
+    photo(tmp_path / unicodedata.normalize("NFD", "é.jpg"), "a")
+    text(tmp_path / "labels.json", json.dumps(content))
+    part = read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+    assert part is not None
+    assert part.records[0].path.is_file()
 
 
 def kitti(root: Path) -> None:
