@@ -70,8 +70,8 @@ def read_image(
     `annotated_size`, (width, height) in the annotation file, shows that the annotations refer to
     the stored pixels. Grey of 16 and 32 bits is scaled to 8, transparency is dropped, and only the
     first frame of an animation is read. Raises ImageError if the file is missing, damaged, or of
-    another size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far more
-    scans than encoders write.
+    another size than annotated, and, before decoding, for more than `max_pixels` or a JPEG of far
+    more scans than encoders write.
     """
     if isinstance(path, DatasetItem):
         made: Tensor = path.dataset.pixels(path.number)
