@@ -141,7 +141,11 @@ class Tree:
 
     def ending(self, *endings: str) -> list[str]:
         """The files whose names end so, whatever their case."""
-        return [file for file in self.files if file.lower().endswith(endings)]
+        return [file for file in self._no_images if file.lower().endswith(endings)]
+
+    @cached_property
+    def _no_images(self) -> list[str]:
+        return [file for file in self.files if not is_image(file)]
 
     def head(self, file: str) -> Head:
         """What the beginning of a file shows."""
@@ -257,15 +261,15 @@ class Tree:
         """
         sample = names[:SAMPLE]
         bases = list(self._bases(posixpath.dirname(near)))
-        for name in sample:
-            for file in self._by_stem.get(_stem(name), ()):
-                is_of_split = split is None or split_of(file) in (split, None)
-                if file.endswith(f"/{name}") and is_of_split:
-                    bases.append(file.removesuffix(name))
 
         def found_in(base: str) -> int:
             return sum(f"{base}{name}" in self.listed for name in sample)
 
+        for name in [] if max(map(found_in, bases)) == len(sample) else sample:
+            for file in self._by_stem.get(_stem(name), ()):
+                is_of_split = split is None or split_of(file) in (split, None)
+                if file.endswith(f"/{name}") and is_of_split:
+                    bases.append(file.removesuffix(name))
         best = max(dict.fromkeys(bases), key=found_in)
         return best if found_in(best) else ""
 

@@ -48,21 +48,41 @@ def read_split(
     """
     reader = reader or data.reader()
     fraction = _held_out(data, split, reader)
-    place = data.val_split if split == "val" else split
     if fraction:
-        place = "train"
+        whole = _read(data, "train", categories, check, reader)
+        return whole and _held_out_part(whole, data, fraction, split)
+    part = _read(data, data.val_split if split == "val" else split, categories, check, reader)
+    if part is None:
+        _check_absent(data, split)
+    elif split == "train" and not data.keep_empty_images:
+        return without_empty(part)
+    return part
+
+
+def _read(
+    data: DetectionData,
+    place: str,
+    categories: Categories | None,
+    is_strict: bool,
+    reader: AnnotationReader,
+) -> Annotations | None:
+    """All images of a split of the files."""
     set_status(f"reading the data, {place}")
     with pausing_gc():
         content = reader.content(place)
         if content is None:
-            _check_absent(data, split)
             return None
         part = annotations_of(content, data, place, categories)
 
     source = content.source or data.root or content.images
-    _check(part, source, place, is_strict=check)
-    if fraction:
-        part = part.held_out_part(fraction, split)
+    _check(part, source, place, is_strict=is_strict)
+    return part
+
+
+def _held_out_part(
+    whole: Annotations, data: DetectionData, fraction: float, split: str
+) -> Annotations:
+    part = whole.held_out_part(fraction, split)
     if split == "train" and not data.keep_empty_images:
         return without_empty(part)
     return part
@@ -79,6 +99,13 @@ def read_splits(
     `num_classes`.
     """
     reader = reader or data.reader()
+    fraction = _held_out(data, "val", reader)
+    if fraction:  # one reading for both
+        whole = _read(data, "train", None, check, reader)
+        assert whole is not None, "a missing train split is an error"
+        whole.categories = whole.categories.padded(num_classes or 0)
+        parts = [_held_out_part(whole, data, fraction, split) for split in ("train", "val")]
+        return parts[0], parts[1]
     train = read_split(data, "train", check=check, reader=reader)
     assert train is not None, "a missing train split is an error"
     train.categories = train.categories.padded(num_classes or 0)

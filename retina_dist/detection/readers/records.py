@@ -25,6 +25,7 @@ from retina_dist.data.sources import (
 from retina_dist.detection.readers.ground_truth import CocoImage
 
 MAX_SIDE = 2**31
+PLAIN = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*")  # a path that leaves no folder
 
 ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
 
@@ -85,6 +86,8 @@ def make_record(
 
 
 def _within_folder(name: str, images: Path) -> str | None:
+    if PLAIN.fullmatch(name):
+        return name
     # By the letters, links unresolved: the folder may be a link, and absolute paths, which
     # keras-retinanet's CSV files have, may lie in it.
     folder = os.path.join(os.path.normpath(images.absolute()), "")
@@ -114,7 +117,8 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     remote = any(isinstance(record.path, RemoteFile) for record in records)
     if remote and isinstance(images, Url):
         listed = objects_in(images)
-    missing = [record for record in records if not _is_there(record.path, listed)]
+    folders: dict[str, set[str]] = {}
+    missing = [record for record in records if not _is_there(record.path, listed, folders)]
     if not missing:
         return Found(records, [])
 
@@ -128,11 +132,19 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     return Found(kept, [f"{text}; left out, also of the metrics"])
 
 
-def _is_there(path: ImageSource, listed: Collection[str]) -> bool:
+def _is_there(path: ImageSource, listed: Collection[str], folders: dict[str, set[str]]) -> bool:
+    """Whether an image is there; `folders` gains the files of its folder, which is listed once."""
     if isinstance(path, RemoteFile):
         return path.name in listed
-    # False for a name that no file can have, such as one that is too long
-    return not isinstance(path, Path) or os.path.isfile(path)
+    if not isinstance(path, Path):
+        return True
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = set()
+        if os.path.isdir(folder):
+            folders[folder] = {entry.name for entry in os.scandir(folder) if entry.is_file()}
+    # a disk may take a name in another case; False for one that no file can have
+    return name in folders[folder] or os.path.isfile(path)
 
 
 def fill_sizes(records: Sequence[ImageRecord], policy: str, max_pixels: int) -> Found:
