@@ -47,6 +47,11 @@ class EvaluateConfig(PredictorConfig):
     output_dir: str | None = setting(
         None, "a folder for metrics and their report; null: none", writes="folder"
     )
+    max_detections: int = setting(
+        100,
+        "of a class on an image, in the tables and AP@N; COCO's own numbers keep 100",
+        at_least=1,
+    )
     batch_size: int = setting(8, at_least=1)
     num_workers: int = setting(2, at_least=0)
 

@@ -11,12 +11,13 @@ from retina_dist.detection.ap_intervals import (
     ALL,
     Ranking,
     best_of_each_class,
+    limit_note,
     match,
     rankings,
     resample,
     scenes,
 )
-from retina_dist.detection.coco_metrics import CocoResult
+from retina_dist.detection.coco_metrics import MAX_DETECTIONS, CocoResult
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of
 from retina_dist.reporting.intervals import Resampled
@@ -39,11 +40,13 @@ BOX = ("image_id", "category_id", "bbox", "area", "iscrowd")
 def analyse(result: CocoResult, folder: Path | None = None) -> tuple[Entry, Resampled]:
     """The content of analysis.json (docs/evaluation.md) and the metrics with images left out.
 
-    Every part counts the detections that AP counts: the 100 best of each class on an image,
+    Every part counts `max_detections` of each class on an image, as AP counts 100 of them,
     without those that a crowd of their class covers. Both are written to `folder`, if given.
     """
     matched = rankings(result.coco, result.rows, result.image_ids)
     resampled = resample(result, matched)
+    if result.max_detections != MAX_DETECTIONS:
+        matched = rankings(result.coco, result.rows, result.image_ids, result.max_detections)
     ranked = [by_area[ALL] for by_area in matched]
     threshold = best_threshold(ranked)
     classes = {}
@@ -63,6 +66,7 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[Entry, Resa
         classes,
         images_of(result, ranked, threshold["threshold"]),
         folder,
+        limit=limit_note(result),
         threshold=threshold,
         confusion=confusion,
         errors=errors_of(result),
@@ -148,7 +152,7 @@ def confusion_matrix(result: CocoResult, threshold: float | None) -> np.ndarray:
     order = sorted(each["id"] for each in result.coco["categories"])
     background = len(order)
     counts = np.zeros((background + 1, background + 1), np.int64)
-    rows = best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
+    rows = counted_rows(result)
     rows = rows[rows[:, 5] >= (np.inf if threshold is None else threshold)]
     for scene in scenes(result.coco, rows, result.image_ids):
         predicted = np.searchsorted(order, scene.rows[:, 6])
@@ -169,6 +173,12 @@ def confusion_matrix(result: CocoResult, threshold: float | None) -> np.ndarray:
     return counts
 
 
+def counted_rows(result: CocoResult) -> np.ndarray:
+    """The detections that the tables count, on images that were judged."""
+    rows = result.rows[np.isin(result.rows[:, 0], result.image_ids)]
+    return best_of_each_class(rows, result.max_detections)
+
+
 def errors_of(result: CocoResult) -> Entry | None:
     """`errors` by TIDE's definition; None without hotcoco, without detections or objects."""
     if not can_analyse() or not len(result.rows) or result.stats["AP50"] < 0:
@@ -184,8 +194,8 @@ def errors_of(result: CocoResult) -> Entry | None:
             kept = {key: entry[key] for key in BOX if key in entry}
             content["annotations"].append(kept | {"id": number})
     truth = hotcoco.COCO(content)
-    rows = best_of_each_class(result.rows[np.isin(result.rows[:, 0], result.image_ids)])
-    evaluation = hotcoco.COCOeval(truth, truth.load_res(rows), "bbox")
+    evaluation = hotcoco.COCOeval(truth, truth.load_res(counted_rows(result)), "bbox")
+    evaluation.params.max_dets = [1, 10, result.max_detections]
     evaluation.evaluate()
 
     tide = evaluation.tide_errors()

@@ -10,7 +10,7 @@ share of the classes whose best detection is right stands in.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from pycocotools import mask
 from torch.nn.functional import embedding_bag
 
 from retina_dist.base.text import pluralize
-from retina_dist.detection.coco_metrics import CocoResult
+from retina_dist.detection.coco_metrics import MAX_DETECTIONS, CocoResult
 from retina_dist.reporting.intervals import Resampled, digest_of, left_out_weights
 
 IOUS = np.linspace(0.5, 0.95, 10)
@@ -29,7 +29,6 @@ RECALLS = np.linspace(0.0, 1.0, 101)
 # all, small, medium, large; px
 AREAS = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])
 ALL, SMALL, MEDIUM, LARGE = range(4)
-MAX_DETECTIONS = 100  # of a class on an image
 BLOCK = 1 << 23  # values of an array that are computed at once
 MIN_IMAGES = 10  # with objects, for an interval
 MIN_OBJECTS = 30  # for an interval, see `_too_little`
@@ -250,13 +249,18 @@ def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:
     return ""
 
 
-def rankings(coco: dict[str, Any], rows: np.ndarray, image_ids: list[int]) -> list[list[Ranking]]:
+def rankings(
+    coco: dict[str, Any],
+    rows: np.ndarray,
+    image_ids: list[int],
+    max_detections: int = MAX_DETECTIONS,
+) -> list[list[Ranking]]:
     """The ranking of each category, by id, for each of AREAS, of detection `rows` [n, 7].
 
     As pycocotools takes them: those with equal scores in the order of the ids of their images;
     crowds may be matched by several detections, which then do not count.
     """
-    rows = best_of_each_class(rows[np.isin(rows[:, 0], image_ids)])
+    rows = best_of_each_class(rows[np.isin(rows[:, 0], image_ids)], max_detections)
     right = np.zeros((len(AREAS), len(IOUS), len(rows)), bool)
     ignored = np.repeat(_outside(rows[:, 3] * rows[:, 4])[:, None], len(IOUS), axis=1)
     images = np.zeros(len(rows), np.int64)
@@ -334,25 +338,36 @@ def scenes(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]) -> 
         yield Scene(image_id, part, found, own, categories, areas, crowd, ious, same)
 
 
-def best_of_each_class(rows: np.ndarray) -> np.ndarray:
-    """Of rows [n, 7] the 100 best of each class on each image, which are all that COCO counts.
+def best_of_each_class(rows: np.ndarray, max_detections: int = MAX_DETECTIONS) -> np.ndarray:
+    """Of rows [n, 7] the best of each class on each image; COCO counts no more than 100.
 
     By image and falling score; every table of an evaluation takes these.
     """
     rows = rows[np.lexsort((-rows[:, 5], rows[:, 6], rows[:, 0]))]
     _, starts, counts = np.unique(rows[:, [0, 6]], axis=0, return_index=True, return_counts=True)
     rank = np.arange(len(rows)) - np.repeat(starts, counts)
-    rows = rows[rank < MAX_DETECTIONS]
+    rows = rows[rank < max_detections]
     return rows[np.lexsort((-rows[:, 5], rows[:, 0]))]
 
 
 def limit_note(result: CocoResult) -> str:
-    """A sentence on the detections that no table counts; "" if there are none."""
-    left_out = len(result.rows) - len(best_of_each_class(result.rows))
-    if not left_out:
+    """A sentence on the detections and objects that no table counts; "" if there are none."""
+    limit = result.max_detections
+    left_out = len(result.rows) - len(best_of_each_class(result.rows, limit))
+    known = set(result.image_ids)
+    objects: Counter[tuple[int, int]] = Counter()
+    for entry in result.coco["annotations"]:
+        if entry["image_id"] in known and not entry.get("iscrowd"):
+            objects[entry["image_id"], entry["category_id"]] += 1
+    beyond = sum(max(0, count - limit) for count in objects.values())
+    if not left_out and not beyond:
         return ""
-    best = f"the {MAX_DETECTIONS} best of a class on an image"
-    return f"{pluralize(left_out, 'detection')} beyond {best} left out, as COCO does."
+    note = f"{pluralize(left_out, 'detection')} and {pluralize(beyond, 'object')} are beyond"
+    note += f" the {limit} best detections of a class on an image that the tables count"
+    remedy = f"max_detections={max(objects.values(), default=0)}"
+    if not beyond:
+        return f"{note} (COCO: 100)."
+    return f"{note} (COCO: 100), so they cannot be found; evaluate {remedy} counts them too."
 
 
 def _outside(area: np.ndarray) -> np.ndarray:

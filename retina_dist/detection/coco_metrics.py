@@ -60,7 +60,9 @@ RESULT = ("image_id", "category_id", "bbox", "score")  # of results.json
 Part = tuple[list[int], np.ndarray, dict[str, Any]]
 # indices into the evaluator's arrays
 ALL_AREAS = 0
-MAX_DETECTIONS = -1
+LAST = -1  # the most detections
+
+MAX_DETECTIONS = 100  # of a class on an image, which COCO counts
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,14 @@ class CocoResult:
     coco: Entry = field(repr=False)
     image_ids: list[int] = field(repr=False)
     rows: np.ndarray = field(repr=False)
+    max_detections: int = MAX_DETECTIONS  # of a class on an image, in all tables but `stats`
+    beyond: dict[str, float] = field(default_factory=dict)  # AP and AR with that many
 
     def to_dict(self) -> Entry:
         """Numbers and AP of each class, for JSON; None without ground truth."""
         return {
             **{name: None if value < 0 else value for name, value in self.stats.items()},
+            **self.beyond,
             "per_class_AP": self.per_class,
         }
 
@@ -108,6 +113,7 @@ def evaluate_rows(
     *,
     image_ids: Sequence[int] | None = None,
     evaluator: str | None = None,
+    max_detections: int = MAX_DETECTIONS,
 ) -> CocoResult:
     """The metrics of detections against ground truth.
 
@@ -116,6 +122,7 @@ def evaluate_rows(
         rows: the detections, [n, 7].
         image_ids: the images to count, by default all.
         evaluator: one of EVALUATORS, by default the fastest that is installed.
+        max_detections: of a class on an image, in all but the official numbers.
     """
     truth_module, metrics_module = map(
         import_module, EVALUATORS[evaluator or installed_evaluators()[0]]
@@ -141,22 +148,36 @@ def evaluate_rows(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
+        official = evaluation.stats
+        if max_detections != MAX_DETECTIONS:
+            evaluation.params.maxDets = [1, 10, max_detections]
+            evaluation.evaluate()
+            evaluation.accumulate()
 
     # [T, R, K]
-    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, MAX_DETECTIONS]
+    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, LAST]
     # by id, as the evaluators take them
     names = Categories.from_coco(coco["categories"]).distinct_names
     per_class = {}
     for k, name in enumerate(names):
         defined = precision[:, :, k][precision[:, :, k] > -1]
         per_class[name] = float(defined.mean()) if len(defined) else None
+    beyond = {}
+    if max_detections != MAX_DETECTIONS:
+        recall = np.asarray(evaluation.eval["recall"])[:, :, ALL_AREAS, LAST]
+        for name, values in (("AP", precision), ("AR", recall)):
+            defined = values[values > -1]
+            if len(defined):
+                beyond[f"{name}@{max_detections}"] = float(defined.mean())
     return CocoResult(
-        stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
+        stats=dict(zip(STATS, map(float, official), strict=False)),
         per_class=per_class,
         precision=precision,
         coco=coco,
         image_ids=list(map(int, evaluation.params.imgIds)),
         rows=rows,
+        max_detections=max_detections,
+        beyond=beyond,
     )
 
 

@@ -16,6 +16,7 @@ from retina_dist.base.text import escape, pluralize
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.data.images import read_image
 from retina_dist.detection.anchor_coverage import Coverage, better_anchors, coverage_of
+from retina_dist.detection.coco_metrics import MAX_DETECTIONS
 from retina_dist.detection.pictures import titled_boxes
 from retina_dist.detection.readers.annotations import (
     CLIPPED,
@@ -255,6 +256,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         level: Level = "info" if fault == CLIPPED else "warning"
         remedy = remedies.get(fault, not_learnt)
         findings += _finding(level, split, f"boxes {fault}", examples, remedy)
+    findings += _beyond_the_metric(data, split)
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))
@@ -272,6 +274,19 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         remedy = "nothing to measure: is data.val_annotations the right file?"
         findings += _finding("warning", split, "images, and none has a box", empty, remedy)
     return findings
+
+
+def _beyond_the_metric(data: Annotations, split: str) -> list[Finding]:
+    """Images with more objects of a class than COCO's metric counts detections."""
+    counts = [int(np.bincount(labels).max(initial=0)) for labels in data.labels]
+    crowded = []
+    for record, count in zip(data.records, counts, strict=True):
+        if count > MAX_DETECTIONS:
+            crowded.append(f"{record.file_name} ({count})")
+    what = f"images with more than {MAX_DETECTIONS} boxes of a class"
+    remedy = "COCO's metric counts no more detections, so some are always missed"
+    remedy += f"; evaluate max_detections={max(counts, default=0)} counts them too"
+    return _finding("info", split, what, crowded, remedy)
 
 
 def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:

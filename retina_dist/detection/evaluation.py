@@ -12,8 +12,8 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import parse_path, write_json
 from retina_dist.data.images import MAX_PIXELS
 from retina_dist.detection.analysis import analyse
-from retina_dist.detection.ap_intervals import limit_note
 from retina_dist.detection.coco_metrics import (
+    MAX_DETECTIONS,
     STATS,
     CocoResult,
     evaluate_rows,
@@ -57,6 +57,13 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
             )
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
             result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
+            if is_main and config.max_detections != MAX_DETECTIONS:
+                result = evaluate_rows(
+                    result.coco,
+                    result.rows,
+                    image_ids=result.image_ids,
+                    max_detections=config.max_detections,
+                )
             max_pixels = data.max_pixels
         if folder:
             write_results(result.rows, folder / "results.json")
@@ -67,7 +74,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
         write_report_details(result, annotations, folder, max_pixels)
-    lines = [format_table(result, resampled), *lines_of(analysis), limit_note(result)]
+    lines = [format_table(result, resampled), *lines_of(analysis)]
     return result, "\n".join(lines).rstrip("\n")
 
 
@@ -100,6 +107,8 @@ def format_table(result: CocoResult, resampled: Resampled) -> str:
             line += f"   {resampled.interval(f'coco/{name}')}"
         lines.append(line.rstrip())
     lines[0] += "   95 % interval"
+    for name, value in result.beyond.items():
+        lines.append(f"{name:<7} IoU .50:.95, not COCO's metric {_number(value)}")
     lines += ["", "AP of each class"]
     width = max(map(len, result.per_class), default=0)
     for name, ap in result.per_class.items():
@@ -121,7 +130,7 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     coco = annotations.coco
     rows = read_results(Path(str(config.results)), coco)
-    return evaluate_rows(coco, rows), annotations
+    return evaluate_rows(coco, rows, max_detections=config.max_detections), annotations
 
 
 def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detector:

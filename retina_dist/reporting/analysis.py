@@ -137,6 +137,8 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
     for image in known.worst[:3]:
         counts = f"{image.hits} / {image.false_alarms} / {image.misses}"
         lines.append(f"  {escape(image.file_name)}   {counts}")
+    if known.limit:
+        lines.append(known.limit)
     return lines
 
 

@@ -225,6 +225,7 @@ class Analysis(Struct):
     images: Count = 0
     metrics: dict[str, Metric] = {}
     classes: dict[str, ClassMetric] = {}
+    limit: str = ""  # what the metric leaves out
     threshold: ClassMetric | None = None
     confusion: Confusion | None = None
     errors: ErrorTypes | None = None

@@ -65,12 +65,14 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
 
 
 def warnings_of(runs: Sequence[RunFiles]) -> list[str]:
-    """A sentence for each run whose training has not come to its end."""
+    """Sentences on trainings that have not come to their ends, and on what a metric leaves out."""
     sentences = []
     for run in runs:
         why = run.result.unfinished
         if why and (run.starts or run.result.status):
             sentences.append(f"{run.name} {why}; its numbers are not those of a whole training.")
+        if run.analysis and run.analysis.limit:
+            sentences.append(f"{run.name}: {run.analysis.limit}")
     return sentences
 
 

@@ -108,8 +108,19 @@ def test_the_limit_is_said_where_it_bites() -> None:
     coco = truth_of(*((1, place, 1) for place in places))
     result = evaluate_rows(coco, rows_of(*((1, place, 0.9, 1) for place in places)))
     assert confusion_matrix(result, 0.5)[0].tolist() == [100, 0, 50]
-    note = "50 detections beyond the 100 best of a class on an image left out, as COCO does."
-    assert limit_note(result) == note
+    note = "50 detections and 50 objects are beyond the 100 best detections of a class on an image"
+    assert limit_note(result).startswith(note)
+    assert limit_note(result).endswith("evaluate max_detections=150 counts them too.")
+
+    more = evaluate_rows(coco, result.rows, max_detections=150)
+    assert more.stats == result.stats  # the official numbers
+    assert more.stats["AR100"] == pytest.approx(2 / 3)
+    assert more.beyond == pytest.approx({"AP@150": 1, "AR@150": 1})
+    assert confusion_matrix(more, 0.5)[0].tolist() == [150, 0, 0]
+    analysis, _ = analyse(more)
+    assert analysis["worst"][0]["misses"] == 0
+    assert analysis["limit"] == ""
+    assert analysis["errors"]["types"]["missed"]["gain"] == pytest.approx(0)
 
 
 @pytest.mark.parametrize("seed", range(20))

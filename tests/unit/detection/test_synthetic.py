@@ -17,7 +17,6 @@ from retina_dist.detection.data.synthetic import (
     synthetic_annotations,
     synthetic_batch,
 )
-from retina_dist.detection.readers.coco import find_split
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
@@ -41,7 +40,9 @@ def test_the_same_seed_draws_the_same_files(tmp_path: Path) -> None:
 
 def test_it_is_a_sound_data_set_with_everything_real_ones_have(tmp_path: Path) -> None:
     make_shapes(tmp_path / "shapes", num_train=150, num_val=10, image_size=64)
-    data = load_annotations(*find_split(tmp_path / "shapes", "train"))
+    data = load_annotations(
+        tmp_path / "shapes/annotations/instances_train.json", tmp_path / "shapes/train"
+    )
     assert len(data.records) == 150
     assert not data.dropped
     assert not data.clipped
