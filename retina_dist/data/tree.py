@@ -133,11 +133,12 @@ class Tree:
     @cached_property
     def images(self) -> list[str]:
         """The image files, without those in folders of masks."""
-        images = []
-        for file in self.files:
-            if is_image(file) and NO_IMAGES.isdisjoint(file.lower().split("/")[:-1]):
-                images.append(file)
-        return images
+        images = list(filter(is_image, self.files))
+        masks = set()
+        for folder in set(map(posixpath.dirname, images)):
+            if not NO_IMAGES.isdisjoint(folder.lower().split("/")):
+                masks.add(folder)
+        return [file for file in images if posixpath.dirname(file) not in masks]
 
     def ending(self, *endings: str) -> list[str]:
         """The files whose names end so, whatever their case."""
@@ -155,7 +156,7 @@ class Tree:
 
     def _look(self, file: str) -> Head:
         place = self.root / file
-        parse = HEADS.get(posixpath.splitext(file)[1].lower(), _text_head)
+        parse = HEADS.get(_ending(file), _text_head)
         try:
             with reading(place, "an annotation", "restore or remove it"):
                 if isinstance(place, Url):
@@ -184,7 +185,9 @@ class Tree:
             if len(files) > MANY and len(chosen) == SAMPLE:
                 chosen = files
             found += chosen
-        return found if is_any else []
+        if not is_any:
+            return []
+        return found
 
     def _may_match(self, file: str, matches: Callable[[Head], bool]) -> bool:
         head = self.head(file)
@@ -255,23 +258,33 @@ class Tree:
             raise DataError(f"{self.root}: the image {name[:200]!r} {both}; {remedy}.")
         return best
 
+    @cached_property
+    def _image_folders(self) -> list[str]:
+        """The folders of images and those above, each once."""
+        folders = dict.fromkeys(map(posixpath.dirname, self.images))
+        for folder in list(folders):
+            while "/" in folder:
+                folder = posixpath.dirname(folder)
+                folders[folder] = None
+        return list(filter(None, folders))
+
     def folder_of(self, names: Sequence[str], near: str, split: str | None) -> str:
         """The folder, "" or with a slash at its end, in which most of the first of these images
         are.
         """
         sample = names[:SAMPLE]
         bases = list(self._bases(posixpath.dirname(near)))
+        for folder in self._image_folders:
+            if split is None or split_of(f"{folder}/x") in (split, None):
+                bases.append(f"{folder}/")
 
         def found_in(base: str) -> int:
             return sum(f"{base}{name}" in self.listed for name in sample)
 
-        for name in [] if max(map(found_in, bases)) == len(sample) else sample:
-            for file in self._by_stem.get(_stem(name), ()):
-                is_of_split = split is None or split_of(file) in (split, None)
-                if file.endswith(f"/{name}") and is_of_split:
-                    bases.append(file.removesuffix(name))
         best = max(dict.fromkeys(bases), key=found_in)
-        return best if found_in(best) else ""
+        if not found_in(best):
+            return ""
+        return best
 
 
 def local_part(written: str) -> str:
@@ -287,6 +300,10 @@ def local_part(written: str) -> str:
     if store is None:
         return name.removeprefix("./")
     return name[store.end() :].partition("?")[0]
+
+
+def _ending(file: str) -> str:
+    return posixpath.splitext(file)[1].lower()
 
 
 def _stem(file: str) -> str:

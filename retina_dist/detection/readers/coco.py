@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import PathOrUrl, read_bytes
+from retina_dist.base.files import PathOrUrl, Url, read_bytes
 from retina_dist.data.parsing import reading
 from retina_dist.data.sources import RemoteFile
 from retina_dist.data.tree import Head, Tree, split_of, words_of
@@ -57,7 +57,7 @@ class CocoReader(FileReader):
             files = " and ".join(found[:3])
             remedy = f"name one with data.{place.split}_annotations=FILE"
             raise DataError(f"{tree.root} has two COCO json of {place.split}: {files}; {remedy}.")
-        return found[0] if found else None
+        return next(iter(found), None)
 
     def read_place(self, place: Place) -> Content | None:
         file = self.file_of(place)
@@ -69,24 +69,32 @@ class CocoReader(FileReader):
         content = Content(coco, place.folder, source, warnings, box_format=box_format)
         if place.images is None:
             return content
+        return self._with_images(content, coco, place, file)
 
+    def _with_images(self, content: Content, coco: CocoContent, place: Place, file: str) -> Content:
+        """The content with the places of its images, and those that it leaves out."""
+        assert place.images is not None, "there are images to look for"
         near = file if place.images is place.tree else ""
         split = None if place.named else split_of(file, by_word=True)
         base = place.images.folder_of(_names(coco), near, split)
-        used = set()
+        used: set[str] = set()
         sources: dict[int, ImageSource] = {}
+        is_moved = False
         for image in coco.images:
-            found = f"{base}{image.file_name}"
+            found: str | None = f"{base}{image.file_name}"
             if found not in place.images.listed:
-                found = place.images.find(image.file_name, near, split) or ""
-                if found:
-                    sources[image.id] = _source_of(place.folder, found)
-            used.add(found)
-        folder = place.folder / base.rstrip("/") if base else place.folder
-        content = content._replace(images=folder, sources=sources)
-        if place.named:
-            return content
-        return content._replace(left_out=list(self._left_out(place, used)))
+                found = place.images.find(image.file_name, near, split)
+                is_moved |= found is not None
+            if found is not None:
+                used.add(found)
+                sources[image.id] = _source_of(place.folder, found)
+        folder = place.folder
+        if base and not (is_moved and isinstance(folder, Url)):
+            folder /= base.rstrip("/")
+        left_out = [] if place.named else list(self._left_out(place, used))
+        return content._replace(
+            images=folder, sources=sources if is_moved else None, left_out=left_out
+        )
 
     def _left_out(self, place: Place, used: set[str]) -> Iterator[LeftOut]:
         """The images of this split that no json names."""

@@ -48,6 +48,12 @@ class Place(NamedTuple):
     split: str
     named: bool
 
+    def find(self, name: str, file: str, split: str | None) -> str | None:
+        """The image that an annotation file names, if images are looked for."""
+        if self.images is None:
+            return None
+        return self.images.find(name, file if self.images is self.tree else "", split)
+
 
 class Content(NamedTuple):
     """A split as its reader has read it.
@@ -168,31 +174,29 @@ class FileReader(AnnotationReader):
         draw_data(data)
         annotations, images = data.files_of(split)
         if annotations is not None:
-            file = parse_path(annotations)
-            above = parse_path(data.root) if data.root else file.parent
-            folder = parse_path(images) if images else above
-            within = None
-            if images or data.root:
-                within = Tree(folder)
-            return Place(Tree.at(file), within, folder, split, named=True)
-        if data.root is not None:
-            if images is None:
-                return Place(self.tree, self.tree, self.tree.root, split, named=False)
-            folder = parse_path(images)
-            return Place(self.tree, Tree(folder), folder, split, named=False)
-        if split != "train":
+            tree = Tree.at(parse_path(annotations))
+        elif data.root is not None:
+            tree = self.tree
+        elif split != "train":
             return None
-        files = "data.train_annotations and data.train_images"
-        raise ConfigError(f"data={data.name} needs data.root=FOLDER, or {files}.")
+        else:
+            files = "data.train_annotations and data.train_images"
+            raise ConfigError(f"data={data.name} needs data.root=FOLDER, or {files}.")
+        within = None
+        if images is not None:
+            within = Tree(parse_path(images))
+        elif data.root is not None:
+            within = self.tree
+        elif tree.is_whole:
+            within = tree
+        folder = (within or tree).root
+        return Place(tree, within, folder, split, named=annotations is not None)
 
-    def content(self, split: str) -> Content | None:
-        content = super().content(split) if split != "train" or self.has(split) else None
-        if content is None and split == "train":
-            place = self.place(split)
-            assert place is not None, "a missing place of train is an error"
+    def _others(self) -> str:
+        place = self.place("train")
+        if place is not None:
             place.tree.raise_damage()
-            return super().content(split)
-        return content
+        return super()._others()
 
     def has_in(self, place: Place) -> bool:
         """Whether the split lies there."""
@@ -267,7 +271,7 @@ class FolderReader(FileReader):
         if self.is_local and isinstance(root, Url):
             remedy = "copy it, or make shards of it"
             raise DataError(f"data.root={root}: {self.title} needs a local folder; {remedy}.")
-        key = place.split if place.named else (place.tree, place.images)
+        key = (place.named and place.split, place.images)
         if key not in self._scans:
             self._scans[key] = self.scan(place)
         scan = self._scans[key]
@@ -343,11 +347,8 @@ def by_split(files: Iterable[str], splits: Iterable[str]) -> dict[str, list[str]
 
 def placed(item: Item, place: Place, file: str, split: str | None) -> Item:
     """An item with the image that its name means, and a split."""
-    found = None
-    if place.images is not None:
-        near = file if place.images is place.tree else ""
-        found = place.images.find(item.file, near, split)
-    elif "/" in file:
+    found = place.find(item.file, file, split)
+    if place.images is None and "/" in file:
         found = posixpath.join(posixpath.dirname(file), item.file)
     if found is None:
         return item._replace(split=split or "train")

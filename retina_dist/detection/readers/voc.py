@@ -95,7 +95,7 @@ class VocReader(FolderReader):
 
     @staticmethod
     def _background(place: Place, name: str) -> Item:
-        found = place.images.find(f"{name}.jpg") if place.images else None
+        found = place.find(f"{name}.jpg", "", None)
         if found is None:
             xml = place.tree.root / f"Annotations/{name}.xml"
             raise DataError(f"{xml} does not exist; restore the file.")

@@ -276,7 +276,9 @@ class Layout:
         if label[:3] == "../" and os.path.lexists(self.root / label):
             return label
         files = self.labels.get(_stem(image), ())
-        return files[0] if len(files) == 1 else None
+        if len(files) == 1:
+            return files[0]
+        return None
 
 
 def class_names_of(tree: Tree, config: Config | None) -> list[str]:

@@ -38,7 +38,8 @@ ONE_IMAGE: dict[str, Any] = {
 
 def draw(folder: Path, name: str, ending: str = "jpg") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (40, 20)).save(folder / f"{name}.{ending}")
+    colour = (ord(name[0]), 0, 0)
+    Image.new("RGB", (40, 20), colour).save(folder / f"{name}.{ending}")
 
 
 def write(path: Path, text: str) -> None:

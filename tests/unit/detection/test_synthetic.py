@@ -17,10 +17,10 @@ from retina_dist.detection.data.synthetic import (
     synthetic_annotations,
     synthetic_batch,
 )
-from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from tests.coco_files import split_of
 
 CPU = torch.device("cpu")
 SMALL = SyntheticConfig(canvas=[32, 64], num_boxes=3, num_classes=5, num_images=6)
@@ -40,9 +40,7 @@ def test_the_same_seed_draws_the_same_files(tmp_path: Path) -> None:
 
 def test_it_is_a_sound_data_set_with_everything_real_ones_have(tmp_path: Path) -> None:
     make_shapes(tmp_path / "shapes", num_train=150, num_val=10, image_size=64)
-    data = load_annotations(
-        tmp_path / "shapes/annotations/instances_train.json", tmp_path / "shapes/train"
-    )
+    data = split_of(tmp_path / "shapes")
     assert len(data.records) == 150
     assert not data.dropped
     assert not data.clipped
