@@ -94,18 +94,35 @@ class Samples:
         return read_image(self.sources[image_id], None, max_pixels)
 
 
+def opened(root: PathOrUrl) -> PathOrUrl | Tree:
+    """A place whose files are listed once for all splits; one of shards, or without files, as it
+    is.
+    """
+    if has_shards(root, "train") or has_shards(root, "val"):
+        return root
+    if isinstance(root, Path) and not root.is_dir():
+        return root
+    return Tree(root)
+
+
 def read_samples(
-    root: PathOrUrl, split: str, *, classes: Sequence[str] | None = None, bad_images: str = "error"
+    root: PathOrUrl | Tree,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    bad_images: str = "error",
 ) -> Samples | None:
     """The images of "train", "val" or "test" below `root`, in any of the forms.
 
     Args:
-        root: a folder or URL, as `data.root`.
+        root: a folder or URL, as `data.root`, or what `opened` makes of it.
         split: None is returned for a "val" or "test" that is not there.
         classes: the training data's; an image of another class raises DataError.
         bad_images: "skip" takes a cut shard, else it raises DataError, as a split without images.
     """
-    form, rows, said = _rows(root, split, complete=bad_images != "skip")
+    place = root if isinstance(root, Tree) else opened(root)
+    root = place.root if isinstance(place, Tree) else place
+    form, rows, said = _rows(place, split, complete=bad_images != "skip")
     if rows is None:
         if split == "train":
             raise DataError(absent("data.root", root, split))
@@ -118,9 +135,6 @@ def read_samples(
             f"images end with {', '.join(sorted(SUFFIXES))}."
         )
     used = sorted({label for _, _, label in rows})
-    warnings = tuple(said)
-    if form.startswith("a folder") and split == "train" and isinstance(root, Path):
-        warnings += _empty_classes(root, split, used)
     known = tuple(used if classes is None else classes)
     unknown = sorted(set(used).difference(known))
     if unknown:
@@ -132,16 +146,23 @@ def read_samples(
     number = {name: i for i, name in enumerate(known)}
     names, sources, labels = zip(*rows, strict=True)
     numbers = np.array([number[label] for label in labels], np.int64)
-    return Samples(names, sources, numbers, known, warnings, form)
+    return Samples(names, sources, numbers, known, tuple(said), form)
 
 
-def _empty_classes(root: Path, split: str, used: Sequence[str]) -> tuple[str, ...]:
-    """A warning that names the folders of classes without an image."""
-    folder = next(filter(Path.is_dir, map(root.joinpath, SPLITS[split])), root)
-    empty = [f"{folder.name}/{name}" for name in _folders_in(folder) if name not in used]
+def _empty_classes(rows: Sequence[Row]) -> list[str]:
+    """A warning that names the folders of classes without an image, beside those of the rows."""
+    name, source, _ = rows[0]
+    if not isinstance(source, str):
+        return []
+    folder = Path(source.removesuffix(name))
+    used = set(map(itemgetter(2), rows))
+    empty = []
+    for name in _folders_in(folder):
+        if name not in used and not _names_split(name):
+            empty.append(f"{folder.name}/{name}")
     if not empty:
-        return ()
-    return (f"no image in {truncate(empty)}; left out of the classes",)
+        return []
+    return [f"no image in {truncate(empty)}; left out of the classes"]
 
 
 def _refuse_labelled(tree: Tree) -> None:
@@ -162,20 +183,33 @@ def _has_boxes(head: Head) -> bool:
     return head.has("images", "annotations", "categories") or head.has("shapes", "imagePath")
 
 
-def _rows(root: PathOrUrl, split: str, complete: bool) -> tuple[str, list[Row] | None, list[str]]:
-    """The form of the data below `root`, the rows of a split, and warnings."""
-    if has_shards(root, "train") or has_shards(root, "val"):
-        return "shards", _from_shards(complete, root, split), []
-    if isinstance(root, Path) and not root.is_dir():
-        return "", None, []
-    tree = Tree(root)
+def _rows(
+    tree: PathOrUrl | Tree, split: str, complete: bool
+) -> tuple[str, list[Row] | None, list[str]]:
+    """The form of the data, the rows of a split, and warnings."""
+    if not isinstance(tree, Tree):
+        return "shards", _from_shards(complete, tree, split), []
     tables = [file for file in tree.ending(".csv", ".tsv", ".jsonl") if is_table(tree.head(file))]
     if not tables:
         _refuse_labelled(tree)
-        return "a folder for each class", _from_folders(tree, split), []
+        rows = _from_folders(tree, split)
+        warnings = _unread(_from_folders(tree, "test"), split)
+        if rows and split == "train":
+            warnings += _empty_classes(rows)
+        return "a folder for each class", rows, warnings
     rows = _from_tables(tree, tables, split)
-    warnings = _unlabelled(tree, rows or ()) if len(tables) == 1 else []
+    warnings = _unread(_from_tables(tree, tables, "test"), split)
+    if len(tables) == 1:
+        warnings += _unlabelled(tree, rows or ())
     return "a table of labels", rows, warnings
+
+
+def _unread(test: list[Row] | None, split: str) -> list[str]:
+    """What to say with the images of train of those of test, which are not trained on."""
+    if not test or split != "train":
+        return []
+    use = "evaluate split=test judges on them, data.val_split=test validates on them"
+    return [f"{pluralize(len(test), 'image')} of test, not trained on; {use}"]
 
 
 def _unlabelled(tree: Tree, rows: Sequence[Row]) -> list[str]:

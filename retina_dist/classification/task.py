@@ -30,7 +30,7 @@ from retina_dist.classification.metrics import (
     ClassificationResult,
 )
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
-from retina_dist.classification.samples import Samples, absent, read_samples, root_of
+from retina_dist.classification.samples import Samples, absent, opened, read_samples, root_of
 from retina_dist.classification.settings import (
     ClassificationData,
     ClassificationRunConfig,
@@ -233,9 +233,10 @@ def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
     """
     draw_data(data)
     root = root_of(data.root, data.name)
-    train = read_samples(root, "train", bad_images=data.bad_images)
+    place = opened(root)
+    train = read_samples(place, "train", bad_images=data.bad_images)
     assert train is not None, "a missing train split is an error"
-    val = read_samples(root, data.val_split, classes=train.classes, bad_images=data.bad_images)
+    val = read_samples(place, data.val_split, classes=train.classes, bad_images=data.bad_images)
     if val is None and data.val_fraction:
         return train.split(data.val_fraction)
     if val is None and data.val_split != "val":

@@ -365,7 +365,9 @@ class AutoReader(AnnotationReader):
         content = self.recognised.read(split)
         if content is None or self.settings.shapes is not None:
             return content
-        warnings = [*content.warnings, *self._others_there]
+        warnings = list(content.warnings)
+        if split == "train":
+            warnings += self._others_there
         return content._replace(title=self.recognised.title, warnings=warnings)
 
     @cached_property

@@ -226,6 +226,8 @@ LAYOUTS = (
 def test_the_layouts_of_tools_and_services(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path)
     assert folders_of(tmp_path, "train") == {"a": "cat", "b": "dog"}
+    (said,) = read(tmp_path).warnings
+    assert said.startswith("1 image of test, not trained on; evaluate split=test judges on them")
     assert folders_of(tmp_path, "test") == {"c": "cat"}
     assert read_samples(tmp_path, "val") is None
 

@@ -141,7 +141,7 @@ def test_folders_of_other_splits_are_no_empty_classes(tmp_path: Path) -> None:
         (tmp_path / split / "cat" / "a.jpg").touch()
     samples = read_samples(tmp_path, "train")
     assert samples is not None
-    assert not samples.warnings
+    assert not [text for text in samples.warnings if "no image in" in text]
 
 
 def test_a_command_on_a_checkpoint_names_no_setting_of_a_training(tmp_path: Path) -> None:
