@@ -9,13 +9,13 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from retina_dist.base.errors import DataError, UserError, first_line
+from retina_dist.base.errors import ConfigError, DataError, UserError, first_line
 from retina_dist.base.files import PathOrUrl, read_bytes
 from retina_dist.base.text import escape, parse_number
 
@@ -120,14 +120,21 @@ def csv_rows(path: PathOrUrl, missing: str = "") -> Iterator[tuple[int, list[str
                 yield reader.line_num, row
 
 
-def columns_of(header: Sequence[str], given: Mapping[str, str] | None = None) -> dict[str, int]:
-    """The number of each column that is known by its name, or by the one that `given` says."""
+def columns_of(header: Sequence[str], given: Sequence[str] | None = None) -> dict[str, int]:
+    """The number of each column that is known by its name, or by the one that `given` says, as
+    "class:kind".
+    """
+    for text in given or ():
+        if text.partition(":")[0] not in ALIASES:
+            known = ", ".join(ALIASES)
+            raise ConfigError(f"data.columns has {text!r}; write COLUMN:NAME with one of {known}.")
+    names_given = dict(text.partition(":")[::2] for text in given or ())
     plain = [_plain(cell) for cell in header]
     found: dict[str, int] = {}
     for column, names in ALIASES.items():
         wanted = names.split()
-        if given and column in given:
-            wanted = [_plain(given[column])]
+        if column in names_given:
+            wanted = [_plain(names_given[column])]
         for name in wanted:
             if name in plain and plain.index(name) not in found.values():
                 found[column] = plain.index(name)

@@ -73,8 +73,8 @@ class DetectionData(ImageDataSettings):
     val_annotations: str | None = None
     val_images: str | None = None
     classes: str | None = setting(None, "csv without a header: name,index")
-    columns: dict[str, str] | None = setting(
-        None, "csv: names of columns, as {file: photo, class: kind, x1: left}"
+    columns: list[str] | None = setting(
+        None, "csv: names of its columns, as [file:photo,class:kind,x1:lo]"
     )
     voc_offset: int | None = setting(
         None, "voc: what corners count from; null: as <database> says", choices=(None, 0, 1)

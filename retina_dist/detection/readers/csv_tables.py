@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from retina_dist.base.errors import DataError
@@ -53,14 +54,19 @@ class CsvReader(FolderReader):
         return has_boxes(columns_of(head.keys)) or _is_headless(head)
 
     @classmethod
-    def files(cls, tree: Tree) -> list[str]:
-        if not tree.is_whole:
-            return list(tree.files)
-        return super().files(tree)
-
-    @classmethod
     def claims(cls, tree: Tree) -> bool:
         return bool(tree.select(cls.endings, cls.matches))
+
+    def files(self, tree: Tree) -> list[str]:  # type: ignore[override]
+        """The tables, by the names of columns that the settings give."""
+        if not tree.is_whole:
+            return list(tree.files)
+        if not self.settings.columns:
+            return tree.select(self.endings, self.matches)
+        return list(filter(partial(self._has_boxes, tree), tree.ending(*self.endings)))
+
+    def _has_boxes(self, tree: Tree, file: str) -> bool:
+        return has_boxes(columns_of(tree.head(file).keys, self.settings.columns))
 
     def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
         path = tree.root / file
@@ -70,8 +76,11 @@ class CsvReader(FolderReader):
         if has_boxes(columns):
             rows = with_header(path, columns)
         else:
-            scan.ids.update(self._classes(tree, file))
-            rows = without_header(path, scan.ids, str(self._class_file(tree, file)))
+            classes = path.parent / "classes.csv"
+            if self.settings.classes:
+                classes = parse_path(self.settings.classes)
+            scan.ids.update(read_classes(classes))
+            rows = without_header(path, scan.ids, classes)
         for where, cells in rows:
             key = (cells["file"], cells.get("split"))
             if not key[0]:
@@ -83,14 +92,6 @@ class CsvReader(FolderReader):
             if box is not None:
                 item.boxes.append(box)  # type: ignore[attr-defined]
         return items.values()
-
-    def _class_file(self, tree: Tree, file: str) -> PathOrUrl:
-        if self.settings.classes:
-            return parse_path(self.settings.classes)
-        return (tree.root / file).parent / "classes.csv"
-
-    def _classes(self, tree: Tree, file: str) -> dict[str, int]:
-        return read_classes(self._class_file(tree, file))
 
 
 def _is_headless(head: Head) -> bool:
@@ -113,7 +114,7 @@ def with_header(path: PathOrUrl, columns: Mapping[str, int]) -> Iterable[Row]:
         yield Row(f"{path}:{line}", {name: row[i].strip() for name, i in columns.items()})
 
 
-def without_header(path: PathOrUrl, ids: Mapping[str, int], classes: str) -> Iterable[Row]:
+def without_header(path: PathOrUrl, ids: Mapping[str, int], classes: PathOrUrl) -> Iterable[Row]:
     """keras-retinanet's rows, whose class must be one of `ids`."""
     for line, cells in _rows(path, ROW, "*_annotations"):
         named = dict(zip(("file", *CORNERS, "class"), cells, strict=True))

@@ -381,7 +381,7 @@ class AutoReader(AnnotationReader):
             formats = _recognise(Tree.at(parse_path(named)))
         elif data.root is not None and data.shapes is None:
             tree = tree_of(data.root)
-            formats = _recognise(tree)
+            formats = ["csv"] if data.columns else _recognise(tree)
         self._others_there = []
         if len(formats) > 1 and not named:
             titles = ", ".join(lookup("reader", name).title for name in formats[1:])

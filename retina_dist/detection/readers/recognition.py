@@ -77,6 +77,8 @@ def _reason(tree: Tree) -> str:
         entries = "experiment=finetune_classifier, or task=classification data=folders"
         return f"it holds class folders, for a classifier; give {entries}"
     keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"
+    if tree.ending(".csv", ".tsv"):
+        keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME]"
     if not tree.is_whole or isinstance(tree.root, Url):
         return f"{_seen(tree)}; {keys}"
     for above in tree.root.absolute().parents[:2]:

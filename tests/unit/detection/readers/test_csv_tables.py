@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from retina_dist.base.errors import DataError
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.detection.readers.formats import Content
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import read_split
 
 
 def read_csv(annotations: Path, classes: Path, images: Path) -> dict[str, Any]:
@@ -92,6 +94,21 @@ def test_errors_of_the_file(tmp_path: Path):
     annotations.write_bytes(b"a.jpg,\xff\xfe\n")
     with pytest.raises(DataError, match="annotations.csv cannot be read as CSV"):
         read_csv(annotations, classes, tmp_path)
+
+
+@pytest.mark.parametrize("format", ["auto", "csv"])
+def test_columns_with_other_names_are_named_by_the_settings(tmp_path: Path, format: str):
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.jpg")
+    (tmp_path / "rows.csv").write_text("photo,kind,lo_x,lo_y,hi_x,hi_y\na.jpg,cow,1,2,11,12\n")
+    data = DetectionData(name="x", root=str(tmp_path), format=format)
+    with pytest.raises(DataError, match=r"data\.columns|has no images to train on"):
+        read_split(data, "train")
+    columns = ["file:photo", "class:kind", "x1:lo_x", "y1:lo_y", "x2:hi_x", "y2:hi_y"]
+    part = read_split(data.with_values(columns=columns), "train")
+    assert part is not None
+    assert part.boxes[0].tolist() == [[1, 2, 11, 12]]
+    with pytest.raises(ConfigError, match="data.columns has 'fil:photo'; write COLUMN:NAME with"):
+        read_split(data.with_values(columns=["fil:photo"]), "train")
 
 
 def test_real_file_is_the_same_photo_as_the_voc_one(real_data: Path):
