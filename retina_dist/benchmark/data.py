@@ -2,6 +2,7 @@
 
     python -m retina_dist.benchmark data                           made images of 640 x 480
     python -m retina_dist.benchmark data data.root=/data/coco      your own, as they are augmented
+    python -m retina_dist.benchmark data annotations=118000        a start at COCO's size
 
 Times are CPU time, which other processes disturb little; files come from the system's cache. All
 parts take turns, `rounds` times. The base is Pillow's decoder and a resize in float32, as in
@@ -29,6 +30,7 @@ from torch.nn.functional import interpolate
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import setting
 from retina_dist.benchmark.report import BenchmarkConfig, finish
+from retina_dist.benchmark.start import start_costs
 from retina_dist.config.entry_point import entry_point
 from retina_dist.data.images import read_image
 from retina_dist.data.module import ImageDataset
@@ -54,6 +56,9 @@ class DataBenchmarkConfig(BenchmarkConfig):
         32, "read in each round; without data.root so many are made, 640 x 480", at_least=1
     )
     rounds: int = setting(5, at_least=1)
+    annotations: int | None = setting(
+        None, "measure a start on a made COCO json of so many images instead", at_least=1
+    )
 
 
 def make_images(folder: Path, count: int) -> None:
@@ -96,7 +101,9 @@ Part = Callable[[], object]
 
 
 def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
-    """Time every part in turns; print and return the figures."""
+    """Time every part in turns, or a start; print and return the figures."""
+    if config.annotations:
+        return finish(config, "start", {}, start=start_costs(config.annotations))
     torch.set_num_threads(config.trainer.num_threads or 1)
     with tempfile.TemporaryDirectory() as name, build_strategy(config) as strategy:
         if strategy.world_size > 1:

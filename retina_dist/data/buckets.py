@@ -110,7 +110,9 @@ def make_buckets(
 
     # merge equal sizes, then equal padded shapes: the search below handles dozens of kinds instead
     # of every image
-    stored, image_kind = np.unique(stored, axis=0, return_inverse=True)
+    base = int(stored.max()) + 1  # one number a size, which sorts as the pair does
+    kinds, image_kind = np.unique(stored[:, 0] * base + stored[:, 1], return_inverse=True)
+    stored = np.column_stack(np.divmod(kinds, base))
     resized: list[list[Shape]] = []
     for height, width in stored.tolist():
         resized.append([resized_size(height, width, size, max_size) for size in min_sizes])

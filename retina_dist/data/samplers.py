@@ -158,11 +158,16 @@ def repeat_factors(labels: Sequence[IntArray], threshold: float) -> FloatArray:
     >>> repeat_factors(labels, 0.5).round(3).tolist()
     [1.0, 1.0, 1.414, 1.0]
     """
-    classes = list(map(np.unique, labels))
-    no_label = np.zeros(0, np.int64)
-    count = np.bincount(np.concatenate([no_label, *classes]))
-    factor = np.sqrt(threshold * len(labels) / np.maximum(count, 1))
-    return np.array([factor[each].max(initial=1.0) for each in classes])
+    every = np.concatenate([np.zeros(0, np.int64), *labels])
+    num_classes = int(every.max(initial=0)) + 1
+    image = np.repeat(np.arange(len(labels)), list(map(len, labels)))
+    pairs = np.sort(image * num_classes + every)
+    is_first = np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]
+    image, label = np.divmod(pairs[is_first], num_classes)
+    factor = np.sqrt(threshold * len(labels) / np.maximum(np.bincount(label), 1))
+    factors = np.ones(len(labels))
+    np.maximum.at(factors, image, factor[label])
+    return factors
 
 
 def images_per_epoch(repeats: FloatArray) -> int:
