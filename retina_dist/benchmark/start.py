@@ -80,8 +80,9 @@ def _content(num_images: int) -> Iterator[str]:
     rng = np.random.default_rng(0)
     yield '{"info": {}, "images": ['
     for number in range(num_images):
-        entry = {"id": number, "file_name": f"{number:012d}.jpg", "width": 640, "height": 480}
-        yield "," * (number > 0) + json.dumps(entry)
+        name = f"{number:012d}.jpg"
+        entry = {"id": number, "file_name": name, "width": 640, "height": 480}
+        yield f"{',' if number else ''}{json.dumps(entry)}"
     yield '], "annotations": ['
     for number in range(int(num_images * OBJECTS)):
         outline = rng.uniform(0, 480, (POINTS, 2)).round(2)
@@ -96,7 +97,7 @@ def _content(num_images: int) -> Iterator[str]:
             "area": float(width * height),
             "iscrowd": 0,
         }
-        yield "," * (number > 0) + json.dumps(entry)
+        yield f"{',' if number else ''}{json.dumps(entry)}"
     categories = [{"id": i + 1, "name": f"class {i}"} for i in range(CLASSES)]
     yield f'], "categories": {json.dumps(categories)}}}'
 

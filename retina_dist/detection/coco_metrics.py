@@ -79,7 +79,7 @@ class CocoResult:
     image_ids: list[int] = field(repr=False)
     rows: np.ndarray = field(repr=False)
     max_detections: int = MAX_DETECTIONS  # of a class on an image, in all tables but `stats`
-    beyond: dict[str, float] = field(default_factory=dict)  # AP and AR with that many
+    beyond: dict[str, float | None] = field(default_factory=dict)  # AP and AR with that many
 
     def to_dict(self) -> Entry:
         """Numbers and AP of each class, for JSON; None without ground truth."""
@@ -160,15 +160,11 @@ def evaluate_rows(
     names = Categories.from_coco(coco["categories"]).distinct_names
     per_class = {}
     for k, name in enumerate(names):
-        defined = precision[:, :, k][precision[:, :, k] > -1]
-        per_class[name] = float(defined.mean()) if len(defined) else None
+        per_class[name] = _mean(precision[:, :, k])
     beyond = {}
     if max_detections != MAX_DETECTIONS:
         recall = np.asarray(evaluation.eval["recall"])[:, :, ALL_AREAS, LAST]
-        for name, values in (("AP", precision), ("AR", recall)):
-            defined = values[values > -1]
-            if len(defined):
-                beyond[f"{name}@{max_detections}"] = float(defined.mean())
+        beyond = {f"AP@{max_detections}": precision, f"AR@{max_detections}": recall}
     return CocoResult(
         stats=dict(zip(STATS, map(float, official), strict=False)),
         per_class=per_class,
@@ -177,8 +173,14 @@ def evaluate_rows(
         image_ids=list(map(int, evaluation.params.imgIds)),
         rows=rows,
         max_detections=max_detections,
-        beyond=beyond,
+        beyond={name: _mean(values) for name, values in beyond.items()},
     )
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """The mean of those that are defined, above -1."""
+    defined = values[values > -1]
+    return float(defined.mean()) if len(defined) else None
 
 
 def detections_to_rows(

@@ -50,12 +50,13 @@ def read_split(
     fraction = _held_out(data, split, reader)
     if fraction:
         whole = _read(data, "train", categories, check, reader)
-        return whole and _held_out_part(whole, data, fraction, split)
-    part = _read(data, data.val_split if split == "val" else split, categories, check, reader)
+        part = whole and whole.hold_out(fraction)[split]
+    else:
+        part = _read(data, data.val_split if split == "val" else split, categories, check, reader)
     if part is None:
         _check_absent(data, split)
-    elif split == "train" and not data.keep_empty_images:
-        return without_empty(part)
+    elif split == "train":
+        return _for_training(part, data)
     return part
 
 
@@ -79,13 +80,8 @@ def _read(
     return part
 
 
-def _held_out_part(
-    whole: Annotations, data: DetectionData, fraction: float, split: str
-) -> Annotations:
-    part = whole.held_out_part(fraction, split)
-    if split == "train" and not data.keep_empty_images:
-        return without_empty(part)
-    return part
+def _for_training(part: Annotations, data: DetectionData) -> Annotations:
+    return part if data.keep_empty_images else without_empty(part)
 
 
 def read_splits(
@@ -104,8 +100,8 @@ def read_splits(
         whole = _read(data, "train", None, check, reader)
         assert whole is not None, "a missing train split is an error"
         whole.categories = whole.categories.padded(num_classes or 0)
-        parts = [_held_out_part(whole, data, fraction, split) for split in ("train", "val")]
-        return parts[0], parts[1]
+        parts = whole.hold_out(fraction)
+        return _for_training(parts["train"], data), parts["val"]
     train = read_split(data, "train", check=check, reader=reader)
     assert train is not None, "a missing train split is an error"
     train.categories = train.categories.padded(num_classes or 0)

@@ -86,17 +86,17 @@ class Annotations:
             left_out=self.left_out,
         )
 
-    def held_out_part(self, fraction: float, split: str) -> Annotations:
-        """Of training images the `fraction` held out for "val", or those left for "train".
+    def hold_out(self, fraction: float) -> dict[str, Annotations]:
+        """Of training images the `fraction` held out for "val", and those left for "train".
 
         Raises DataError where none is left.
         """
         names = [record.file_name for record in self.records]
         firsts = first_of_same([record.path for record in self.records])
-        part = self.with_rows(held_out_rows(names, fraction, firsts)[split])
-        if split == "val":
-            part.held_out = fraction
-        return part
+        rows = held_out_rows(names, fraction, firsts)
+        parts = {split: self.with_rows(rows[split]) for split in ("train", "val")}
+        parts["val"].held_out = fraction
+        return parts
 
 
 def _taken(column: Sequence[T], rows: Sequence[int]) -> list[T]:
