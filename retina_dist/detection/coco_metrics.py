@@ -78,7 +78,7 @@ class CocoResult:
     coco: Entry = field(repr=False)
     image_ids: list[int] = field(repr=False)
     rows: np.ndarray = field(repr=False)
-    max_detections: int = MAX_DETECTIONS  # of a class on an image, in all tables but `stats`
+    max_detections: int = MAX_DETECTIONS  # of a class on an image, in hits, misses and errors
     beyond: dict[str, float | None] = field(default_factory=dict)  # AP and AR with that many
 
     def to_dict(self) -> Entry:
@@ -122,7 +122,7 @@ def evaluate_rows(
         rows: the detections, [n, 7].
         image_ids: the images to count, by default all.
         evaluator: one of EVALUATORS, by default the fastest that is installed.
-        max_detections: of a class on an image, in all but the official numbers.
+        max_detections: of a class on an image, in `beyond` and in analyses.
     """
     truth_module, metrics_module = map(
         import_module, EVALUATORS[evaluator or installed_evaluators()[0]]
@@ -148,33 +148,35 @@ def evaluate_rows(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-        official = evaluation.stats
-        if max_detections != MAX_DETECTIONS:
-            evaluation.params.maxDets = [1, 10, max_detections]
-            evaluation.evaluate()
-            evaluation.accumulate()
 
     # [T, R, K]
     precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, LAST]
     # by id, as the evaluators take them
     names = Categories.from_coco(coco["categories"]).distinct_names
-    per_class = {}
-    for k, name in enumerate(names):
-        per_class[name] = _mean(precision[:, :, k])
-    beyond = {}
-    if max_detections != MAX_DETECTIONS:
-        recall = np.asarray(evaluation.eval["recall"])[:, :, ALL_AREAS, LAST]
-        beyond = {f"AP@{max_detections}": precision, f"AR@{max_detections}": recall}
+    per_class = {name: _mean(precision[:, :, k]) for k, name in enumerate(names)}
     return CocoResult(
-        stats=dict(zip(STATS, map(float, official), strict=False)),
+        stats=dict(zip(STATS, map(float, evaluation.stats), strict=False)),
         per_class=per_class,
         precision=precision,
         coco=coco,
         image_ids=list(map(int, evaluation.params.imgIds)),
         rows=rows,
         max_detections=max_detections,
-        beyond={name: _mean(values) for name, values in beyond.items()},
+        beyond=_beyond(evaluation, max_detections),
     )
+
+
+def _beyond(evaluation: Any, max_detections: int) -> dict[str, float | None]:
+    """AP and AR with more detections than COCO counts; nothing for as many."""
+    if max_detections == MAX_DETECTIONS:
+        return {}
+    evaluation.params.maxDets = [1, 10, max_detections]
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation.evaluate()
+        evaluation.accumulate()
+    precision = np.asarray(evaluation.eval["precision"])[:, :, :, ALL_AREAS, LAST]
+    recall = np.asarray(evaluation.eval["recall"])[:, :, ALL_AREAS, LAST]
+    return {f"AP@{max_detections}": _mean(precision), f"AR@{max_detections}": _mean(recall)}
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -107,8 +107,8 @@ def format_table(result: CocoResult, resampled: Resampled) -> str:
             line += f"   {resampled.interval(f'coco/{name}')}"
         lines.append(line.rstrip())
     lines[0] += "   95 % interval"
-    for name, value in result.beyond.items():
-        lines.append(f"{name:<7} IoU .50:.95, not COCO's metric {_number(value)}")
+    for name, mean in result.beyond.items():
+        lines.append(f"{name:<7}{'IoU .50:.95, not official':<27}{_number(mean)}")
     lines += ["", "AP of each class"]
     width = max(map(len, result.per_class), default=0)
     for name, ap in result.per_class.items():
