@@ -120,15 +120,23 @@ def csv_rows(path: PathOrUrl, missing: str = "") -> Iterator[tuple[int, list[str
                 yield reader.line_num, row
 
 
+def _named_columns(given: Sequence[str]) -> dict[str, str]:
+    """The names of columns that data.columns gives. Raises ConfigError for an unknown column."""
+    named = {}
+    for text in given:
+        column, _, name = text.partition(":")
+        if column not in ALIASES:
+            known = ", ".join(ALIASES)
+            raise ConfigError(f"data.columns has {text!r}; write COLUMN:NAME with one of {known}.")
+        named[column] = name
+    return named
+
+
 def columns_of(header: Sequence[str], given: Sequence[str] | None = None) -> dict[str, int]:
     """The number of each column that is known by its name, or by the one that `given` says, as
     "class:kind".
     """
-    for text in given or ():
-        if text.partition(":")[0] not in ALIASES:
-            known = ", ".join(ALIASES)
-            raise ConfigError(f"data.columns has {text!r}; write COLUMN:NAME with one of {known}.")
-    names_given = dict(text.partition(":")[::2] for text in given or ())
+    names_given = _named_columns(given or ())
     plain = [_plain(cell) for cell in header]
     found: dict[str, int] = {}
     for column, names in ALIASES.items():

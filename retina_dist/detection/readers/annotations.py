@@ -11,7 +11,6 @@ import numpy as np
 
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
-from retina_dist.data.file_checks import first_of_same
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.ground_truth import GroundTruth
 from retina_dist.detection.readers.items import LeftOut
@@ -91,6 +90,8 @@ class Annotations:
 
         Raises DataError where none is left.
         """
+        from retina_dist.data.file_checks import first_of_same
+
         names = [record.file_name for record in self.records]
         firsts = first_of_same([record.path for record in self.records])
         rows = held_out_rows(names, fraction, firsts)
