@@ -193,20 +193,26 @@ def _rows(
     if not tables:
         _refuse_labelled(tree)
         rows = _from_folders(tree, split)
-        warnings = _unread(_from_folders(tree, "test"), split)
+        warnings = _unread(tree, tables, split)
         if rows and split == "train":
             warnings += _empty_classes(rows)
         return "a folder for each class", rows, warnings
     rows = _from_tables(tree, tables, split)
-    warnings = _unread(_from_tables(tree, tables, "test"), split)
+    warnings = _unread(tree, tables, split)
     if len(tables) == 1:
         warnings += _unlabelled(tree, rows or ())
     return "a table of labels", rows, warnings
 
 
-def _unread(test: list[Row] | None, split: str) -> list[str]:
+def _unread(tree: Tree, tables: Sequence[str], split: str) -> list[str]:
     """What to say with the images of train of those of test, which are not trained on."""
-    if not test or split != "train":
+    if split != "train":
+        return []
+    try:
+        test = _from_tables(tree, tables, "test") if tables else _from_folders(tree, "test")
+    except DataError as error:  # such as images without a class, whose labels are secret
+        return [f"the test split cannot be read: {error}"]
+    if not test:
         return []
     use = "evaluate split=test judges on them, data.val_split=test validates on them"
     return [f"{pluralize(len(test), 'image')} of test, not trained on; {use}"]

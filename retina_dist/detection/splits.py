@@ -148,9 +148,11 @@ def _absent_classes(part: Annotations) -> list[str]:
 
 def unread_test(data: DetectionData, reader: AnnotationReader, *, validates: bool) -> str:
     """What to say of a test split that no training reads; "" where there is none."""
-    if data.val_split == "test" or not reader.has("test"):
+    if data.val_split == "test":
         return ""
     try:
+        if not reader.has("test"):
+            return ""
         count = pluralize(reader.count("test"), "image")
     except DataError as error:
         return f"cannot be read: {error}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import msgspec
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, read_bytes
@@ -45,19 +44,26 @@ class CocoReader(FileReader):
 
     def file_of(self, place: Place) -> str | None:
         """The json of a split. Raises DataError for two."""
+        found = self._files_of(place)
+        if len(found) > 1:
+            files = " and ".join(found[:3])
+            remedy = "keep one"
+            if place.split != "test":
+                remedy = f"name one with data.{place.split}_annotations=FILE"
+            root = place.tree.root
+            raise DataError(f"{root} has two COCO json of {place.split}: {files}; {remedy}.")
+        return next(iter(found), None)
+
+    def _files_of(self, place: Place) -> Sequence[str]:
         tree = place.tree
         if place.named and not tree.is_whole:
-            return tree.files[0]
+            return tree.files[:1]
         found = tree.select((".json",), self.matches)
         found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
         if len(found) > 1:
             of_boxes = [file for file in found if OTHER_TASKS.isdisjoint(words_of(file))]
             found = list(filter(PREFERRED.search, found)) or of_boxes
-        if len(found) > 1:
-            files = " and ".join(found[:3])
-            remedy = f"name one with data.{place.split}_annotations=FILE"
-            raise DataError(f"{tree.root} has two COCO json of {place.split}: {files}; {remedy}.")
-        return next(iter(found), None)
+        return found
 
     def read_place(self, place: Place) -> Content | None:
         file = self.file_of(place)
@@ -105,8 +111,8 @@ class CocoReader(FileReader):
         splits = [place.split]
         named: set[str] = set()
         for split in ("train", "val", "test"):
-            file = None if split == place.split else self.file_of(place._replace(split=split))
-            if file is not None:
+            other = place._replace(split=split)
+            for file in self._files_of(other) if split != place.split else ():
                 splits.append(split)
                 names = _names(read_coco(place.tree.root / file)[0])
                 named.update(map(posixpath.basename, names))
@@ -130,7 +136,7 @@ def _box_format(coco: CocoContent, path: PathOrUrl) -> str | None:
     boxes = coco.objects[:, BOX]
     if not len(boxes) or not (boxes <= 1).all():
         return None
-    images = msgspec.json.decode(read_bytes(path))["images"]  # with their URLs
+    images = json.loads(read_bytes(path))["images"]  # with their URLs
     for image in images:
         if not str(image.get("coco_url")).lower().startswith(DATASTORES):
             return None

@@ -155,6 +155,23 @@ def test_two_tables_of_a_split_are_refused(tmp_path: Path) -> None:
         read(tmp_path, "val")
 
 
+def test_a_test_split_without_labels_lets_the_others_be_read(tmp_path: Path) -> None:
+    """As competitions give it: images of no class, or rows without one."""
+    draw(tmp_path / "train/cat/1.jpg", tmp_path / "train/dog/2.jpg", tmp_path / "val/cat/3.jpg")
+    draw(tmp_path / "test/4.jpg")
+    said = "the test split cannot be read: "
+    train = read(tmp_path)
+    assert train.warnings[0].startswith(f"{said}{tmp_path}/test holds images but no folder")
+    assert not read(tmp_path, "val").warnings
+    with pytest.raises(DataError, match="no folder for each class"):
+        read_samples(tmp_path, "test")
+
+    (tmp_path / "train.csv").write_text("file,label\ntrain/cat/1.jpg,cat\n")
+    (tmp_path / "test.csv").write_text("file,label\ntest/4.jpg,\n")
+    train = read(tmp_path)
+    assert train.warnings[0].startswith(f"{said}{tmp_path}/test.csv: line 2 has no file or no")
+
+
 def folders_of(root: Path, split: str) -> dict[str, str]:
     """Classes by the names of the files."""
     found = read(root, split)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from retina_dist.base.errors import UserError
 from retina_dist.detection.settings import DetectionData, ShapesConfig
-from retina_dist.detection.splits import read_split
+from retina_dist.detection.splits import read_split, unread_test
 
 
 def write(path: Path, text: str = "") -> None:
@@ -179,3 +179,36 @@ def test_ids_without_files_do_not_ask_for_every_ending(
     monkeypatch.setattr(os.path, "isfile", counted)
     assert "500 of 500 images are not in" in error_of(tmp_path)
     assert len(asked) <= 2 * 500
+
+
+def coco(path: Path, name: str, **box: object) -> None:
+    """A COCO json of one image."""
+    image = {"id": 1, "file_name": name, "width": 40, "height": 30}
+    first = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], **box}
+    categories = [{"id": 1, "name": "cat"}]
+    content = {"images": [image], "annotations": [first], "categories": categories}
+    write(path, json.dumps(content))
+
+
+def test_two_test_files_let_the_other_splits_be_read(tmp_path: Path) -> None:
+    """As of test-dev and test-challenge, of which no training reads one."""
+    for name in ("train", "val", "test_dev", "test_challenge"):
+        write(tmp_path / f"images/{name}.jpg")
+        coco(tmp_path / f"{name}.json", f"{name}.jpg")
+    data = DetectionData(name="given", root=str(tmp_path))
+    for split in ("train", "val"):
+        part = read_split(data, split)
+        assert part is not None
+        assert len(part.records) == 1
+        assert not part.left_out
+    said = unread_test(data, data.reader(), validates=True)
+    assert "has two COCO json of test: test_challenge.json and test_dev.json; keep one" in said
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", ""])
+def test_boxes_below_one_pixel_in_json_that_only_python_reads(tmp_path: Path, mark: str) -> None:
+    """With a byte-order mark, or with NaN, which msgspec takes for no JSON."""
+    write(tmp_path / "1.jpg")
+    coco(tmp_path / "train.json", "1.jpg", bbox=[0.1, 0.1, 0.5, 0.5], area=float("nan"))
+    (tmp_path / "train.json").write_text(mark + (tmp_path / "train.json").read_text())
+    assert "no box is larger than one pixel" in error_of(tmp_path)
