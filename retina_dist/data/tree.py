@@ -206,6 +206,13 @@ class Tree:
             found[_stem(file)].append(file)
         return found
 
+    @cached_property
+    def _by_end(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for file in self.images:
+            found[_end(file)].append(file)
+        return found
+
     def find(self, written: str, near: str = "", split: str | None = None) -> str | None:
         """The image that an annotation file names; None where there is none.
 
@@ -238,10 +245,10 @@ class Tree:
     def _longest(self, name: str, near: str, split: str | None) -> str | None:
         """The image that shares most of the end of a path."""
         name = unicodedata.normalize("NFC", name)
-        candidates = self._by_stem.get(_stem(name), [])
-        if split is not None:
-            of_split = [file for file in candidates if split_of(file) == split]
-            candidates = of_split or [file for file in candidates if split_of(file) is None]
+        alike = self._by_stem.get(_stem(name), [])
+        # frames of many videos have the same names: then those in a folder of the same name
+        nearest = self._by_end.get(_end(name), []) if len(alike) > SAMPLE else []
+        candidates = _of_split(nearest, split) or _of_split(alike, split)
         if not candidates:
             return None
         folder = posixpath.dirname(near)
@@ -312,6 +319,19 @@ def _stem(file: str) -> str:
 
 def _base(file: str) -> str:
     return unicodedata.normalize("NFC", posixpath.basename(file))
+
+
+def _end(file: str) -> str:
+    """The name of an image and of its folder."""
+    return unicodedata.normalize("NFC", "/".join(file.split("/")[-2:]))
+
+
+def _of_split(files: list[str], split: str | None) -> list[str]:
+    """Those in folders of the split, or else in folders of none; all without a `split`."""
+    if split is None:
+        return files
+    of_split = [file for file in files if split_of(file) == split]
+    return of_split or [file for file in files if split_of(file) is None]
 
 
 def _shared_end(file: str, name: str) -> int:
