@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -141,9 +142,11 @@ def _is_there(path: ImageSource, listed: Collection[str], folders: dict[str, set
     folder, name = os.path.split(path)
     if folder not in folders:
         folders[folder] = set()
-        if os.path.isdir(folder):
-            folders[folder] = {entry.name for entry in os.scandir(folder) if entry.is_file()}
-    # a disk may take a name in another case; False for one that no file can have
+        with suppress(OSError, ValueError):  # it is not there, or may not be listed
+            for entry in os.scandir(folder):
+                if entry.is_file(follow_symlinks=False):
+                    folders[folder].add(entry.name)
+    # of a link, or a name that a disk takes in another case; False for one that no file can have
     return name in folders[folder] or os.path.isfile(path)
 
 

@@ -212,3 +212,17 @@ def test_boxes_below_one_pixel_in_json_that_only_python_reads(tmp_path: Path, ma
     coco(tmp_path / "train.json", "1.jpg", bbox=[0.1, 0.1, 0.5, 0.5], area=float("nan"))
     (tmp_path / "train.json").write_text(mark + (tmp_path / "train.json").read_text())
     assert "no box is larger than one pixel" in error_of(tmp_path)
+
+
+def test_a_link_to_itself_among_images_is_no_image(tmp_path: Path) -> None:
+    """It is missing where annotations name it, and harmless where they do not."""
+    coco(tmp_path / "train.json", "a.jpg")
+    looped(tmp_path / "a.jpg")
+    assert "1 of 1 images are not in" in error_of(tmp_path)
+    (tmp_path / "a.jpg").unlink()
+    write(tmp_path / "real.jpg")
+    (tmp_path / "a.jpg").symlink_to("real.jpg")
+    looped(tmp_path / "b.jpg")
+    part = read_split(DetectionData(name="given", root=str(tmp_path)), "train")
+    assert part is not None
+    assert len(part.records) == 1
