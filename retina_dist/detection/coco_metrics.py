@@ -198,7 +198,8 @@ def detections_to_rows(
     scores = torch.cat([each["scores"] for each in detections])
     labels = torch.cat([each["labels"] for each in detections])
     # one copy from the device for all
-    values = torch.column_stack((boxes, scores, labels)).double().cpu().numpy()
+    columns = (boxes.double(), scores.double(), labels.double())  # bf16 has no label 257
+    values = torch.column_stack(columns).cpu().numpy()
 
     category = np.array(categories.ids)[values[:, 5].astype(np.int64)]
     image = np.repeat(image_ids, [len(each["scores"]) for each in detections])

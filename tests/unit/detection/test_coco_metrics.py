@@ -216,6 +216,18 @@ def test_results_judged_again_give_equal_numbers(tmp_path: Path, seed: int) -> N
     assert evaluate_rows(truth, again).stats == evaluate_rows(truth, rows).stats
 
 
+def test_labels_are_exact_beside_scores_of_any_precision() -> None:
+    """As a detector from outside gives them under autocast: 257 is no number of bfloat16."""
+    found = {
+        "boxes": torch.tensor([[0.0, 0.0, 5.0, 5.0]], dtype=torch.bfloat16),
+        "scores": torch.tensor([0.5], dtype=torch.bfloat16),
+        "labels": torch.tensor([257]),
+    }
+    categories = Categories(tuple(range(300)), tuple(map(str, range(300))))
+    rows = detections_to_rows([found], [1], categories)  # type: ignore[list-item]
+    assert rows[:, 6].tolist() == [257]
+
+
 def test_boxes_without_an_area_are_left_out() -> None:
     """They lay beside a thin image and were clipped to its border."""
     found = {
