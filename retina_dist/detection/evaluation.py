@@ -159,6 +159,7 @@ def _opened(
     if config.split:
         data = data.with_values(val_split=config.split)
     if config.annotations:
+        data = replace(data, columns=None, voc_offset=None)  # of the training's files
         data = replace(data, format="coco", box_format=config.box_format)
     return detector, data, detector.val_of(data)
 

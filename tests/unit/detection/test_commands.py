@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +136,15 @@ def test_an_export_is_compared_on_so_many_images() -> None:
         ConfigError, match="num_images=1000000 is too large; it must be at most 1000"
     ):
         load_config("export", settings)
+
+
+def test_how_the_training_read_its_files_is_not_of_other_annotations(tmp_path: Path) -> None:
+    """Names of columns and the count of VOC's pixels would be refused beside a COCO json."""
+    saved = {"step": 1, **content()}
+    saved["config"] = {"data": {"name": "mine", "columns": ["file:photo"], "voc_offset": 1}}
+    (tmp_path / "last.pt").write_bytes(sealed(saved))
+    truth = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "circle"}]}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    given = [f"checkpoint={tmp_path}/last.pt", f"annotations={tmp_path}/truth.json", "device=cpu"]
+    with pytest.raises(DataError, match="truth.json: 1 category name without a label"):
+        commands.evaluate(load_config("evaluate", given))
