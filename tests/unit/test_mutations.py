@@ -132,7 +132,7 @@ def voc_case(folder: Path, images: Path, draw: random.Random) -> None:
         (folder / part).mkdir(parents=True, exist_ok=True)
     if not (folder / "JPEGImages").exists():
         (folder / "JPEGImages").symlink_to(images)
-    (folder / "Annotations" / "b.xml").write_text(XML)
+    (folder / "Annotations" / "b.xml").write_text(XML.replace("plain.png", "turned.jpg"))
     names, content = b"a\nb  1\n", XML.encode()
     if draw.random() < 0.8:
         content = mutated_lines(XML, '<> "=', draw)

@@ -28,6 +28,7 @@ class Item(NamedTuple):
         file: as the annotations name it, then from the data set's folder.
         split: the one that the annotations name.
         without_box: how many of its shapes have none, such as points.
+        listed: its name in the lists of a split.
     """
 
     file: str
@@ -35,6 +36,7 @@ class Item(NamedTuple):
     size: tuple[int, int] | None = None
     split: str | None = None
     without_box: int = 0
+    listed: str = ""
 
 
 class LeftOut(NamedTuple):

@@ -65,11 +65,11 @@ class VocReader(FolderReader):
         beside = posixpath.splitext(file)[0] + (ending if is_image(item.file) else ".jpg")
         if not item.file or tree.find(beside, file) is not None:
             item = item._replace(file=beside)
-        yield item
+        yield item._replace(listed=_stem(file))
 
     def _by_lists(self, scan: Scan, place: Place, lists: dict[str, str]) -> Scan:
         """The images that ImageSets/Main/SPLIT.txt lists."""
-        every = {_stem(item.file): item for items in scan.items.values() for item in items}
+        every = {item.listed: item for items in scan.items.values() for item in items}
         listed = Scan.empty()
         listed.names.update(scan.names)
         lists.setdefault("train", lists.get("default", ""))
@@ -97,8 +97,9 @@ class VocReader(FolderReader):
     def _background(place: Place, name: str) -> Item:
         found = place.find(f"{name}.jpg", "", None)
         if found is None:
-            xml = place.tree.root / f"Annotations/{name}.xml"
-            raise DataError(f"{xml} does not exist; restore the file.")
+            xml = f"Annotations/{name}.xml"
+            why = "is no annotation" if xml in place.tree.listed else "does not exist"
+            raise DataError(f"{place.tree.root / xml} {why}; restore the file.")
         return Item(found, ())
 
     def with_folder(self, root: PathOrUrl, items: list[Item]) -> tuple[PathOrUrl, list[Item]]:
