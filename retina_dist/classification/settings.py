@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import setting
-from retina_dist.config.run_config import ModelSettings, RunConfig
+from retina_dist.config.run_config import NORMS_FROZEN, ModelSettings, RunConfig, norm_for
 from retina_dist.data.settings import ImageDataSettings
 
 
@@ -98,13 +98,26 @@ class ClassifierConfig(ModelSettings):
     weights: str | None = setting(
         None, "file, URL or e.g. ResNet50_Weights.IMAGENET1K_V2; the head if classes agree"
     )
-    norm: str = setting(
-        "bn", "of batch norms, where the model has any", choices=("frozen_bn", "bn", "sync_bn")
+    norm: str | None = setting(
+        None,
+        "of batch norms, where the model has any; null: frozen_bn with weights, else bn",
+        choices=(None, "frozen_bn", "bn", "sync_bn"),
     )
     zero_gamma: bool = setting(
         False, "ResNets: residual branches begin at zero (Goyal et al. 2017, section 5.1)"
     )
     label_smoothing: float = setting(0.0, at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        """Settle the norm here, so that checkpoints and resumes have it without the weights."""
+        self.norm = norm_for(self.norm, self.weights)
+
+    def describe(self) -> str:
+        """The network and its weights."""
+        weights = self.weights or "none, from scratch"
+        if self.weights and self.norm == "frozen_bn":
+            weights += NORMS_FROZEN
+        return f"{self.architecture}; weights: {weights}"
 
 
 @dataclass

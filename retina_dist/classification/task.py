@@ -111,12 +111,11 @@ class ClassificationTask(ImageTask):
 
     def facts(self) -> Iterator[tuple[str, str]]:
         data = self.config.data
-        model = self.config.model
         if not data.synthetic:
             yield "data", f"{self.train.form}, in {data.root}"
         yield "train", self.train.describe()
         yield "val", self.val.describe() if self.val else NO_VALIDATION
-        yield "model", f"{model.architecture}; weights: {model.weights or 'none, from scratch'}"
+        yield "model", self.config.model.describe()
         if data.synthetic:
             yield "size", f"{data.image_size} px of noise on the device, the same at every step"
         else:

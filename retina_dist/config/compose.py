@@ -65,7 +65,14 @@ def _name_of_root(entry: str, *, _parent_: DictConfig) -> str:
         return entry
 
 
+def _unless_pretrained(norm: str, *, _parent_: DictConfig) -> str | None:
+    if _parent_.get("weights") or _parent_.get("backbone_weights"):
+        return None
+    return norm
+
+
 OmegaConf.register_new_resolver("name_of_root", _name_of_root, replace=True)
+OmegaConf.register_new_resolver("unless_pretrained", _unless_pretrained, replace=True)
 
 
 def config_dir() -> Path:

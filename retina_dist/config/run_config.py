@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+NORMS_FROZEN = ", any batch norms frozen (model.norm=frozen_bn)"  # of the line on the model
 TASKS = tuple(FAMILIES["task"].entries)  # of the package
 
 
@@ -101,6 +102,16 @@ class DataSettings(KnownArguments):
 @dataclass
 class ModelSettings(KnownArguments):
     """Base of all model settings; empty."""
+
+
+def norm_for(norm: str | None, weights: str | None) -> str:
+    """`model.norm`, or what null means.
+
+    Few images a step spoil the statistics that come with pretrained weights.
+    """
+    if norm is None and weights:
+        return "frozen_bn"
+    return norm or "bn"
 
 
 @dataclass

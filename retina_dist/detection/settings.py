@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import class_of, names
 from retina_dist.base.settings import setting
-from retina_dist.config.run_config import ModelSettings, RunConfig
+from retina_dist.config.run_config import NORMS_FROZEN, ModelSettings, RunConfig, norm_for
 from retina_dist.data.settings import ImageDataSettings
 from retina_dist.detection.model.box_losses import BOX_LOSSES
 
@@ -183,7 +183,11 @@ class ModelConfig(DetectorSettings):
     activation_checkpointing: bool = setting(
         False, "compute the body twice: less memory, more time"
     )
-    norm: str = setting("bn", choices=("frozen_bn", "bn", "sync_bn"))
+    norm: str | None = setting(
+        None,
+        "null: frozen_bn with pretrained weights, else bn",
+        choices=(None, "frozen_bn", "bn", "sync_bn"),
+    )
     norm_eps: float | None = setting(
         None, "null: the weights' (COCO_V1: 0), else 1e-5", at_least=0, at_most=1
     )
@@ -212,6 +216,10 @@ class ModelConfig(DetectorSettings):
         None, "torchvision's IMAGENET1K_V1 or DEFAULT, a run folder, file or URL"
     )
 
+    def __post_init__(self) -> None:
+        """Settle the norm here, so that checkpoints and resumes have it without the weights."""
+        self.norm = norm_for(self.norm, self.weights or self.backbone_weights)
+
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         if self.background_iou > self.foreground_iou:
@@ -238,6 +246,8 @@ class ModelConfig(DetectorSettings):
             weights = f"body {self.backbone_weights}"
         elif not self.weights and self.trainable_layers < 5:
             weights += "; model.trainable_layers keeps random ones: give model.backbone_weights"
+        if self.norm == "frozen_bn" and (self.weights or self.backbone_weights):
+            weights += NORMS_FROZEN
         network = f"RetinaNet {self.variant}, {self.backbone}, pyramid of {self.fpn_channels}"
         return f"{network}; weights: {weights}"
 

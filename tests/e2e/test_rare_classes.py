@@ -79,6 +79,7 @@ def test_rare_classes_gain_from_repeats(tmp_path: Path) -> None:
                     *(
                         f"seed={seed}",
                         f"model.weights={start}",
+                        "model.norm=sync_bn",  # as the detector that it starts from
                         f"data.repeat_threshold={threshold}",
                     ),
                 )

@@ -37,12 +37,13 @@ def run(folder: Path, *overrides: str) -> dict:
 
 
 def test_20_steps_are_7_and_13(tmp_path: Path) -> None:
-    start, begin = tmp_path / "start.pt", f"model.weights={tmp_path / 'start.pt'}"
+    start = tmp_path / "start.pt"
+    begin = (f"model.weights={start}", "model.norm=sync_bn")  # whose statistics resume too
     torch.save(build_model(load_config("train", SMALL).model, 6).state_dict(), start)
-    whole = run(tmp_path / "whole", "data.num_workers=0", begin)
-    run(tmp_path / "parts", "trainer.stop_after=7steps", "data.num_workers=2", begin)
+    whole = run(tmp_path / "whole", "data.num_workers=0", *begin)
+    run(tmp_path / "parts", "trainer.stop_after=7steps", "data.num_workers=2", *begin)
     start.unlink()  # the checkpoint brings the weights
-    parts = run(tmp_path / "parts", "resume=auto", "data.num_workers=1", begin)
+    parts = run(tmp_path / "parts", "resume=auto", "data.num_workers=1", *begin)
     assert whole["step"] == parts["step"] == 20
     assert differences(tmp_path / "whole", tmp_path / "parts") == ""
     assert whole["sampler"] == {"epoch": 3, "cursor": 8}

@@ -89,6 +89,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         settings.check_size(num_classes)
         channels = settings.fpn_channels
         is_v2 = settings.variant == "v2"
+        assert settings.norm, "settled by the settings"
         body = Backbone(
             settings.backbone,
             settings.norm,

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from retina_dist import predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
+from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.settings import ClassificationData
@@ -110,6 +112,41 @@ def test_the_plan_says_that_random_weights_are_frozen() -> None:
     assert frozen in ModelConfig(trainable_layers=0).describe()
     assert frozen not in ModelConfig(trainable_layers=0, backbone_weights="DEFAULT").describe()
     assert frozen not in ModelConfig().describe()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "norm", "said"),
+    [
+        ("", "sync_bn", False),  # the small models, from scratch
+        ("model=retinanet_r50", "bn", False),
+        ("model=retinanet_r50 model.backbone_weights=DEFAULT", "frozen_bn", True),
+        ("model.backbone=mobilenet_v2 model.backbone_weights=DEFAULT", "frozen_bn", True),
+        ("model=retinanet_r18 model.weights=start.pt", "frozen_bn", True),
+        ("model.weights=start.pt model.norm=sync_bn", "sync_bn", False),
+        ("experiment=torchvision_v2", "sync_bn", False),
+        ("task=classification", "sync_bn", False),
+        ("task=classification model.weights=start.pt", "frozen_bn", True),
+        ("task=classification model.weights=start.pt model.norm=bn", "bn", False),
+        ("experiment=finetune_classifier data.root=/data", "bn", False),
+    ],
+)
+def test_pretrained_weights_freeze_the_norms_unless_told(
+    overrides: str, norm: str, said: bool
+) -> None:
+    model = load_config("train", overrides.split()).model
+    assert model.norm == norm
+    assert ("any batch norms frozen" in model.describe()) is said
+
+
+def test_a_resume_keeps_the_norm_of_its_run_without_the_weights(tmp_path: Path) -> None:
+    """A run from before this default has its norm in its settings."""
+    for given, norm in (([], "frozen_bn"), (["model.norm=sync_bn"], "sync_bn")):
+        run = tmp_path / norm
+        run.mkdir()
+        config = load_config("train", ["model.weights=start.pt", *given])
+        (run / "config.yaml").write_text(OmegaConf.to_yaml(as_dict(config)))
+        resumed = load_config("train", [f"resume={run}", "model.weights=null"])
+        assert resumed.model.norm == norm
 
 
 def test_a_run_is_not_compared_with_itself(
