@@ -15,6 +15,10 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.settings import DetectionData, ModelConfig
 
 WORTH_DOING = 0.8  # a change is proposed if it leaves at most this share of the unreached boxes
+MAX_UNREACHED = 0.1  # share of boxes without an anchor, above which the plan warns
+MAX_ENLARGED = 2.5  # times, of the usual image; VOC's are enlarged 2.1 times at 800 px
+MAX_IMAGES = 2000  # that a plan looks at
+MAX_BOXES = 10_000
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,53 @@ def better_anchors(
         others = "neither other sizes nor more aspect ratios help"
         return f"{others}: look at the boxes, and at data.min_sizes"
     return f"{unreached:.1%} are left, tried on these boxes, with {text}"
+
+
+def describe_fit(train: Annotations, data: DetectionData, model: Any) -> Iterator[tuple[str, str]]:
+    """Lines of the plan: how the anchors and the scale fit the data, and what would fit better.
+
+    A large set is judged by a sample, the same at every start. Nothing is said of a resize that
+    `scale_jitter` always changes.
+    """
+    low, high = data.scale_jitter or (1, 1)
+    if not low <= 1 <= high:
+        return
+    part = _sample(train)
+    if isinstance(model, ModelConfig):  # a model from outside may have no anchors
+        coverage = coverage_of(part, data, model)
+        boxes = "the boxes"
+        if len(part.records) < len(train.records):
+            boxes = f"a sample of {len(coverage.best_iou)} boxes"
+        if len(coverage.best_iou):
+            yield "anchors", f"fit {1 - coverage.unreached:.1%} of {boxes}"
+        if coverage.unreached > MAX_UNREACHED:
+            remedy = better_anchors(part, data, model, coverage)
+            yield "warning:", f"no anchor fits {coverage.unreached:.1%} of {boxes}; {remedy}"
+
+    default = DetectionData()
+    shorter = [min(record.size) for record in part.records if record.size]
+    if not shorter or (data.min_sizes, data.max_size) != (default.min_sizes, default.max_size):
+        return
+    side = int(np.median(shorter))
+    now = max(data.min_sizes)
+    if side * MAX_ENLARGED < now:
+        fitting = -(-side // 32) * 32
+        remedy = f"data.min_sizes=[{fitting}] data.max_size={fitting * data.max_size // now}"
+        what = f"the usual image has a short side of {side} px and is enlarged to {now} px"
+        yield "warning:", f"{what}; {remedy} trains faster"
+
+
+def _sample(train: Annotations) -> Annotations:
+    count = len(train.records)
+    generator = np.random.default_rng(0)
+    rows = generator.choice(count, min(count, MAX_IMAGES), replace=False).tolist()
+    num_boxes = np.cumsum([len(train.boxes[row]) for row in rows])
+    rows = rows[: int(np.searchsorted(num_boxes, MAX_BOXES)) + 1]
+    return replace(
+        train,
+        records=tuple(train.records[row] for row in rows),
+        boxes=[train.boxes[row] for row in rows],
+    )
 
 
 def _usual_changes(model: ModelConfig) -> Iterator[dict[str, Any]]:

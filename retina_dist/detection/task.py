@@ -17,6 +17,7 @@ from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.samplers import FloatArray, images_per_epoch
 from retina_dist.data.sources import files_digest
+from retina_dist.detection.anchor_coverage import describe_fit
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of
@@ -164,6 +165,8 @@ class DetectionTask(ImageTask):
             yield "test", self.test
         yield "model", self.config.model.describe()
         yield "scale", self._describe_scale()
+        if not self.config.data.synthetic:
+            yield from describe_fit(self.train, self.config.data, self.config.model)
 
         names = [name for name in self.class_names if name]
         shown = f"{len(names)}: {truncate(names, 8)}"

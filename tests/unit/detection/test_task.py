@@ -14,6 +14,7 @@ from PIL import Image
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.files import Url
 from retina_dist.config.compose import load_config
+from retina_dist.detection import anchor_coverage
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.categories import Categories
@@ -161,3 +162,58 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
         ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"
     ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
+
+
+def plan_of(root: Path, side: int, box: list[float], *overrides: str) -> str:
+    """What a plan says of ten images of `side` px with one box each."""
+    images = [
+        {"id": i, "file_name": f"{i}.png", "width": side, "height": side} for i in range(1, 11)
+    ]
+    boxes = [(i, 1, box, 0) for i in range(1, 11)]
+    write_coco(root / "annotations" / "instances_train.json", images, boxes, {1: "cell"})
+    (root / "train").mkdir()
+    for i in range(1, 11):
+        Image.new("RGB", (side, side)).save(root / "train" / f"{i}.png")
+    config = load_config("train", [f"data.root={root}", *overrides])
+    return DetectionTask(config, SingleDeviceStrategy("cpu")).describe()
+
+
+def test_the_plan_says_how_many_boxes_an_anchor_fits(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, 300, [100.0, 100.0, 80.0, 80.0])
+    assert "  anchors  fit 100.0% of the boxes" in plan
+    assert "no anchor fits" not in plan
+
+
+def test_the_plan_warns_of_boxes_without_an_anchor(tmp_path: Path) -> None:
+    """As the doctor does, whose proposal it repeats."""
+    plan = plan_of(tmp_path, 400, [100.0, 100.0, 250.0, 30.0])
+    assert "  anchors  fit 0.0% of the boxes" in plan
+    remedy = "no anchor fits 100.0% of the boxes; 0.0% are left, tried on these boxes, with model."
+    assert f"  warning: {remedy}" in plan
+
+
+def test_a_large_set_is_judged_by_the_same_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anchor_coverage, "MAX_BOXES", 4)
+    plan = plan_of(tmp_path, 300, [100.0, 100.0, 80.0, 80.0])
+    assert "  anchors  fit 100.0% of a sample of 4 boxes" in plan
+
+
+@pytest.mark.parametrize(
+    ("side", "overrides", "remedy"),
+    [
+        (250, "", "data.min_sizes=[256] data.max_size=426"),
+        (32, "", "data.min_sizes=[32] data.max_size=53"),
+        (400, "", None),  # as VOC's, enlarged on purpose
+        (250, "data.min_sizes=[640]", None),  # chosen
+        (250, "data.scale_jitter=[3.2,3.2]", None),  # windows of full resolution
+    ],
+)
+def test_the_plan_warns_of_a_default_scale_far_above_the_images(
+    side: int, overrides: str, remedy: str | None, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, side, [1.0, 1.0, 20.0, 20.0], *overrides.split())
+    said = f"short side of {side} px and is enlarged to 800 px; {remedy} trains faster"
+    assert (said in plan) is (remedy is not None)
+    assert ("enlarged" in plan) is (remedy is not None)
