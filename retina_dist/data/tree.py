@@ -12,7 +12,7 @@ import posixpath
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -173,12 +173,9 @@ class Tree:
 
         Of a folder with many files all are taken to be as the first ones.
         """
-        folders: dict[str, list[str]] = defaultdict(list)
-        for file in self.ending(*endings):
-            folders[posixpath.dirname(file)].append(file)
         found = []
         is_any = False
-        for files in folders.values():
+        for files in grouped(self.ending(*endings), posixpath.dirname).values():
             looked = files[:SAMPLE] if len(files) > MANY else files
             chosen = [file for file in looked if self._may_match(file, matches)]
             is_any = is_any or any(self.head(file).error is None for file in chosen)
@@ -201,17 +198,11 @@ class Tree:
 
     @cached_property
     def _by_stem(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
-        for file in self.images:
-            found[_stem(file)].append(file)
-        return found
+        return grouped(self.images, _stem)
 
     @cached_property
     def _by_end(self) -> Mapping[str, list[str]]:
-        found: dict[str, list[str]] = defaultdict(list)
-        for file in self.images:
-            found[_end(file)].append(file)
-        return found
+        return grouped(self.images, _end)
 
     def find(self, written: str, near: str = "", split: str | None = None) -> str | None:
         """The image that an annotation file names; None where there is none.
@@ -311,6 +302,14 @@ def local_part(written: str) -> str:
 
 def _ending(file: str) -> str:
     return posixpath.splitext(file)[1].lower()
+
+
+def grouped(files: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
+    """Files by a key of each, such as its folder."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        found[key(file)].append(file)
+    return found
 
 
 def _stem(file: str) -> str:

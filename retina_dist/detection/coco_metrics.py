@@ -325,11 +325,8 @@ class CocoEvaluator(Evaluator[CocoResult]):
         """All ranks' parts as one: ascending image ids, and rows by image."""
         image_ids, rows, losses = _merged(parts)
         own = (image_ids, torch.from_numpy(rows), {name: float(x) for name, x in losses.items()})
-        everyone = []
-        for rank in range(self.strategy.world_size):
-            image_ids, theirs, losses = self.strategy.broadcast_object(own, rank)
-            everyone.append((image_ids, theirs.numpy(), losses))
-        image_ids, rows, losses = _merged(everyone)
+        ranks = self.strategy.gather_objects(own)
+        image_ids, rows, losses = _merged([(ids, x.numpy(), sums) for ids, x, sums in ranks])
         return sorted(image_ids), rows[np.argsort(rows[:, 0], kind="stable")], losses
 
 

@@ -96,16 +96,14 @@ def read_splits(
     """
     reader = reader or data.reader()
     fraction = _held_out(data, "val", reader)
+    whole = _read(data, "train", None, check, reader)
+    assert whole is not None, "a missing train split is an error"
+    whole.categories = whole.categories.padded(num_classes or 0)
     if fraction:  # one reading for both
-        whole = _read(data, "train", None, check, reader)
-        assert whole is not None, "a missing train split is an error"
-        whole.categories = whole.categories.padded(num_classes or 0)
         parts = whole.hold_out(fraction)
         return _for_training(parts["train"], data), parts["val"]
-    train = read_split(data, "train", check=check, reader=reader)
-    assert train is not None, "a missing train split is an error"
-    train.categories = train.categories.padded(num_classes or 0)
-    return train, read_split(data, "val", train.categories, check=check, reader=reader)
+    val = read_split(data, "val", whole.categories, check=check, reader=reader)
+    return _for_training(whole, data), val
 
 
 def _held_out(data: DetectionData, split: str, reader: AnnotationReader) -> float | None:

@@ -23,7 +23,7 @@ from retina_dist.base.text import escape, is_text, parse_number
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.data.parsing import bounds_of, number_in, numbers_in, read_text, reading
 from retina_dist.data.settings import SPLITS
-from retina_dist.data.tree import Head, Tree, split_of
+from retina_dist.data.tree import Head, Tree, grouped, split_of
 from retina_dist.detection.readers.categories import check_count
 from retina_dist.detection.readers.formats import FolderReader, Place, Scan
 from retina_dist.detection.readers.items import Box, Item, LeftOut
@@ -174,8 +174,7 @@ class Layout:
             return self._named_splits(self.config)
         images = self.tree.images
         if not any(map(self.label_of, images)):
-            for file in self.tree.ending(".txt"):
-                self.labels.setdefault(_stem(file), []).append(file)
+            self.labels = grouped(self.tree.ending(".txt"), _stem)
         labelled = {posixpath.dirname(image) for image in images if self.label_of(image)}
         splits: dict[str, list[str]] = {}
         for image in images:
