@@ -142,7 +142,11 @@ class Tree:
 
     def ending(self, *endings: str) -> list[str]:
         """The files whose names end so, whatever their case."""
-        return [file for file in self._no_images if file.lower().endswith(endings)]
+        found = []
+        for file in self._no_images:
+            if file.partition("?")[0].lower().endswith(endings):
+                found.append(file)
+        return found
 
     @cached_property
     def _no_images(self) -> list[str]:
@@ -301,7 +305,7 @@ def local_part(written: str) -> str:
 
 
 def _ending(file: str) -> str:
-    return posixpath.splitext(file)[1].lower()
+    return posixpath.splitext(file.partition("?")[0])[1].lower()  # a URL may hold a key
 
 
 def grouped(files: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
