@@ -24,6 +24,7 @@ LOSS = "train/loss"
 VAL_LOSS = "val/loss"
 BAR = 20  # characters
 ERASE = "\r\x1b[K"  # the line of a terminal
+ESTIMATE_AFTER = 1.0  # seconds of steps, the first one not among them
 ETA_AFTER = 10  # steps; the first ones start data workers and choose kernels
 
 
@@ -60,8 +61,9 @@ class LatestLoss:
 class Progress(Callback):
     """Shows a training on the console: a live line on a terminal, plain lines elsewhere.
 
-    A line comes with each row of metrics; `beat` adds lines between them, with the loss of the
-    last step. Validation results get a line that shows those in `headline`.
+    An early line says how long an epoch takes, by the first steps. A line comes with each row of
+    metrics; `beat` adds lines between them, with the loss of the last step. Validation results get
+    a line that shows those in `headline`.
 
     Args:
         total_steps: The step after which the run ends.
@@ -90,6 +92,7 @@ class Progress(Callback):
         self._shown = self.initial
         self._loss = LatestLoss()
         self._first: tuple[int, float] | None = None  # the first step to end here, and when
+        self._is_estimated = False
         self._window = (self.initial, self._start)  # step and time since which the rate is measured
         self._text = ""  # what follows the bar
         self._has_bar = _columns(self.file) > 0
@@ -100,6 +103,8 @@ class Progress(Callback):
         self._step = step
         if self._first is None:
             self._first = (step, self.clock())
+        elif not self._is_estimated and step < self.total_steps:
+            self._estimate(step, *self._first)
         if LOSS in values:
             self._loss.update(values[LOSS])
 
@@ -110,6 +115,7 @@ class Progress(Callback):
     def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
         self.write(f"{self._where(step)}  {format_results(metrics, self.headline)}")
         self._window = (step, self.clock())
+        self._is_estimated = True  # it is too late: the time since the first step has this in it
 
     def beat(self, text: str, seconds: float, silent: bool) -> None:
         """For `heartbeat`: move the bar, or print a line after a first step and when `silent`.
@@ -134,6 +140,20 @@ class Progress(Callback):
         if self._has_bar:
             print_redacted("", self.file)
             self._has_bar = False
+
+    def _estimate(self, step: int, first: int, when: float) -> None:
+        """Say once how long an epoch and the steps that are left take."""
+        seconds = self.clock() - when
+        if seconds < ESTIMATE_AFTER:
+            return
+        self._is_estimated = True
+        each = seconds / (step - first)
+        epoch = format_duration(each * self.steps_per_epoch)
+        left = format_duration(each * (self.total_steps - step))
+        self.write(
+            f"about {epoch} an epoch by the first {step - self.initial} steps, "
+            f"{left} to step {self.total_steps}, validations not counted"
+        )
 
     def _show(self, step: int, metrics: Mapping[str, float]) -> None:
         self._shown = step

@@ -57,12 +57,45 @@ def test_plain_line_per_log_with_time_left(file, clock):
     assert file.getvalue() == f"{expected}  2:04 elapsed  ETA 7:55\n"
 
 
+ESTIMATE, UNCOUNTED = "about 3:20 an epoch", "validations not counted"
+
+
+@pytest.mark.parametrize("initial", [0, 40])
+def test_an_epoch_is_estimated_once_and_early(file, clock, initial):
+    """By a second of steps or more, without the first one, which starts data workers."""
+    progress = Progress(1000, initial, steps_per_epoch=500, file=file, clock=clock)
+    clock.now += 60
+    for step in range(initial + 1, initial + 9):
+        progress.on_step(step, {})
+        clock.now += 0.4
+    left = {0: "6:38", 40: "6:22"}[initial]
+    expected = f"about 3:20 an epoch by the first 4 steps, {left} to step 1000, {UNCOUNTED}\n"
+    assert file.getvalue() == expected
+
+
+def test_no_validation_counts_as_steps(file, clock):
+    progress = Progress(100, steps_per_epoch=10, file=file, clock=clock)
+    progress.on_step(1, {})
+    clock.now += 60
+    progress.on_validation({"coco/AP": 0.5}, 1)
+    progress.on_step(2, {})
+    assert "an epoch" not in file.getvalue()
+
+
+def test_nothing_is_estimated_at_the_end(file, clock):
+    progress = Progress(2, steps_per_epoch=2, file=file, clock=clock)
+    for step in (1, 2):
+        clock.now += 60
+        progress.on_step(step, {})
+    assert file.getvalue() == ""
+
+
 def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
     progress = Progress(100, steps_per_epoch=100, images_per_step=8, file=file, clock=clock)
     beats = [
         (0, True, ["reading: 0:12 so far"]),
         (1, False, ["step   1/100  epoch 0.01  loss 1.0000  4.0 img/s  0:02 elapsed"]),
-        (2, False, []),
+        (2, False, [f"{ESTIMATE} by the first 2 steps, 3:16 to step 100, {UNCOUNTED}"]),
         (3, True, ["step   3/100  epoch 0.03  loss 3.0000  4.0 img/s  0:06 elapsed"]),
         (3, True, ["step 4: 0:12 so far"]),
     ]
@@ -100,7 +133,7 @@ def test_the_time_left_comes_from_the_tenth_step_on(file, clock):
         clock.now += 50 if step == 1 else 1
         progress.on_step(step, loss_of(1.0))
         progress.on_log({"train/loss": 1.0}, step)
-    lines = file.getvalue().splitlines()
+    lines = [line for line in file.getvalue().splitlines() if line.startswith("step")]
     assert ["ETA" in line for line in lines] == [False] * 9 + [True] * 2
     assert lines[9].endswith("ETA 1:30")
 
