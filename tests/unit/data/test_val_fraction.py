@@ -4,6 +4,7 @@ there is none.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.data.file_checks import first_of_same
+from retina_dist.data.sources import RemoteFile
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.strategies.settings import StrategyConfig
 from tests.coco_files import split_of, write_coco
@@ -69,6 +71,15 @@ def test_identical_images_stay_on_one_side(tmp_path: Path) -> None:
     }
     assert len(train) + len(val) == 40
     assert first_of_same([tmp_path / f"train/{i}.png" for i in (1, 3, 2, 4)]) == [0, 1, 0, 1]
+
+
+def test_what_cannot_be_read_is_like_no_other_image(tmp_path: Path) -> None:
+    """A pipe, a file that is gone, a folder, and what lies behind a URL."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.png").write_bytes(b"one")
+    (tmp_path / "b.png").symlink_to("a.png")
+    odd = [tmp_path / "pipe", tmp_path / "gone", tmp_path, RemoteFile("memory://x", "y")]
+    assert first_of_same([*odd, *odd, tmp_path / "a.png", tmp_path / "b.png"]) == [*range(9), 8]
 
 
 def test_both_parts_hold_each_image_once_with_its_ground_truth(tmp_path: Path) -> None:
