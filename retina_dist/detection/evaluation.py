@@ -159,8 +159,13 @@ def _opened(
     if config.split:
         data = data.with_values(val_split=config.split)
     if config.annotations:
-        data = replace(data, columns=None, voc_offset=None)  # of the training's files
-        data = replace(data, format="coco", box_format=config.box_format)
+        data = replace(
+            data,
+            format="coco",
+            box_format=config.box_format,
+            columns=None,  # as is the next, of the training's files
+            voc_offset=None,
+        )
     return detector, data, detector.val_of(data)
 
 

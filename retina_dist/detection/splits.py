@@ -53,11 +53,10 @@ def read_split(
         part = whole and whole.hold_out(fraction)[split]
     else:
         part = _read(data, data.val_split if split == "val" else split, categories, check, reader)
-    if part is None:
-        _check_absent(data, split)
-    elif split == "train":
-        return _for_training(part, data)
-    return part
+    if part is None and split == "val" and data.val_split != "val":
+        wanted = f"data.val_split={data.val_split}"
+        raise DataError(f"data={data.name} has no such split, {wanted}; leave it out.")
+    return _for_training(part, data) if part and split == "train" else part
 
 
 def _read(
@@ -121,13 +120,6 @@ def _check(part: Annotations, source: object, split: str, *, is_strict: bool) ->
     problem = implausible_boxes(part, split) if is_strict else None
     if problem is not None:
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")
-
-
-def _check_absent(data: DetectionData, split: str) -> None:
-    """Raise DataError for a split that the settings ask for."""
-    if split == "val" and data.val_split != "val":
-        wanted = f"data.val_split={data.val_split}"
-        raise DataError(f"data={data.name} has no such split, {wanted}; leave it out.")
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:
