@@ -204,10 +204,6 @@ class Tree:
     def _by_stem(self) -> Mapping[str, list[str]]:
         return grouped(self.images, _stem)
 
-    @cached_property
-    def _by_end(self) -> Mapping[str, list[str]]:
-        return grouped(self.images, _end)
-
     def find(self, written: str, near: str = "", split: str | None = None) -> str | None:
         """The image that an annotation file names; None where there is none.
 
@@ -241,8 +237,10 @@ class Tree:
         """The image that shares most of the end of a path."""
         name = unicodedata.normalize("NFC", name)
         alike = self._by_stem.get(_stem(name), [])
-        # frames of many videos have the same names: then those in a folder of the same name
-        nearest = self._by_end.get(_end(name), []) if len(alike) > SAMPLE else []
+        nearest = alike
+        if len(alike) > SAMPLE:  # frames of many videos: first those in a folder of this name
+            end = "/".join(f"/{name}".split("/")[-2:])
+            nearest = [file for file in alike if f"/{file}".endswith(f"/{end}")]
         candidates = _of_split(nearest, split) or _of_split(alike, split)
         if not candidates:
             return None
@@ -322,11 +320,6 @@ def _stem(file: str) -> str:
 
 def _base(file: str) -> str:
     return unicodedata.normalize("NFC", posixpath.basename(file))
-
-
-def _end(file: str) -> str:
-    """The name of an image and of its folder."""
-    return unicodedata.normalize("NFC", "/".join(file.split("/")[-2:]))
 
 
 def _of_split(files: list[str], split: str | None) -> list[str]:
