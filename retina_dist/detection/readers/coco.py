@@ -63,6 +63,8 @@ class CocoReader(FileReader):
         if len(found) > 1:
             of_boxes = [file for file in found if OTHER_TASKS.isdisjoint(words_of(file))]
             found = list(filter(PREFERRED.search, found)) or of_boxes
+        if len(found) > 1:  # a damaged file without a split in its name is of something else
+            found = [f for f in found if split_of(f, by_word=True) or not tree.head(f).error]
         return found
 
     def read_place(self, place: Place) -> Content | None:

@@ -226,3 +226,16 @@ def test_a_link_to_itself_among_images_is_no_image(tmp_path: Path) -> None:
     part = read_split(DetectionData(name="given", root=str(tmp_path)), "train")
     assert part is not None
     assert len(part.records) == 1
+
+
+def test_a_damaged_json_of_no_split_is_not_of_the_training(tmp_path: Path) -> None:
+    """Such as results that a disk had no room for; a damaged train.json is not passed over."""
+    write(tmp_path / "a.jpg")
+    coco(tmp_path / "annotations.json", "a.jpg")
+    write(tmp_path / "results.json", '[{"image_id": 1, ')
+    write(tmp_path / "notes.json")
+    part = read_split(DetectionData(name="given", root=str(tmp_path)), "train")
+    assert part is not None
+    assert len(part.records) == 1
+    write(tmp_path / "train.json", "{")
+    assert "has two COCO json of train: annotations.json and train.json" in error_of(tmp_path)
