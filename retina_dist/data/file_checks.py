@@ -133,7 +133,7 @@ def _digest(source: Source, most: int = -1) -> bytes:
 
 
 REMEDIES = {
-    "missing": "restore them, give data.{split}_images=FOLDER, "
+    "missing": "restore them, name their folder with data.train_images or data.val_images, "
     "or continue without: data.missing_images=skip",
     "unreadable": "restore them, or continue without: data.bad_images=skip",
     "of another size": "their boxes belong to another version: find it, annotate again, "
@@ -180,7 +180,7 @@ def _problems(
         if problem in tolerated:
             yield "warning", split, what, "left out of training", len(details), details
         else:
-            yield "error", split, what, remedy.format(split=split), len(details), details
+            yield "error", split, what, remedy, len(details), details
     dark = tuple(check.name for check in checks if check.is_dark)
     if len(dark) > len(checks) / 2:
         remedy = "store them with 8 bits, scaled to 255"

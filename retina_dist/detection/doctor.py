@@ -25,6 +25,7 @@ from retina_dist.detection.readers.annotations import (
     clean,
     sizes_of,
 )
+from retina_dist.detection.readers.categories import plain
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
@@ -314,6 +315,15 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     absent = [name for label, name in enumerate(names) if learnt and label not in learnt]
     remedy = "nothing to learn them from"
     findings = _finding("warning", "train", "categories without a box", absent, remedy)
+
+    alike = []
+    first_of: dict[str, str] = {}
+    for name in names:
+        first = first_of.setdefault(plain(name), name)
+        if first != name:
+            alike.append(f"{first!r} and {name!r}")
+    remedy = "give one class one name: each is learnt as a class of its own"
+    findings += _finding("warning", "train", "categories spelt alike", alike, remedy)
 
     most = max(learnt.values(), default=0)
     rare = []

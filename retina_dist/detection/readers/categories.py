@@ -159,7 +159,7 @@ def check_names(names: object) -> None:
         raise ConfigError(f"categories={names!r} is not a list of names; {remedy}.")
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """A name without what a retyped one may differ in."""
     return re.sub(r"[\s_-]+", "", name).casefold()
 
@@ -168,14 +168,14 @@ def _disagreement(wrong: dict[str, int], ours: dict[str, list[int]], source: obj
     """The sentence on names that do not agree; `wrong` has how many categories of the file have
     each.
     """
-    alike = {_plain(name): name for name in ours}
+    alike = {plain(name): name for name in ours}
     listed = []
     for name, times in list(wrong.items())[:MAX_LISTED]:
         if times > 1 or name in ours:
             labels = pluralize(len(ours.get(name, [])), "label")
             listed.append(f"{name!r} ({times} categories here, {labels})")
-        elif _plain(name) in alike:
-            listed.append(f"{name!r} (a label is {alike[_plain(name)]!r})")
+        elif plain(name) in alike:
+            listed.append(f"{name!r} (a label is {alike[plain(name)]!r})")
         else:
             listed.append(repr(name))
     if len(wrong) > MAX_LISTED:

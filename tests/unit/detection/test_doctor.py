@@ -227,6 +227,24 @@ def test_images_that_the_settings_leave_out_cause_no_error(tmp_path: Path) -> No
     assert left_out == {"images missing", "images unreadable", "images of another size"}
 
 
+def test_class_names_that_differ_in_their_spelling_are_named(tmp_path: Path) -> None:
+    Image.new("RGB", (128, 128)).save(tmp_path / "a.png")
+    images = [{"id": 1, "file_name": "a.png", "width": 128, "height": 128}]
+    boxes = [(1, label, [20, 20, 40, 40], 0) for label in (1, 2, 3)]
+    write_coco(tmp_path / "train.json", images, boxes, {1: "dog", 2: "cat", 3: "Dog "})
+    found = {f.what: f for f in examine(settings(tmp_path)).findings}
+    assert found["categories spelt alike"].examples == ("'dog' and 'Dog '",)
+
+
+def test_missing_test_images_have_a_remedy_that_is_a_setting(tmp_path: Path) -> None:
+    images = [{"id": 1, "file_name": "a.png", "width": 128, "height": 128}]
+    for split in ("train", "test"):
+        write_coco(tmp_path / f"{split}.json", images, [(1, 1, [20, 20, 40, 40], 0)], NAMES)
+    found = {f.where: f.remedy for f in examine(settings(tmp_path)).findings if "miss" in f.what}
+    assert "data.train_images" in found["test"]
+    assert "data.test_images" not in found["test"]
+
+
 def test_less_thorough_looks_at_the_images(tmp_path: Path) -> None:
     defective(tmp_path)
     header = {f.what for f in examine(settings(tmp_path, "images=header")).findings}
