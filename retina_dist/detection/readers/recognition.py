@@ -31,6 +31,7 @@ UNREAD: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("TFRecord", ".record", (), DATUM.format("tf_detection_api")),
     ("Mapillary", ".json", ("ispano",), DATUM.format("mapillary_vistas")),
     ("Supervisely", ".json", ("objects", "size"), "its own Export to COCO"),
+    ("FiftyOne's own json", ".json", ("classes", "labels"), "its export as COCODetectionDataset"),
     ("datumaro's json", ".json", ("items", "categories"), DATUM.format("datumaro")),
     ("Labelbox", ".json", ("data_row",), LABELFORMAT),
     ("Labelbox", ".json", ("Labeled Data",), LABELFORMAT),
@@ -72,7 +73,7 @@ def _reason(tree: Tree) -> str:
         return unread
     archives = tree.ending(*PACKED)
     if archives:
-        return f"it holds {truncate(archives, 3)}; unpack them"
+        return f"it holds packed files ({truncate(archives, 3)}); unpack them"
     if any(is_class_image(file) for file in tree.files):
         entries = "experiment=finetune_classifier, or task=classification data=folders"
         return f"it holds class folders, for a classifier; give {entries}"

@@ -180,6 +180,11 @@ def datumaro(root: Path) -> None:
     text(root / "annotations/default.json", json.dumps(content))
 
 
+def fiftyone_own(root: Path) -> None:
+    photo(root / "train/data/a.jpg", "a")
+    text(root / "train/labels.json", json.dumps({"classes": ["cat"], "labels": {"a": []}}))
+
+
 def labelbox(root: Path) -> None:
     text(root / "export.ndjson", json.dumps({"data_row": {"id": "x"}, "projects": {}}) + "\n")
 
@@ -195,6 +200,7 @@ REFUSED: dict[Callable[[Path], None], str] = {
     mapillary: "looks like Mapillary, .*datum convert -if mapillary_vistas ",
     supervisely: "looks like Supervisely, .*convert it with its own Export to COCO",
     datumaro: "looks like datumaro's json, .*datum convert -if datumaro ",
+    fiftyone_own: "looks like FiftyOne's own json, .*export as COCODetectionDataset",
     labelbox: "looks like Labelbox, .*labelformat convert --input-format labelbox",
     labelbox_old: "looks like Labelbox, .*labelformat convert --input-format labelbox",
 }
