@@ -72,7 +72,7 @@ def _read(
         content = reader.content(place)
         if content is None:
             return None
-        part = annotations_of(content, data, place, categories)
+        part = annotations_of(content, data, categories)
 
     source = content.source or data.root or content.images
     _check(part, source, place, is_strict=is_strict)

@@ -113,8 +113,8 @@ class AnnotationReader(ABC):
             return Content(*read)
         if split == "train":
             data = self.settings
-            nothing = f"data={data.name} has no images to train on"
-            raise DataError(f"{nothing} in data.root={data.root}; {self._others()}.")
+            nothing = f"data.root={data.root} has no images to train on"
+            raise DataError(f"{nothing}; {self._others()}.")
         return None
 
     def _others(self) -> str:

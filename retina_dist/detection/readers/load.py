@@ -64,11 +64,11 @@ def load_annotations(
         content = reader.read_place(place)
         if content is None:
             raise DataError(f"{annotations} has no {split} images.")
-        return annotations_of(content, data, split, categories)
+        return annotations_of(content, data, categories)
 
 
 def annotations_of(
-    content: Content, data: DetectionData, split: str, categories: Categories | None = None
+    content: Content, data: DetectionData, categories: Categories | None = None
 ) -> Annotations:
     """The annotations of what a reader has read, as `data` says to treat them.
 
@@ -76,7 +76,6 @@ def annotations_of(
         content: the split; it is not changed.
         data: how boxes are read, and what to do about images that are not there or unreadable. Such
             an image is left out of the ground truth too.
-        split: its name, for messages.
         categories: fixes the labels by their names, as a validation set takes those of training.
             `Annotations.categories` then has the ids of this file.
 
@@ -99,7 +98,7 @@ def annotations_of(
             same = "gives other ids to the same category names"
             warnings.append(f"{source} {same}; the names decide")
 
-    found = find_records(truth.images, content, data, split)
+    found = find_records(truth.images, content, data)
     if len(found.records) < len(truth.images):
         truth = truth.of_images({record.image_id for record in found.records})
     if box_format == "xywh_shares":
@@ -135,9 +134,7 @@ def pausing_gc() -> Iterator[None]:
             gc.enable()
 
 
-def find_records(
-    images: Sequence[CocoImage], content: Content, data: DetectionData, split: str
-) -> Found:
+def find_records(images: Sequence[CocoImage], content: Content, data: DetectionData) -> Found:
     """The record of each image, as far as `data` wants its image to be there and
     readable.
 
@@ -149,7 +146,7 @@ def find_records(
         return Found(records, [])
     remedy = content.remedy
     if not remedy:
-        remedy = f"name their folder with data.{split}_images=FOLDER"
+        remedy = "name their folder with data.train_images=FOLDER or data.val_images=FOLDER"
     there = drop_missing(records, folder, data.missing_images, remedy)
     sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
     return Found(sized.records, [*there.warnings, *sized.warnings])

@@ -123,7 +123,7 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     if not missing:
         return Found(records, [])
 
-    names = truncate([record.file_name for record in missing])
+    names = truncate([record.file_name[-80:] for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {names}"
     if policy == "error":
         skip = "leave them out with data.missing_images=skip"

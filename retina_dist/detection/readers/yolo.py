@@ -214,7 +214,9 @@ class Layout:
                 self.warnings.append(warning)
         # Roboflow writes ../train for a folder beside its data.yaml, Darknet data/ before a list
         tried = [posixpath.join(base, entry), posixpath.join(posixpath.basename(base), entry)]
-        tried += [entry, entry.removeprefix("../"), posixpath.basename(entry)]
+        tried += [entry, entry.removeprefix("../")]
+        for count in (2, 1):  # and entries of another machine, such as /content/mine/train/images
+            tried.append("/".join(entry.split("/")[-count:]))
         for name in tried:
             place = os.path.relpath(self.root / start / name, self.root)
             if place in self.tree.listed:

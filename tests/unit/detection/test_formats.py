@@ -87,7 +87,7 @@ def test_a_layout_that_is_not_known(tmp_path: Path):
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("photos.zip", "it holds photos.zip; unpack them"),
+        ("photos.zip", r"it holds packed files \(photos.zip\); unpack them"),
         ("train/cat/a.jpg", "it holds class folders, for a classifier; give experiment="),
     ],
 )
@@ -109,6 +109,36 @@ def test_files_of_keypoints_and_captions_are_passed_over(tmp_path: Path):
     write(tmp_path / "annotations/instances_val2014.json", json.dumps(content))
     with pytest.raises(DataError, match="two COCO json of val: .*2014.json and .*2017.json; name"):
         split_of(tmp_path, "val")
+
+
+def test_a_split_beside_those_that_the_settings_name(tmp_path: Path) -> None:
+    """Two files that name no split do not keep the test split from being read."""
+    for name in ("mine", "other", "test"):
+        draw(tmp_path / name, "a")
+        write(tmp_path / f"{name}.json", json.dumps(ONE_IMAGE))
+    draw(tmp_path / "test", "b")  # without annotations, so that the other files are looked at
+    with pytest.raises(DataError, match="mine.json and other.json; name one"):
+        split_of(tmp_path, "train")
+    named = {"train_annotations": f"{tmp_path}/mine.json"}
+    assert len(split_of(tmp_path, "test", **named).records) == 1
+
+
+def test_missing_images_are_named_by_the_end_of_their_long_names(tmp_path: Path) -> None:
+    box = {"label": "cat", "topX": 0.1, "topY": 0.1, "bottomX": 0.9, "bottomY": 0.9}
+    name = f"azureml://subscriptions/{'x' * 80}/paths/photos/a.jpg"
+    line = {"image_url": name, "image_details": {"width": "9px", "height": "9px"}, "label": [box]}
+    write(tmp_path / "train.jsonl", json.dumps(line))
+    with pytest.raises(DataError, match=r"1 of 1 images .*x/paths/photos/a.jpg; correct"):
+        split_of(tmp_path, "train")
+
+
+def test_a_data_yaml_of_another_machine(tmp_path: Path) -> None:
+    """Roboflow writes the places of the notebook that downloaded the images."""
+    roboflow(tmp_path)
+    config = tmp_path / "data.yaml"
+    expected = read(tmp_path, "train"), read(tmp_path, "val")
+    config.write_text(config.read_text().replace("../", "/content/mine-1/"))
+    assert (read(tmp_path, "train"), read(tmp_path, "val")) == expected
 
 
 # formats
