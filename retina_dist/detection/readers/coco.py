@@ -6,11 +6,13 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, read_bytes
 from retina_dist.data.parsing import reading
+from retina_dist.data.settings import SPLITS
 from retina_dist.data.sources import RemoteFile
 from retina_dist.data.tree import Head, Tree, split_of, words_of
 from retina_dist.detection.readers.formats import UNLABELLED, Content, FileReader, Place, by_split
@@ -40,38 +42,33 @@ class CocoReader(FileReader):
         return bool(tree.select((".json",), cls.matches))
 
     def has_in(self, place: Place) -> bool:
-        return self.file_of(place) is not None
-
-    def file_of(self, place: Place) -> str | None:
-        """The json of a split. Raises DataError for two."""
-        found = self._files_of(place)
-        if len(found) > 1:
-            files = " and ".join(found[:3])
-            remedy = "keep one"
-            if place.split != "test":
-                remedy = f"name one with data.{place.split}_annotations=FILE"
-            root = place.tree.root
-            raise DataError(f"{root} has two COCO json of {place.split}: {files}; {remedy}.")
-        return next(iter(found), None)
+        return bool(self._files_of(place))
 
     def _files_of(self, place: Place) -> Sequence[str]:
+        """The json of a split, or several."""
         tree = place.tree
         if place.named and not tree.is_whole:
             return tree.files[:1]
         found = tree.select((".json",), self.matches)
         found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
         if len(found) > 1:
-            of_boxes = [file for file in found if OTHER_TASKS.isdisjoint(words_of(file))]
-            found = list(filter(PREFERRED.search, found)) or of_boxes
-        if len(found) > 1:  # a damaged file without a split in its name is of something else
-            found = [f for f in found if split_of(f, by_word=True) or not tree.head(f).error]
+            likely = filter(partial(_is_likely, tree), found)
+            found = list(filter(PREFERRED.search, found)) or list(likely)
         return found
 
     def read_place(self, place: Place) -> Content | None:
-        file = self.file_of(place)
-        if file is None:
+        found = self._files_of(place)
+        if not found:
             return None
-        source = place.tree.root / file
+        root = place.tree.root
+        if len(found) > 1:
+            files = " and ".join(found[:3])
+            remedy = "keep one"
+            if place.split != "test":
+                remedy = f"name one with data.{place.split}_annotations=FILE"
+            raise DataError(f"{root} has two COCO json of {place.split}: {files}; {remedy}.")
+        file = found[0]
+        source = root / file
         coco, warnings = read_coco(source)
         box_format = self.settings.box_format or _box_format(coco, source)
         content = Content(coco, place.folder, source, warnings, box_format=box_format)
@@ -112,9 +109,8 @@ class CocoReader(FileReader):
             return
         splits = [place.split]
         named: set[str] = set()
-        for split in ("train", "val", "test"):
-            other = place._replace(split=split)
-            for file in self._files_of(other) if split != place.split else ():
+        for split in SPLITS.keys() - splits:
+            for file in self._files_of(place._replace(split=split)):
                 splits.append(split)
                 names = _names(read_coco(place.tree.root / file)[0])
                 named.update(map(posixpath.basename, names))
@@ -122,6 +118,12 @@ class CocoReader(FileReader):
         unlabelled = by_split(rest, splits)[place.split]
         if unlabelled:
             yield LeftOut("image", "without annotations", unlabelled, UNLABELLED)
+
+
+def _is_likely(tree: Tree, file: str) -> bool:
+    """Whether one json of several has boxes: not of another task, nor damaged and of no split."""
+    is_sound = tree.head(file).error is None or split_of(file, by_word=True) is not None
+    return is_sound and OTHER_TASKS.isdisjoint(words_of(file))
 
 
 def _source_of(folder: PathOrUrl, file: str) -> ImageSource:
