@@ -82,8 +82,7 @@ class CocoReader(FileReader):
         near = file if place.images is place.tree else ""
         split = None if place.named else split_of(file, by_word=True)
         base = place.images.folder_of(_names(coco), near, split)
-        used: set[str] = set()
-        sources: dict[int, ImageSource] = {}
+        found_of: dict[int, str] = {}
         is_moved = False
         for image in coco.images:
             found: str | None = f"{base}{image.file_name}"
@@ -91,15 +90,15 @@ class CocoReader(FileReader):
                 found = place.images.find(image.file_name, near, split)
                 is_moved |= found is not None
             if found is not None:
-                used.add(found)
-                sources[image.id] = _source_of(place.folder, found)
+                found_of[image.id] = found
         folder = place.folder
+        sources = None
+        if is_moved:
+            sources = {i: _source_of(folder, found) for i, found in found_of.items()}
         if base and not (is_moved and isinstance(folder, Url)):
             folder /= base.rstrip("/")
-        left_out = [] if place.named else list(self._left_out(place, used))
-        return content._replace(
-            images=folder, sources=sources if is_moved else None, left_out=left_out
-        )
+        left_out = [] if place.named else list(self._left_out(place, set(found_of.values())))
+        return content._replace(images=folder, sources=sources, left_out=left_out)
 
     def _left_out(self, place: Place, used: set[str]) -> Iterator[LeftOut]:
         """The images of this split that no json names."""

@@ -22,6 +22,7 @@ from retina_dist.detection.readers.categories import Entry
 MAX_INTEGER = 2**53
 NO_ID = -1
 CHUNK = 4096
+DENSE = 16  # ids up to so many times their number are looked up in a table
 BOX = slice(4, 8)  # of a row of `rows_of`
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
 
@@ -144,6 +145,11 @@ def places_in(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The index in `known` [n] of each of `wanted` [m], int64 [m]; -1 for one that is not there."""
     if not len(known):
         return np.full(len(wanted), -1)
+    last = int(known.max())
+    if last < len(known) * DENSE:
+        table = np.full(last + 1, -1)
+        table[known] = np.arange(len(known))
+        return np.where((wanted >= 0) & (wanted <= last), table[wanted.clip(0, last)], -1)
     order = np.argsort(known)
     places = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
     return np.where(known[places] == wanted, places, -1)
@@ -290,7 +296,7 @@ def _references(
     ids: np.ndarray, values: np.ndarray, known: np.ndarray, thing: str, source: object
 ) -> np.ndarray:
     """The ids [A] of what each object is of, all of which are listed."""
-    strangers = np.flatnonzero(~np.isin(values, known))
+    strangers = np.flatnonzero(places_in(known, values.clip(-1, MAX_INTEGER).astype(np.int64)) < 0)
     if len(strangers):
         first = f"annotation {ids[strangers[0]]} is of {thing} {values[strangers[0]]:.0f}"
         count = f"{len(strangers)} of {pluralize(len(values), 'annotation')}"
