@@ -25,6 +25,7 @@ from torch import nn
 
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import read_bytes, write_json
+from retina_dist.data.parsing import reading
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.task.image_task import Evaluator
@@ -224,10 +225,8 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
     Raises:
         DataError: the file cannot be read, or an entry of it is wrong; names both.
     """
-    try:
+    with reading(path, "COCO results", "give a json", missing="check its path"):
         entries = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: a number of 5000 digits
-        raise DataError(f"{path} cannot be read as COCO results ({error}); give a json.") from error
     if not isinstance(entries, list):
         raise DataError(
             f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …]."

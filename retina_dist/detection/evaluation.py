@@ -100,13 +100,12 @@ def format_table(result: CocoResult, resampled: Resampled) -> str:
 
     APs have their 95 % intervals, or the reason why there is none.
     """
-    lines = []
+    lines = [f"{'':<43}95 % interval"]
     for name, value in result.stats.items():
         line = f"{name:<7}{STATS[name]:<27}{_number(value)}"
         if f"coco/{name}" in resampled.values:
             line += f"   {resampled.interval(f'coco/{name}')}"
         lines.append(line.rstrip())
-    lines[0] += "   95 % interval"
     for name, mean in result.beyond.items():
         lines.append(f"{name:<7}{'IoU .50:.95, not official':<27}{_number(mean)}")
     lines += ["", "AP of each class"]

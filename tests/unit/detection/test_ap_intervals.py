@@ -25,6 +25,7 @@ from retina_dist.detection.ap_intervals import (
     resample,
 )
 from retina_dist.detection.coco_metrics import CocoResult, evaluate_rows, read_results
+from retina_dist.detection.evaluation import format_table
 from retina_dist.reporting.intervals import left_out_weights
 from tests.simulated_detectors import (
     DRAWS,
@@ -213,6 +214,8 @@ def test_intervals_are_keyed_by_metric_and_do_not_depend_on_the_order_of_rows() 
         assert bars.reason or 0 < bars.low < bars.high < 1
     assert not first.interval("coco/AP").reason
     assert first.interval("coco/APl").reason.startswith("too few images")
+    heading, line = format_table(result, first).splitlines()[:2]
+    assert line[heading.index("95 % interval") :] == str(first.interval("coco/AP"))
 
 
 def test_a_worse_detector_is_told_apart() -> None:

@@ -216,6 +216,11 @@ def test_results_judged_again_give_equal_numbers(tmp_path: Path, seed: int) -> N
     assert evaluate_rows(truth, again).stats == evaluate_rows(truth, rows).stats
 
 
+def test_results_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent.json does not exist; check its path\.$"):
+        read_results(tmp_path / "absent.json", TRUTH_OF_IDS)
+
+
 def test_labels_are_exact_beside_scores_of_any_precision() -> None:
     """As a detector from outside gives them under autocast: 257 is no number of bfloat16."""
     found = {
