@@ -149,7 +149,7 @@ class ImageTask(Task):
         for part in (self.train, self.val):
             if part:
                 lines += [f"  warning: {text}" for text in part.warnings]
-        return "\n".join(lines)
+        return "\n".join(dict.fromkeys(lines))  # both splits can have the same warning
 
     def load_checkpoint_state(self, state: Mapping[str, Any], source: object) -> None:
         """Raise CheckpointError unless the checkpoint `source` has the same names of labels."""

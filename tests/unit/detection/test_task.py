@@ -4,6 +4,7 @@ user which data is read.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,18 @@ def plan_of(root: Path, side: int, box: list[float], *overrides: str) -> str:
         Image.new("RGB", (side, side)).save(root / "train" / f"{i}.png")
     config = load_config("train", [f"data.root={root}", *overrides])
     return DetectionTask(config, SingleDeviceStrategy("cpu")).describe()
+
+
+def test_the_plan_says_a_warning_of_both_splits_once(tmp_path: Path) -> None:
+    """As of Hugging Face's imagefolder, which has no sizes."""
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (64, 64)).save(tmp_path / split / f"{split}.png")
+        row = {"file_name": f"{split}.png", "objects": {"bbox": [[9, 9, 32, 32]], "category": [0]}}
+        (tmp_path / split / "metadata.jsonl").write_text(json.dumps(row))
+    config = load_config("train", [f"data.root={tmp_path}"])
+    plan = DetectionTask(config, SingleDeviceStrategy("cpu")).describe()
+    assert plan.count("  warning: some images have no size") == 1
 
 
 def test_the_plan_says_how_many_boxes_an_anchor_fits(tmp_path: Path) -> None:
