@@ -23,17 +23,17 @@ LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
 # and 13 to 28 comprehensions.
 MAX_OF_1000_LINES = {
     "conditional expression": 12,
-    "comprehension": 29,
+    "comprehension": 28,
     "tuple assignment": 3,
     "walrus": 1,
     "lambda": 3,
     "times a truth value": 0,
 }
-MAX_TOKENS = 202_000
+MAX_TOKENS = 203_400
 # How many functions or lines may exceed a bound.
 MAX_FUNCTIONS_ABOVE_12_BRANCHES = 0
 MAX_FUNCTIONS_ABOVE_60_LINES = 0
-MAX_FUNCTIONS_ABOVE_8_ARGUMENTS = 2
+MAX_FUNCTIONS_ABOVE_8_ARGUMENTS = 0
 MAX_LINES_ABOVE_100_COLUMNS = 0
 
 

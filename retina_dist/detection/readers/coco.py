@@ -97,14 +97,14 @@ class CocoReader(FileReader):
             sources = {i: _source_of(folder, found) for i, found in found_of.items()}
         if base and not (is_moved and isinstance(folder, Url)):
             folder /= base.rstrip("/")
-        left_out = [] if place.named else list(self._left_out(place, set(found_of.values())))
+        left_out = list(self._left_out(place, set(found_of.values())))
         return content._replace(images=folder, sources=sources, left_out=left_out)
 
     def _left_out(self, place: Place, used: set[str]) -> Iterator[LeftOut]:
         """The images of this split that no json names."""
         assert place.images is not None, "there are images to look for"
         others = [file for file in place.images.images if file not in used]
-        if not others:
+        if place.named or not others:
             return
         splits = [place.split]
         named: set[str] = set()
