@@ -173,9 +173,10 @@ class Tree:
             return Head(error=error)
 
     def select(self, endings: Sequence[str], matches: Callable[[Head], bool]) -> list[str]:
-        """The files of these endings whose heads match, with damaged ones where any matches.
+        """The files of these endings whose heads match, and the damaged ones if any file matches.
 
-        Of a folder with many files all are taken to be as the first ones.
+        In a folder with many files only the first ones are looked into; the others are taken to
+        be like them.
         """
         found = []
         is_any = False
@@ -207,13 +208,14 @@ class Tree:
     def find(self, written: str, near: str = "", split: str | None = None) -> str | None:
         """The image that an annotation file names; None where there is none.
 
-        It lies beside the file or in a folder for images, else where most of the written path's
-        end is; then another ending will do.
+        Looks beside the annotation file and in the usual folders of images, then for the image
+        whose path shares the most folders with the end of the written one. That image may have
+        another ending.
 
         Args:
             written: the name, perhaps another machine's path or a URL.
             near: the annotation file, if it is in this tree.
-            split: the one that is read: images in folders of others are no candidates.
+            split: the one that is read; images in the folders of other splits are not considered.
 
         Raises DataError for two candidates.
         """
@@ -346,7 +348,9 @@ def _is_kept(name: str) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one: named as an annotation file it is taken for such a file, which is then an
+    """Whether an entry is a folder.
+
+    One that is named as an annotation file is taken for such a file, so that reading it is an
     error.
     """
     try:

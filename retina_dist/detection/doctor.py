@@ -322,7 +322,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
         first = first_of.setdefault(plain(name), name)
         if first != name:
             alike.append(f"{first!r} and {name!r}")
-    remedy = "give one class one name: each is learnt as a class of its own"
+    remedy = "give each class one spelling; every spelling is trained as its own class"
     findings += _finding("warning", "train", "categories spelt alike", alike, remedy)
 
     most = max(learnt.values(), default=0)

@@ -103,7 +103,7 @@ def _is_headless(head: Head) -> bool:
 
 
 def with_header(path: PathOrUrl, columns: Mapping[str, int]) -> Iterable[Row]:
-    """The rows below the header. Raises DataError for one that is too short."""
+    """The rows below the header. Raises DataError for a row that is too short."""
     rows = csv_rows(path)
     next(rows)
     last = max(columns.values())
