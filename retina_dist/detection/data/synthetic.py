@@ -28,7 +28,7 @@ from retina_dist.data.synthetic import (
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories, Entry
-from retina_dist.detection.readers.ground_truth import check
+from retina_dist.detection.readers.ground_truth import make_ground_truth
 from retina_dist.detection.readers.records import ImageRecord
 from retina_dist.detection.settings import DetectionData, ShapesConfig, SyntheticConfig
 
@@ -234,7 +234,7 @@ def synthetic_annotations(
     records = tuple(ImageRecord(i, Path(name), name, width, height) for i, name in enumerate(names))
     named = [{"id": i, "name": f"class {i}"} for i in range(settings.num_classes)]
     nothing = {"images": [], "annotations": [], "categories": named}
-    truth = check(nothing, "synthetic data")[0]
+    truth = make_ground_truth(nothing, "synthetic data")[0]
     categories = Categories.from_coco(named).padded(num_classes or 0)
     return Annotations(truth, records, boxes, labels, categories)
 

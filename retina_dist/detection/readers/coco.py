@@ -16,7 +16,7 @@ from retina_dist.data.settings import SPLITS
 from retina_dist.data.sources import RemoteFile
 from retina_dist.data.tree import Head, Tree, split_of, words_of
 from retina_dist.detection.readers.formats import UNLABELLED, Content, FileReader, Place, by_split
-from retina_dist.detection.readers.ground_truth import BOX, CocoContent, decode_coco, typed
+from retina_dist.detection.readers.ground_truth import CocoContent, decode_coco, parse_dictionary
 from retina_dist.detection.readers.items import LeftOut
 from retina_dist.detection.readers.records import ImageSource
 from retina_dist.detection.settings import ANNOTATION_SETTINGS, IMAGE_SETTINGS
@@ -136,7 +136,7 @@ def _names(coco: CocoContent) -> list[str]:
 
 def _box_format(coco: CocoContent, path: PathOrUrl) -> str | None:
     """ "xywh_shares" of Azure ML's labelling, whose images are in datastores; else None."""
-    boxes = coco.objects[:, BOX]
+    boxes = coco.objects["bbox"]
     if not len(boxes) or not (boxes <= 1).all():
         return None
     images = json.loads(read_bytes(path))["images"]  # with their URLs
@@ -158,4 +158,4 @@ def read_coco(path: PathOrUrl) -> tuple[CocoContent, list[str]]:
     if not isinstance(content, dict):
         expected = "give ground truth (instances_*.json), not results"
         raise DataError(f"{path} holds a {type(content).__name__}; {expected}.")
-    return typed(content, path)
+    return parse_dictionary(content, path)

@@ -1,9 +1,11 @@
-"""Ground truth in COCO's form, whoever wrote it: decoded, checked, and kept as columns, so that a
-million images need no dictionary each.
+"""COCO ground truth from a json or a dictionary: decode it, check it, and keep it in arrays.
+
+A Python dictionary for each of COCO's 900,000 objects takes 3 GB.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +22,23 @@ from retina_dist.detection.readers.categories import Entry
 
 # Beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours.
 MAX_INTEGER = 2**53
-NO_ID = -1
-CHUNK = 4096
-DENSE = 16  # ids up to so many times their number are looked up in a table
-BOX = slice(4, 8)  # of a row of `rows_of`
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
+NO_ID = -1  # of an object without one
+CHUNK = 4096  # objects that are decoded at a time
+MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
+
+# An object before it is checked. Ids are floats, exact up to MAX_INTEGER, so that none overflows.
+OBJECT = np.dtype(
+    [
+        ("id", np.float64),
+        ("image_id", np.float64),
+        ("category_id", np.float64),
+        ("iscrowd", np.float64),
+        ("bbox", np.float64, 4),
+        ("area", np.float64),  # NaN where there is none
+        ("has_area", np.bool_),
+    ]
+)
 
 
 class CocoImage(msgspec.Struct, gc=False, omit_defaults=True):
@@ -55,7 +69,7 @@ class CocoCategory(msgspec.Struct):
 
 
 class CocoJson(msgspec.Struct):
-    """What is read of a COCO json; each object is decoded later."""
+    """What is read of a COCO json; its objects stay bytes until their chunk is decoded."""
 
     images: list[CocoImage]
     annotations: list[msgspec.Raw]
@@ -63,13 +77,13 @@ class CocoJson(msgspec.Struct):
 
 
 class CocoDictionary(CocoJson):
-    """The same of a dictionary."""
+    """What is read of a dictionary in COCO's form."""
 
     annotations: list[CocoBox]  # type: ignore[assignment]
 
 
 class CocoContent(msgspec.Struct):
-    """What was read of a COCO json, or of a dictionary like it; `objects` as of `rows_of`."""
+    """What was read of either, not checked yet; `objects` is [A] of dtype OBJECT."""
 
     images: list[CocoImage]
     objects: np.ndarray
@@ -142,11 +156,11 @@ class GroundTruth:
 
 
 def places_in(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The index in `known` [n] of each of `wanted` [m], int64 [m]; -1 for one that is not there."""
+    """The index in `known` [n] of each id of `wanted` [m], int64 [m]; -1 for an unknown id."""
     if not len(known):
         return np.full(len(wanted), -1)
     last = int(known.max())
-    if last < len(known) * DENSE:
+    if last < len(known) * MAX_TABLE:
         table = np.full(last + 1, -1)
         table[known] = np.arange(len(known))
         return np.where((wanted >= 0) & (wanted <= last), table[wanted.clip(0, last)], -1)
@@ -155,52 +169,54 @@ def places_in(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.where(known[places] == wanted, places, -1)
 
 
-def rows_of(objects: Iterable[CocoBox]) -> np.ndarray:
-    """A row for each object, float64 [A, 10]: its id, image, class, whether it is a crowd region,
-    the four numbers of its box, its area, NaN without one, and whether it has none.
-    """
+def _as_array(objects: Iterable[CocoBox]) -> np.ndarray:
+    """The objects as [A] of dtype OBJECT."""
     rows = []
     for each in objects:
-        area = each.area
+        area = np.nan if each.area is None else each.area
         ids = (each.id, each.image_id, each.category_id, each.iscrowd)
-        rows.append((*ids, *each.bbox, area, area is None))
-    return np.array(rows, dtype=np.float64).reshape(-1, 10)
+        rows.append((*ids, each.bbox, area, each.area is not None))
+    return np.array(rows, dtype=OBJECT)
 
 
 def decode_coco(content: bytes) -> CocoContent | Entry:
-    """A COCO json; as a dictionary where something in it is not as COCO documents it.
+    """The content of a COCO json; a plain dictionary where it differs from COCO's documentation.
 
-    Objects are decoded some thousands at a time, so that a large file needs little memory beyond
-    its bytes. Raises ValueError for what is no JSON.
+    Objects are decoded in chunks, so that a large file needs little memory beyond its bytes.
+    Raises ValueError for what is not JSON.
     """
     decode = msgspec.json.Decoder(list[CocoBox]).decode
     try:
         found = msgspec.json.decode(content, type=CocoJson)
-        parts = [rows_of([])]
+        parts = [_as_array([])]
         for start in range(0, len(found.annotations), CHUNK):
             chunk = found.annotations[start : start + CHUNK]
-            parts.append(rows_of(decode(b"[" + b",".join(map(bytes, chunk)) + b"]")))
+            parts.append(_as_array(decode(b"[" + b",".join(map(bytes, chunk)) + b"]")))
     except msgspec.MsgspecError:
-        import json
-
-        # knows NaN and other encodings than UTF-8; `check` says what is wrong
+        # json knows NaN and encodings other than UTF-8; `make_ground_truth` says what is wrong
         decoded: Entry = json.loads(content)
         return decoded
     return CocoContent(found.images, np.concatenate(parts), found.categories)
 
 
-def check(
+def make_ground_truth(
     content: CocoContent | Entry, source: object, *, has_corners: bool = False
 ) -> tuple[GroundTruth, list[str]]:
-    """The ground truth of a decoded file or of a dictionary, and warnings.
+    """Check decoded content, which stays as it is, and return it as arrays, with warnings.
 
-    Ids are whole and unique, references resolve, boxes are four numbers. With `has_corners` each
-    bbox is two corners and becomes [x, y, width, height]. An area that no metric can use is
-    replaced, with a warning. Raises DataError, naming `source` and entry.
+    Ids are whole and unique, references resolve, boxes are four numbers. An area that no metric can
+    use is replaced by width x height, with a warning.
+
+    Args:
+        content: of a COCO json or a dictionary in its form.
+        source: what messages name.
+        has_corners: each bbox is x1, y1, x2, y2 instead of x, y, width, height.
+
+    Raises DataError, naming `source` and entry.
     """
     warnings: list[str] = []
     if not isinstance(content, CocoContent):
-        content, warnings = typed(content, source)
+        content, warnings = parse_dictionary(content, source)
     images = content.images
     categories = content.categories
     objects = content.objects
@@ -211,25 +227,26 @@ def check(
     image_ids = _ids([each.id for each in images], "images", source)
     _check_texts([(each.id, each.name) for each in categories], "category", "name", source)
     _check_texts([(each.id, each.file_name) for each in images], "image", "file_name", source)
-    if (objects[:, 0] == NO_ID).all():
-        objects[:, 0] = np.arange(1, len(objects) + 1)
-    ids = _ids(objects[:, 0].tolist(), "annotations", source)
-    crowd = objects[:, 3]
+    numbers = objects["id"]
+    if (numbers == NO_ID).all():
+        numbers = np.arange(1, len(objects) + 1)
+    ids = _ids(numbers, "annotations", source)
+    crowd = objects["iscrowd"]
     wrong = np.flatnonzero((crowd != 0) & (crowd != 1))
     if len(wrong):
         first = f"annotation {ids[wrong[0]]} has iscrowd {crowd[wrong[0]]:g}"
         raise DataError(f"{source}: {first}, not 0 or 1; correct it.")
 
-    boxes = objects[:, BOX].copy()
+    boxes = objects["bbox"].copy()
     if has_corners:
         boxes[:, 2:] -= boxes[:, :2]
-    areas, said = _usable_areas(ids, boxes, objects[:, 8], objects[:, 9] == 0)
+    areas, said = _usable_areas(ids, boxes, objects["area"], objects["has_area"])
     truth = GroundTruth(
         images=images,
         categories=msgspec.to_builtins(categories),
         ids=ids,
-        image_ids=_references(ids, objects[:, 1], image_ids, "image", source),
-        category_ids=_references(ids, objects[:, 2], category_ids, "category", source),
+        image_ids=_references(ids, objects["image_id"], image_ids, "image", source),
+        category_ids=_references(ids, objects["category_id"], category_ids, "category", source),
         boxes=boxes,
         areas=areas,
         crowd=crowd == 1,
@@ -237,8 +254,11 @@ def check(
     return truth, [*warnings, *(f"{source}: {each}" for each in said)]
 
 
-def typed(content: Entry, source: object) -> tuple[CocoContent, list[str]]:
-    """The content of a dictionary, and a warning where values were taken for what they mean."""
+def parse_dictionary(content: Entry, source: object) -> tuple[CocoContent, list[str]]:
+    """The content of a dictionary in COCO's form, and a warning where "7" or 7.0 is read as 7.
+
+    Raises DataError, naming `source`, entry and value.
+    """
     remedy = "give COCO's ground truth, such as instances_*.json"
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
@@ -248,18 +268,18 @@ def typed(content: Entry, source: object) -> tuple[CocoContent, list[str]]:
         try:
             found = msgspec.convert(content, CocoDictionary)
         except msgspec.ValidationError as error:
-            taken = "such values are taken for the whole numbers that they mean"
+            taken = "such values are read as whole numbers"
             warnings = [f"{source}: {_place_of(error, content)}; {taken}"]
             found = msgspec.convert(content, CocoDictionary, strict=False)
     except UnicodeError as error:
         raise DataError(f"{source} holds half a character ({error}); correct it.") from error
     except msgspec.ValidationError as error:
         raise DataError(f"{source}: {_place_of(error, content)}; correct it.") from error
-    return CocoContent(found.images, rows_of(found.annotations), found.categories), warnings
+    return CocoContent(found.images, _as_array(found.annotations), found.categories), warnings
 
 
 def _place_of(error: msgspec.ValidationError, content: Entry) -> str:
-    """Entry, key, value and what belongs there, of a value of another type."""
+    """Which value of `content` has the wrong type, and what was expected."""
     problem, _, path = str(error).partition(" - at `$")
     keys: list[Any] = []
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
@@ -271,8 +291,9 @@ def _place_of(error: msgspec.ValidationError, content: Entry) -> str:
     return f"{where} is {escape(repr(value), 80)}: {problem[0].lower()}{problem[1:]}"
 
 
-def _ids(values: list[Any], key: str, source: object) -> np.ndarray:
-    ids = np.array(values, dtype=np.float64)  # exact up to 2^53, and without an overflow
+def _ids(values: Sequence[int] | np.ndarray, key: str, source: object) -> np.ndarray:
+    """The ids of the entries of `key` as int64 [n]: whole, at least 0, and unique."""
+    ids = np.array(values, dtype=np.float64)
     wrong = np.flatnonzero(~((ids >= 0) & (ids <= MAX_INTEGER)))
     if len(wrong):
         problem = f"has id {values[wrong[0]]:.0f}, not a whole number from 0 to 2^53"

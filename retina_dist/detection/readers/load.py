@@ -19,7 +19,7 @@ from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.annotations import Annotations, clean
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.formats import Content, FileReader, Place
-from retina_dist.detection.readers.ground_truth import CocoImage, GroundTruth, check
+from retina_dist.detection.readers.ground_truth import CocoImage, GroundTruth, make_ground_truth
 from retina_dist.detection.readers.records import (
     Found,
     ImageRecord,
@@ -85,7 +85,7 @@ def annotations_of(
     content = content._replace(source=source)
     box_format = content.box_format or data.box_format
     has_corners = box_format == "xyxy"
-    truth, warnings = check(content.coco, source, has_corners=has_corners)
+    truth, warnings = make_ground_truth(content.coco, source, has_corners=has_corners)
 
     if categories is None:
         labels = Categories.from_coco(truth.categories)

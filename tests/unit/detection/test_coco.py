@@ -23,6 +23,12 @@ from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluato
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.ground_truth import (
+    CHUNK,
+    CocoContent,
+    decode_coco,
+    make_ground_truth,
+)
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
@@ -263,7 +269,50 @@ def test_numbers_in_another_type_are_taken_and_said(tmp_path: Path, coco: Any, p
     found = load(tmp_path, coco)
     assert found.coco == load(tmp_path, COCO).coco
     (warning,) = found.warnings
-    assert re.search(f"a.json: {place}.*taken for the whole numbers that they mean", warning)
+    assert re.search(f"a.json: {place}.*read as whole numbers", warning)
+
+
+def many_objects(count: int, spread: int) -> dict[str, Any]:
+    """`count` objects on seven images, whose ids are `spread` apart."""
+    images = []
+    for i in range(7):
+        images.append({"id": 3 + i * spread, "file_name": f"{i}.png", "width": 90, "height": 80})
+    annotations = []
+    for i in range(count):
+        entry = {"id": i + 1, "image_id": images[i % 7]["id"], "category_id": 5 + i % 2}
+        annotations.append(entry | {"bbox": [i % 30, 1.5, 7, 9], "area": 60.5, "iscrowd": 0})
+    categories = [{"id": 5, "name": "cat"}, {"id": 6, "name": "dog"}]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+@pytest.mark.parametrize("spread", [1, 10**9])
+@pytest.mark.parametrize("count", [0, 1, CHUNK, CHUNK + 1])
+def test_a_file_of_many_objects_is_read_as_its_dictionary(count: int, spread: int) -> None:
+    """Objects are decoded in chunks; ids far apart are searched for, others are in a table."""
+    coco = many_objects(count, spread)
+    content = decode_coco(json.dumps(coco).encode())
+    assert isinstance(content, CocoContent)
+    truth, warnings = make_ground_truth(content, "a.json")
+    assert not warnings
+    assert truth.to_coco() == coco
+    assert make_ground_truth(coco, "a.json")[0].to_coco() == coco
+    assert truth.rows_in([image["id"] for image in coco["images"]]).tolist() == [
+        i % 7 for i in range(count)
+    ]
+    part = truth.of_images({coco["images"][2]["id"]})
+    assert len(part.images) == 1
+    assert part.ids.tolist() == list(range(3, count + 1, 7))
+
+
+def test_content_without_ids_stays_as_it_is() -> None:
+    coco = many_objects(3, 1)
+    for entry in coco["annotations"]:
+        del entry["id"]
+    content = decode_coco(json.dumps(coco).encode())
+    assert isinstance(content, CocoContent)
+    before = content.objects.copy()
+    assert make_ground_truth(content, "a.json")[0].ids.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(content.objects, before)
 
 
 def test_areas_that_are_all_zero_are_replaced(tmp_path: Path):

@@ -29,7 +29,7 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.ground_truth import check
+from retina_dist.detection.readers.ground_truth import make_ground_truth
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -305,7 +305,7 @@ def batch_of(*image_ids: int) -> Batch:
 
 def annotations_of(truth: dict[str, Any]) -> Annotations:
     return Annotations(
-        check(truth, "truth")[0], (), [], [], Categories.from_coco(truth["categories"])
+        make_ground_truth(truth, "truth")[0], (), [], [], Categories.from_coco(truth["categories"])
     )
 
 
