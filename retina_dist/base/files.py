@@ -94,6 +94,8 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
             os.lstat(path)  # raises for NUL, and for a name that is too long
             if not (path.is_dir() if folder else path.is_file()):
                 problem = f"exists and is not a {kind}"
+        if not folder and str(text).endswith("/"):
+            problem = "names a folder"
         place = nearest_existing(path if folder else path.absolute().parent)
         tempfile.TemporaryFile(dir=place).close()
     except (OSError, ValueError) as error:

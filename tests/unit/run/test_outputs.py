@@ -64,6 +64,12 @@ def test_outputs_that_cannot_be_written(
     assert f"{key}=" in str(caught.value) or "\0" in value
 
 
+def test_the_name_of_a_folder_is_no_file(tmp_path: Path) -> None:
+    """Else a file of that name would be written."""
+    with pytest.raises(ConfigError, match="output=.*/new/ names a folder; give another file"):
+        check_outputs(DoctorConfig(output=f"{tmp_path}/new/"))
+
+
 def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
     (tmp_path / "there.json").write_text("mine")
     check_outputs(DoctorConfig(output=str(tmp_path / "there.json")))
