@@ -130,6 +130,17 @@ def test_convert_overwrites_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "mine.json").read_text() == "{}"
 
 
+def test_convert_names_its_own_keys(tmp_path: Path) -> None:
+    """Not those of a training, which reads the same files."""
+    (tmp_path / "rows.csv").write_text("a.jpg,1,2,3,4,cow\n")
+    output = str(tmp_path / "mine.json")
+    with pytest.raises(DataError, match="or name it with classes=FILE"):
+        convert(ConvertConfig(annotations=str(tmp_path / "rows.csv"), output=output))
+    (tmp_path / "rows.csv").unlink()
+    with pytest.raises(DataError, match="; name a file with annotations=FILE, .* images=FOLDER"):
+        convert(ConvertConfig(root=str(tmp_path), output=output))
+
+
 def test_an_export_is_compared_on_so_many_images() -> None:
     settings = ["checkpoint=a.pt", "output=a.onnx", "num_images=1000000"]
     with pytest.raises(
