@@ -268,6 +268,8 @@ def _from_folders(tree: Tree, split: str) -> list[Row] | None:
         else:
             alone.append(image)
     if alone and not rows:
+        if split == "train":
+            tree.raise_damage()
         folder = tree.root / posixpath.dirname(alone[0])
         raise DataError(
             f"{folder} holds images but no folder for each class; move each image into "

@@ -84,7 +84,8 @@ class Head(NamedTuple):
     """What the beginning of a file shows, parsed.
 
     Args:
-        kind: "object" or "list" of json, "lines" of json, "xml", "table" or "text".
+        kind: "object" or "list" of json, "lines" of json, "xml", "table" or "text"; "empty" of a
+            table or lines without content.
         keys: of the object, or of the first one in the list or lines; the root element; the
             cells of the first row; the words of the first line.
         inner: the keys of the object's first value; the cells or words of the second row.
@@ -167,7 +168,7 @@ class Tree:
                     return parse(place.read_bytes())
                 with open_regular(place) as content:
                     if parse is _lines_head:
-                        return parse(content.readline())
+                        return parse(next(filter(bytes.strip, content), b""))
                     return parse(content.read(-1 if parse is _json_head else HEAD_BYTES))
         except DataError as error:
             return Head(error=error)
@@ -196,10 +197,16 @@ class Tree:
         return head.error is not None or matches(head)
 
     def raise_damage(self) -> None:
-        """Raise the DataError of the first file that could not be looked into, if any."""
-        for head in self._heads.values():
+        """Raise DataError for the first of the files looked into that is damaged or empty."""
+        for file, head in self._heads.items():
             if head.error is not None:
                 raise head.error
+            self.check_content(file)
+
+    def check_content(self, file: str) -> None:
+        """Raise DataError for a table or JSON lines without content."""
+        if self.head(file).kind == "empty":
+            raise DataError(f"{self.root / file} is empty; restore or remove it.")
 
     @cached_property
     def _by_stem(self) -> Mapping[str, list[str]]:
@@ -418,7 +425,9 @@ def _json_head(data: bytes) -> Head:
 
 def _lines_head(data: bytes) -> Head:
     text = data.decode("utf-8-sig", "ignore").lstrip()
-    return Head("lines", _keys(json.loads(text.partition("\n")[0])) if text else ())
+    if not text:
+        return Head("empty")
+    return Head("lines", _keys(json.loads(text.partition("\n")[0])))
 
 
 def _xml_head(data: bytes) -> Head:
@@ -428,6 +437,8 @@ def _xml_head(data: bytes) -> Head:
 
 def _table_head(data: bytes) -> Head:
     text = data.decode("utf-8-sig", "ignore")
+    if not text.strip():
+        return Head("empty")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text))
     first, second = [*islice(filter(None, rows), 2), [], []][:2]
     return Head("table", tuple(map(str.strip, first)), tuple(map(str.strip, second)))

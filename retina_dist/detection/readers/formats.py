@@ -113,7 +113,8 @@ class AnnotationReader(ABC):
             return Content(*read)
         if split == "train":
             data = self.settings
-            nothing = f"data.root={data.root} has no images to train on"
+            key = "train_annotations" if data.train_annotations else "root"
+            nothing = f"data.{key}={getattr(data, key)} has no images to train on"
             raise DataError(f"{nothing}; {self._others()}.")
         return None
 
@@ -300,6 +301,8 @@ class FolderReader(FileReader):
 
     def scan(self, place: Place) -> Scan:
         """Read all annotation files, and find their images."""
+        if not place.tree.is_whole:
+            place.tree.check_content(place.tree.files[0])
         scan = Scan.empty()
         file_of: dict[tuple[str, str], str] = {}
         for file in self.files(place.tree):

@@ -147,6 +147,14 @@ def test_shards_give_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
         read(tmp_path, bad_images="skip")
 
 
+@pytest.mark.parametrize("name", ["train.csv", "labels.jsonl"])
+def test_an_empty_table_is_named(tmp_path: Path, name: str) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=f"{name} is empty; restore or remove it"):
+        read(tmp_path)
+
+
 def test_two_tables_of_a_split_are_refused(tmp_path: Path) -> None:
     for name, split in (("a", "train"), ("b", "val"), ("c", "valid")):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")

@@ -59,6 +59,32 @@ def test_numbers_of_labelme_that_are_none(
         read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
 
 
+@pytest.mark.parametrize("content", ["", "\n \n"])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "manifest"])
+def test_a_table_without_content_is_named(tmp_path: Path, ending: str, content: str) -> None:
+    """In the folder, by its format, and as the file that the settings name for either split."""
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.jpg")
+    file = tmp_path / f"labels.{ending}"
+    write(file, content)
+    said = f"{file} is empty; restore or remove it."
+    assert error_of(tmp_path) == said
+    form = {"jsonl": "automl", "manifest": "sagemaker"}.get(ending, "csv")
+    assert error_of(tmp_path, format=form) == said
+    for split in ("train", "val"):
+        named = {f"{split}_annotations": str(file)}
+        with pytest.raises(UserError, match="is empty; restore or remove it"):
+            read_split(DetectionData(name="mine", format=form, **named), split)
+
+
+def test_json_lines_may_begin_with_an_empty_one(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.jpg")
+    box = {"label": "cat", "topX": 0.1, "topY": 0.1, "bottomX": 0.5, "bottomY": 0.5}
+    write(tmp_path / "a.jsonl", "\n" + json.dumps({"image_url": "a.jpg", "label": [box]}))
+    part = read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
+    assert part is not None
+    assert len(part.boxes[0]) == 1
+
+
 def dangling(path: Path) -> None:
     path.symlink_to("nowhere")
 
