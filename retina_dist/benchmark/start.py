@@ -1,4 +1,4 @@
-"""What a start costs at a data set's size: CPU time and memory before the first step."""
+"""CPU time and memory that a training needs before its first step, by the size of the data set."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retina_dist.base.errors import UserError
+from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.samplers import TrainSampler, repeat_factors
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
+from retina_dist.tracking.console import heartbeat
 
-FEW = 64  # images of the set that stands for the imports
+FEW = 64  # images of a set whose start costs little more than the imports
 OBJECTS = 7.6  # of an image, as in COCO
 CLASSES = 80
 POINTS = 22  # of an object's outline
 PLANNED = 2_000_000  # images of an epoch's plan
 RANKS = 1024
+STATM = Path("/proc/self/statm")
 
 
 class Cost(NamedTuple):
@@ -36,15 +38,28 @@ class Cost(NamedTuple):
 
 
 def start_costs(num_images: int) -> dict[str, float]:
-    """Print and return what a dry run on a made COCO json costs beyond one on a few images, and
-    what a rank of 1,024 pays to plan an epoch of two million images.
+    """Measure, print and return what a start costs.
+
+    Args:
+        num_images: of the generated COCO json.
+
+    Returns CPU seconds of a dry run beyond one on a few images, the peak memory of both in MiB, the
+    memory that the annotations keep in MiB, and the seconds in which one rank of 1,024 plans an
+    epoch of two million images.
+
+    Raises ConfigError where there is no /proc, by which memory is measured.
     """
-    with TemporaryDirectory() as name:
-        few, many = Path(name, "few"), Path(name, "many")
+    if not STATM.exists():
+        raise ConfigError(f"benchmark data annotations={num_images} needs {STATM}; use Linux.")
+    with TemporaryDirectory() as name, heartbeat():
+        few = Path(name, "few")
+        many = Path(name, "many")
+        set_status(f"generating {num_images:,} images")
         make_set(few, FEW)
-        print(f"making a set of {num_images:,} images", flush=True)
         size = make_set(many, num_images)
-        least, most = _dry_run(few), _dry_run(many)
+        set_status("dry run")
+        least = _dry_run(few)
+        most = _dry_run(many)
         before = _resident_mib()
         data = DetectionData(name="start", format="auto", root=str(many))
         kept = read_split(data, "train")
@@ -63,7 +78,7 @@ def start_costs(num_images: int) -> dict[str, float]:
 
 
 def make_set(folder: Path, num_images: int) -> int:
-    """A COCO json with outlines of objects, and an empty file for each image; the json's bytes."""
+    """Write a COCO json with outlines and empty image files; return the json's size in bytes."""
     images = folder / "train2017"
     images.mkdir(parents=True)
     for number in range(num_images):
@@ -103,7 +118,7 @@ def _content(num_images: int) -> Iterator[str]:
 
 
 def _dry_run(root: Path) -> Cost:
-    """Of a dry run. Its image files are empty, but their sizes are in the json."""
+    """The cost of a dry run; the json has the sizes of images, so that none is opened."""
     command = [sys.executable, "-m", "retina_dist.train", "dry_run=true", f"data.root={root}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
@@ -116,7 +131,7 @@ def _dry_run(root: Path) -> Cost:
 
 
 def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(STATM.read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,9 +56,6 @@ STATS = {
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
 RESULT = ("image_id", "category_id", "bbox", "score")  # of results.json
-# image ids, rows [n, 7], and the sums of the losses by name, of one batch or several; "" counts the
-# images that a sum is of
-Part = tuple[list[int], np.ndarray, dict[str, Any]]
 # indices into the evaluator's arrays
 ALL_AREAS = 0
 LAST = -1  # the most detections
@@ -259,6 +256,22 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
     return rows
 
 
+class Part(NamedTuple):
+    """What was evaluated of a batch, a rank, or of all ranks.
+
+    Args:
+        image_ids: of the images, each once.
+        rows: their detections, [n, 7].
+        losses: sums over `num_images`, by name.
+        num_images: how often an image was seen.
+    """
+
+    image_ids: list[int]
+    rows: np.ndarray
+    losses: dict[str, Any]
+    num_images: int
+
+
 class CocoEvaluator(Evaluator[CocoResult]):
     """COCO metrics over `val` of a model with a method as `DetectionModel.evaluate`.
 
@@ -281,18 +294,12 @@ class CocoEvaluator(Evaluator[CocoResult]):
         for image_id, found in zip(image_ids, detections, strict=True):
             first.setdefault(image_id, found)
         rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
-        return (
-            image_ids,
-            rows,
-            {
-                "": len(image_ids),
-                **{name: loss.float() * len(batch) for name, loss in losses.items()},
-            },
-        )
+        sums = {name: loss.float() * len(batch) for name, loss in losses.items()}
+        return Part(list(first), rows, sums, len(image_ids))
 
     def compute(self, parts: list[Part]) -> tuple[CocoResult, dict[str, float]]:
         """`coco/AP` and the other eleven, NaN where undefined, and `val/loss` with its parts."""
-        image_ids, rows, losses = self._gathered(parts)
+        image_ids, rows, losses, num_images = self._gathered(parts)
         if not image_ids:
             raise DataError(
                 "no validation image could be read, so there is no metric.", collective=True
@@ -309,40 +316,46 @@ class CocoEvaluator(Evaluator[CocoResult]):
         metrics = {}
         for name, value in result.stats.items():
             metrics[f"coco/{name}"] = math.nan if value < 0 else value
-        seen = losses.pop("")
         if losses:
-            means = {f"val/loss_{name}": total / seen for name, total in losses.items()}
+            means = {f"val/loss_{name}": total / num_images for name, total in losses.items()}
             metrics |= {"val/loss": sum(means.values()), **means}
         return result, metrics
 
     def detect(self, model: nn.Module) -> tuple[np.ndarray, list[int]]:
         """Rows [n, 7] of the detections, and the ascending ids of the images that were read."""
-        image_ids, rows, _ = self._gathered(self.collect(model))
-        return rows, image_ids
+        found = self._gathered(self.collect(model))
+        return found.rows, found.image_ids
 
     def _gathered(self, parts: list[Part]) -> Part:
         """All ranks' parts as one: ascending image ids, and rows by image."""
-        image_ids, rows, losses = _merged(parts)
-        own = (image_ids, torch.from_numpy(rows), {name: float(x) for name, x in losses.items()})
-        ranks = self.strategy.gather_objects(own)
-        image_ids, rows, losses = _merged([(ids, x.numpy(), sums) for ids, x, sums in ranks])
-        return sorted(image_ids), rows[np.argsort(rows[:, 0], kind="stable")], losses
+        own = _merged(parts)
+        losses = {name: float(total) for name, total in own.losses.items()}
+        plain = (own.image_ids, torch.from_numpy(own.rows), losses, own.num_images)
+        ranks = []
+        for image_ids, rows, losses, num_images in self.strategy.gather_objects(plain):
+            ranks.append(Part(image_ids, rows.numpy(), losses, num_images))
+        all_ranks = _merged(ranks)
+        by_image = np.argsort(all_ranks.rows[:, 0], kind="stable")
+        return all_ranks._replace(
+            image_ids=sorted(all_ranks.image_ids), rows=all_ranks.rows[by_image]
+        )
 
 
 def _merged(parts: Sequence[Part]) -> Part:
-    """One part of several, in which an image counts once, the first time, and each time in the
-    losses.
+    """One part of several. The detections of an image are those of the first part that has it; its
+    losses are added each time.
     """
     seen: set[int] = set()
     kept = [np.zeros((0, COLUMNS))]
-    sums: dict[str, Any] = {"": 0}
-    for image_ids, rows, losses in parts:
-        new = set(image_ids) - seen
+    losses: dict[str, Any] = {}
+    for part in parts:
+        new = set(part.image_ids) - seen
         seen |= new
-        kept.append(rows[np.isin(rows[:, 0], list(new))])
-        for name, value in losses.items():
-            sums[name] = sums.get(name, 0) + value
-    return list(seen), np.concatenate(kept), sums
+        kept.append(part.rows[np.isin(part.rows[:, 0], list(new))])
+        for name, total in part.losses.items():
+            losses[name] = losses.get(name, 0) + total
+    num_images = sum(part.num_images for part in parts)
+    return Part(list(seen), np.concatenate(kept), losses, num_images)
 
 
 def installed_evaluators() -> list[str]:

@@ -377,7 +377,8 @@ class TiledEvaluator(CocoEvaluator):
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
                 image_ids = [int(self.dataset.image_ids[index])]
                 detections = self.detector.predict(pixels)
-                yield image_ids, detections_to_rows(detections, image_ids, self.val.categories), {}
+                rows = detections_to_rows(detections, image_ids, self.val.categories)
+                yield Part(image_ids, rows, losses={}, num_images=1)
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:

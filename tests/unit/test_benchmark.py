@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.benchmark import data, scaling, step
+from retina_dist.benchmark import data, scaling, start, step
 from retina_dist.config.compose import load_config
+from retina_dist.detection.settings import DetectionData
+from retina_dist.detection.splits import read_split
 
 SMALL = [
     "model=retinanet_tiny",
@@ -31,6 +33,28 @@ CLASSES = [
     "data.image_size=32",
 ]
 BOXES = ["data.synthetic={canvas: [32, 32], num_boxes: 2, num_classes: 3, num_images: 3}"]
+
+
+# start
+
+
+def test_a_start_is_measured_on_a_set_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "PLANNED", 3000)
+    path = tmp_path / "start.json"
+    data.benchmark(load_config("benchmark_data", ["annotations=200", f"output={path}"]))
+    costs = json.loads(path.read_text())["start"]
+    assert costs["peak_mib"] > 0
+    assert costs["peak_mib_of_imports"] > 0
+    assert costs["plan_s"] >= 0
+
+    size = start.make_set(tmp_path / "set", 200)
+    found = read_split(DetectionData(name="x", format="auto", root=str(tmp_path / "set")), "train")
+    assert found is not None
+    assert len(found.records) == 200
+    assert found.truth.boxes.shape == (int(200 * start.OBJECTS), 4)
+    assert size == (tmp_path / "set/annotations/instances_train2017.json").stat().st_size
 
 
 # step
