@@ -47,9 +47,9 @@ class EvaluateConfig(PredictorConfig):
     output_dir: str | None = setting(
         None, "a folder for metrics and their report; null: none", writes="folder"
     )
-    max_detections: int = setting(
-        100,
-        "of a class on an image, in the tables and AP@N; COCO's own numbers keep 100",
+    max_detections: int | None = setting(
+        None,
+        "of a class on an image, in the tables and in AP@N beside COCO's numbers; null: COCO's 100",
         at_least=1,
     )
     batch_size: int = setting(8, at_least=1)

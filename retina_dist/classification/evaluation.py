@@ -36,6 +36,7 @@ OF_DETECTORS = {
     "images": None,
     "box_format": None,
     "tile": None,
+    "max_detections": None,
 }
 
 

@@ -351,7 +351,7 @@ def best_of_each_class(rows: np.ndarray, max_detections: int = MAX_DETECTIONS) -
 
 
 def limit_note(result: CocoResult) -> str:
-    """A sentence on the detections and objects that no table counts; "" if there are none."""
+    """What the limit of detections leaves out of the tables, in a sentence; "" for nothing."""
     limit = result.max_detections
     left_out = len(result.rows) - len(best_of_each_class(result.rows, limit))
     known = set(result.image_ids)
@@ -362,12 +362,12 @@ def limit_note(result: CocoResult) -> str:
     beyond = sum(max(0, count - limit) for count in objects.values())
     if not left_out and not beyond:
         return ""
-    note = f"{pluralize(left_out, 'detection')} and {pluralize(beyond, 'object')} are beyond"
-    note += f" the {limit} best detections of a class on an image that the tables count"
-    remedy = f"max_detections={max(objects.values(), default=0)}"
+    note = f"The tables count the {limit} best detections of a class on an image (COCO: 100)"
+    note += f": {pluralize(left_out, 'detection')} left out"
     if not beyond:
-        return f"{note} (COCO: 100)."
-    return f"{note} (COCO: 100), so they cannot be found; evaluate {remedy} counts them too."
+        return f"{note}."
+    remedy = f"evaluate max_detections={max(objects.values())} counts them"
+    return f"{note}, {pluralize(beyond, 'object')} that cannot be found; {remedy}."
 
 
 def _outside(area: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
             )
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
             result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
-            if is_main and config.max_detections != MAX_DETECTIONS:
+            if is_main and config.max_detections:
                 result = evaluate_rows(
                     result.coco,
                     result.rows,
@@ -129,7 +129,8 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     coco = annotations.coco
     rows = read_results(Path(str(config.results)), coco)
-    return evaluate_rows(coco, rows, max_detections=config.max_detections), annotations
+    limit = config.max_detections or MAX_DETECTIONS
+    return evaluate_rows(coco, rows, max_detections=limit), annotations
 
 
 def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detector:

@@ -108,9 +108,11 @@ def test_the_limit_is_said_where_it_bites() -> None:
     coco = truth_of(*((1, place, 1) for place in places))
     result = evaluate_rows(coco, rows_of(*((1, place, 0.9, 1) for place in places)))
     assert confusion_matrix(result, 0.5)[0].tolist() == [100, 0, 50]
-    note = "50 detections and 50 objects are beyond the 100 best detections of a class on an image"
-    assert limit_note(result).startswith(note)
-    assert limit_note(result).endswith("evaluate max_detections=150 counts them too.")
+    assert limit_note(result) == (
+        "The tables count the 100 best detections of a class on an image (COCO: 100): "
+        "50 detections left out, 50 objects that cannot be found; "
+        "evaluate max_detections=150 counts them."
+    )
 
     more = evaluate_rows(coco, result.rows, max_detections=150)
     assert more.stats == result.stats  # the official numbers

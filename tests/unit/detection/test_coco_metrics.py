@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.base.errors import DataError
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.coco_metrics import (
     EVALUATORS,
@@ -270,6 +271,36 @@ def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
         "annotations": str(tmp_path / "corners.json"),
     }
     assert evaluate(EvaluateConfig(**files, box_format="xyxy"))[0].stats["AP"] == pytest.approx(1)
+
+
+def test_more_detections_are_counted_beside_the_official_numbers(tmp_path: Path) -> None:
+    """101 objects of a class, all found: COCO counts 100 of them."""
+    places = [(13.0 * (i % 12), 13.0 * (i // 12), 12.0, 12.0) for i in range(101)]
+    (tmp_path / "truth.json").write_text(
+        json.dumps(truth_of([1], *(box(1, CAT, p) for p in places)))
+    )
+    write_results(rows_of(*((1, p, 0.9, CAT) for p in places)), tmp_path / "results.json")
+    files = {
+        "results": str(tmp_path / "results.json"),
+        "annotations": str(tmp_path / "truth.json"),
+    }
+    official, table = evaluate(EvaluateConfig(**files))
+    assert "1 object that cannot be found; evaluate max_detections=101 counts" in table
+    assert "AP@" not in table
+    more, table = evaluate(EvaluateConfig(**files, max_detections=101))
+    assert more.stats == official.stats
+    assert more.per_class == official.per_class
+    assert more.to_dict()["AP@101"] == pytest.approx(1)
+    assert re.search(r"^AP@101 .* 1.0000$", table, re.MULTILINE)
+    assert "cannot be found" not in table
+
+
+def test_a_classifier_counts_no_detections() -> None:
+    from retina_dist.classification.evaluation import predictor_of
+
+    config = EvaluateConfig(checkpoint="best.pt", max_detections=500)
+    with pytest.raises(ConfigError, match="max_detections=500 is for detection; leave it out"):
+        predictor_of(config, "cpu")
 
 
 class Sees(torch.nn.Module):
