@@ -115,7 +115,8 @@ class Progress(Callback):
     def on_validation(self, metrics: Mapping[str, float], step: int) -> None:
         self.write(f"{self._where(step)}  {format_results(metrics, self.headline)}")
         self._window = (step, self.clock())
-        self._is_estimated = True  # it is too late: the time since the first step has this in it
+        # after a first step it is too late: the time since then has this in it
+        self._is_estimated = self._first is not None
 
     def beat(self, text: str, seconds: float, silent: bool) -> None:
         """For `heartbeat`: move the bar, or print a line after a first step and when `silent`.

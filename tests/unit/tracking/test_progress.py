@@ -82,6 +82,16 @@ def test_no_validation_counts_as_steps(file, clock):
     assert "an epoch" not in file.getvalue()
 
 
+def test_a_resume_that_validates_first_is_estimated(file, clock):
+    progress = Progress(100, 10, steps_per_epoch=10, file=file, clock=clock)
+    clock.now += 60
+    progress.on_validation({"coco/AP": 0.5}, 10)
+    for step in (11, 12, 13):
+        clock.now += 1
+        progress.on_step(step, {})
+    assert "about 0:10 an epoch by the first 2 steps, 1:28 to step 100" in file.getvalue()
+
+
 def test_nothing_is_estimated_at_the_end(file, clock):
     progress = Progress(2, steps_per_epoch=2, file=file, clock=clock)
     for step in (1, 2):
