@@ -140,7 +140,7 @@ class HorovodStrategy(DistributedStrategy):
         earlier = _running_with  # set by an earlier job of this process, not by the launcher
         ours = self.variables
         if self.hvd.is_initialized():
-            if any(ours[name] != value for name, value in earlier.items()):
+            if any(ours.get(name) != value for name, value in earlier.items()):
                 raise ConfigError(
                     "strategy.fusion_mb, timeout_s and device cannot change in a process where "
                     "Horovod starts only once (over MPI or with a cycle time); "

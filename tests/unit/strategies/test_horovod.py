@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.strategies import horovod
 from retina_dist.strategies.horovod import HorovodStrategy
 from retina_dist.strategies.launch_environment import Launch
-from retina_dist.strategies.settings import StrategyConfig
+from retina_dist.strategies.settings import HorovodSettings, StrategyConfig
 
 
 class Horovod(SimpleNamespace):
@@ -64,6 +65,20 @@ def test_a_sum_is_polled_for_under_the_name_that_horovods_cache_knows(
     strategy.all_reduce(torch.ones(3).double(), "sum")
     assert hvd.names[0] == hvd.names[1]
     assert len(set(hvd.names)) == 4
+
+
+def test_a_job_on_another_device_is_refused_where_horovod_cannot_start_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A CPU has a setting that a GPU lacks."""
+    running = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setattr(horovod, "_import_horovod", lambda: running)
+    strategy = HorovodStrategy(HorovodSettings(device="cpu"), Launch("mpirun", 0, 2, 0, 2))
+    monkeypatch.setattr(horovod, "_running_with", strategy.variables)
+    strategy._start()  # the same settings
+    strategy.device = torch.device("cuda")
+    with pytest.raises(ConfigError, match="timeout_s and device cannot change in a process"):
+        strategy.__enter__()
 
 
 # elastic jobs
