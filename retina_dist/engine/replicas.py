@@ -50,11 +50,9 @@ def average_statistics(
     own = torch.cat(list(map(torch.flatten, statistics)))
     sums = strategy.all_reduce(torch.cat((own * weight, own.new_full((1,), weight))), "mean")
     means = torch.where(sums[-1] > 0, sums[:-1] / sums[-1], own)
-    start = 0
-    for statistic in statistics:
-        end = start + statistic.numel()
-        statistic.copy_(means[start:end].view_as(statistic))
-        start = end
+    sizes = list(map(torch.numel, statistics))
+    for statistic, mean in zip(statistics, means.split(sizes), strict=True):
+        statistic.copy_(mean.view_as(statistic))
 
 
 def live_norms(model: nn.Module) -> list[_BatchNorm]:

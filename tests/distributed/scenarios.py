@@ -26,7 +26,12 @@ from retina_dist.optim.optimizer import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.testing.strategy_contract import ROWS, strategy_contract
+from retina_dist.testing.strategy_contract import (
+    ROWS,
+    TRAININGS,
+    check_training,
+    strategy_contract,
+)
 
 
 def contract() -> dict[str, Any]:
@@ -36,6 +41,7 @@ def contract() -> dict[str, Any]:
     for compression in ("bf16", "fp16"):
         with make_strategy(device="cpu", timeout_s=60, compression=compression) as strategy:
             found[compression] = wire(strategy)
+            check_training(strategy, compression, 2e-2, TRAININGS["a skipped step"])
             found["who"] = [
                 strategy.rank,
                 strategy.local_rank,
