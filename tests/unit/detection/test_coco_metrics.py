@@ -340,19 +340,22 @@ def annotations_of(truth: dict[str, Any]) -> Annotations:
     )
 
 
-def evaluate_on_two_ranks(
+LOSSES_BY_RANK = (1.0, 4.0, 9.0)
+
+
+def evaluate_on_ranks(
     truth: dict[str, Any], shares: list[list[Batch]]
-) -> tuple[list[dict[str, float]], CocoEvaluator]:
-    """Every rank's metrics, and rank 0's evaluator. The losses of rank 0 are 1, those of rank 1 are
-    4.
-    """
+) -> tuple[dict[str, float], CocoEvaluator]:
+    """The metrics, which are equal on every rank, and rank 0's evaluator."""
 
     def run(strategy: ThreadRank) -> tuple[dict[str, float], CocoEvaluator]:
         evaluator = CocoEvaluator(annotations_of(truth), lambda: shares[strategy.rank], strategy)
-        return evaluator(Sees(loss=[1.0, 4.0][strategy.rank])), evaluator
+        return evaluator(Sees(loss=LOSSES_BY_RANK[strategy.rank])), evaluator
 
-    (first, evaluator), (second, _) = on_ranks(2, run)
-    return [first, second], evaluator
+    (first, evaluator), *others = on_ranks(len(shares), run)
+    for metrics, _ in others:
+        assert repr(metrics) == repr(first)  # NaN where undefined
+    return first, evaluator
 
 
 TRUTH = truth_of([1, 2, *NEIGHBOURS], *(box(i, CAT, RIGHT) for i in (1, 2, *NEIGHBOURS)))
@@ -363,17 +366,18 @@ TRUTH = truth_of([1, 2, *NEIGHBOURS], *(box(i, CAT, RIGHT) for i in (1, 2, *NEIG
     [
         [[batch_of(1, NEIGHBOURS[1]), batch_of(2)], [batch_of(NEIGHBOURS[0])]],
         [[], [batch_of(1, 2), batch_of(*NEIGHBOURS)]],
+        [[batch_of(NEIGHBOURS[1])], [], [batch_of(2, 1), batch_of(NEIGHBOURS[0])]],
     ],
-    ids=["uneven", "none on rank 0"],
+    ids=["uneven", "none on rank 0", "none on rank 1 of three"],
 )
 def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
-    (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)
-    assert first == second
+    first, evaluator = evaluate_on_ranks(TRUTH, shares)
     assert first["coco/AP"] == pytest.approx(1.0)
     assert evaluator.last_result is not None
     assert evaluator.last_result.rows[:, 0].tolist() == [1, 2, *NEIGHBOURS]
     images = [sum(map(len, share)) for share in shares]
-    mean = (1.0 * images[0] + 4.0 * images[1]) / 4  # every image weighs the same, wherever it was
+    # every image weighs the same, wherever it was
+    mean = np.dot(images, LOSSES_BY_RANK[: len(images)]) / 4
     assert first["val/loss_classification"] == pytest.approx(mean)
     assert first["val/loss"] == pytest.approx(3 * mean)  # all losses, whatever their names
     assert first["val/loss_mask"] == pytest.approx(mean)
@@ -385,15 +389,16 @@ def test_ranks_together_see_what_one_would(shares: list[list[Batch]]) -> None:
         [[batch_of(1, 2)], [batch_of(*NEIGHBOURS, 1)]],
         [[batch_of(1, 2), batch_of(*NEIGHBOURS), batch_of(2)], []],
         [[batch_of(1, 1, 2)], [batch_of(*NEIGHBOURS)]],
+        [[], [batch_of(1, 2)], [batch_of(2, *NEIGHBOURS), batch_of(1)]],
     ],
-    ids=["on two ranks", "in two batches", "in one batch"],
+    ids=["on two ranks", "in two batches", "in one batch", "on two ranks of three"],
 )
 def test_a_repeated_image_counts_once(shares: list[list[Batch]]) -> None:
     """Its second copy would be a false positive: the right box is taken."""
-    (first, second), evaluator = evaluate_on_two_ranks(TRUTH, shares)
+    first, evaluator = evaluate_on_ranks(TRUTH, shares)
     assert evaluator.last_result is not None
     assert evaluator.last_result.rows.shape == (4, 7)
-    assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
+    assert first["coco/AP"] == pytest.approx(1.0)
 
 
 def evaluator_of(batches: Any, best: BestMetric | None = None) -> CocoEvaluator:
@@ -427,9 +432,12 @@ def test_the_model_is_put_back_in_its_mode() -> None:
     ] == undefined
 
 
-def test_images_that_no_rank_read_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    (first, second), _ = evaluate_on_two_ranks(TRUTH, [[batch_of(1, 2)], []])
-    assert first["coco/AP"] == second["coco/AP"] == pytest.approx(1.0)
+@pytest.mark.parametrize("shares", [[[batch_of(1, 2)], []], [[], [batch_of(2)], [batch_of(1)]]])
+def test_images_that_no_rank_read_are_left_out(
+    shares: list[list[Batch]], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = evaluate_on_ranks(TRUTH, shares)
+    assert first["coco/AP"] == pytest.approx(1.0)
     assert "2 of 4 validation images are left out of the metrics" in caplog.text
     with pytest.raises(DataError, match="no validation image could be read"):
         evaluator_of(lambda: [])(Sees())
