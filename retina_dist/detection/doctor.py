@@ -80,7 +80,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     images = {split: len(part.records) for split, part in splits.items()}
     facts = _format_objects(objects, images, config.output)
     if train.format:
-        facts.insert(0, f"{train.format} in {data.root}")
+        facts.insert(0, f"{train.format} in {data.root or data.train_annotations}")
     details: dict[str, Any] = {"images": images, "objects": objects}
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
         coverage = coverage_of(splits["train"], data, config.model)
@@ -257,7 +257,8 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         level: Level = "info" if fault == CLIPPED else "warning"
         remedy = remedies.get(fault, not_learnt)
         findings += _finding(level, split, f"boxes {fault}", examples, remedy)
-    findings += _beyond_the_metric(data, split)
+    if split != "train":
+        findings += _beyond_the_metric(data, split)
     if data.num_crowd:
         remedy = "not trained on; in the metric a detection there is neither right nor wrong"
         findings.append(Finding("info", split, "crowd regions", remedy, data.num_crowd))

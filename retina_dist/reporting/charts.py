@@ -100,7 +100,7 @@ def results(runs: Runs) -> Iterator[Chart]:
         return
     layout = {"barmode": "group", "showlegend": len(runs) > 1}
     first, analysis = known[0]
-    named = [name for name, metric in first.metrics.items() if metric.low is not None]
+    named = [name for name, metric in first.metrics.items() if metric.value is not None]
     yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run, _ in known], layout)
 
     values = {name: m.value for name, m in analysis.classes.items() if m.value is not None}

@@ -245,6 +245,19 @@ def test_missing_test_images_have_a_remedy_that_is_a_setting(tmp_path: Path) -> 
     assert "data.test_images" not in found["test"]
 
 
+def test_crowded_images_are_named_where_a_metric_is_computed(tmp_path: Path) -> None:
+    images = [{"id": 1, "file_name": "a.png", "width": 128, "height": 128}]
+    boxes = [(1, 1, [i, 20, 20, 20], 0) for i in range(101)]
+    for split in ("train", "val"):
+        write_coco(tmp_path / f"{split}.json", images, [*boxes, (1, 2, [1, 1, 9, 9], 0)], NAMES)
+    files = [f"data.{split}_annotations={tmp_path}/{split}.json" for split in ("train", "val")]
+    report = examine(load_config("doctor", ["data=auto", *files]))
+    assert report.facts[0] == f"COCO json in {tmp_path}/train.json"
+    (found,) = [each for each in report.findings if "more than 100 boxes" in each.what]
+    assert (found.where, found.examples) == ("val", ("a.png (101)",))
+    assert found.remedy.endswith("evaluate max_detections=101 counts them too")
+
+
 def test_less_thorough_looks_at_the_images(tmp_path: Path) -> None:
     defective(tmp_path)
     header = {f.what for f in examine(settings(tmp_path, "images=header")).findings}

@@ -179,6 +179,20 @@ def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
     assert whiskers["arrayminus"] == pytest.approx([0, 0.2])
 
 
+def test_a_metric_without_an_interval_has_a_bar(tmp_path: Path) -> None:
+    """Of few images there is a value, and a reason instead of its interval."""
+    folder = write_run(tmp_path / "run")
+    path = folder / "analysis.json"
+    analysis = json.loads(path.read_text())
+    reason = "too few images with objects (1 of 10)"
+    few = {"value": 0.5, "low": None, "high": None, "reason": reason}
+    analysis["metrics"] = {"AP": few, "APs": few | {"value": None}}
+    path.write_text(json.dumps(analysis))
+    bars = next(results([RunFiles(folder)])).data[0]
+    assert (bars["x"], bars["y"]) == (["AP"], [0.5])
+    assert bars["error_y"]["array"] == [None]
+
+
 def test_a_page_of_odd_names_and_without_a_matrix(tmp_path: Path) -> None:
     """A file's name may hold bytes that are not text, and a matrix of very many classes is not
     written.
