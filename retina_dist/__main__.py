@@ -76,7 +76,7 @@ def main() -> None:
 def _with_keys(arguments: list[str]) -> list[str]:
     """Compare's arguments, its two run folders as run=FOLDER and other=FOLDER."""
     folders = list(dict.fromkeys(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments)))
-    if not folders:
+    if arguments and not folders:
         return arguments
     if len(folders) != 2:
         _refuse("error: compare takes two run folders.")

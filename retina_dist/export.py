@@ -27,7 +27,9 @@ class ExportConfig(OfCheckpoint):
         MISSING, "FILE.onnx, FILE.pt2 (torch.export), or FILE.pt (a state_dict)", writes="file"
     )
     size: list[int] | None = setting(
-        None, "height and width in px of the only input taken; null: any"
+        None,
+        "height and width in px of the only input taken; null: any",
+        remedy="write size=[640,640]",
     )
     images: str | None = setting(
         None, "a file, folder or glob of images to compare on; null: drawn shapes"

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import MISSING, is_of, wrong_type
+from retina_dist.base.settings import MISSING, is_of, limits_of, wrong_type
 from retina_dist.base.unknown_keys import unknown_argument
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def check_types(config: Any, schema: type, prefix: str = "") -> None:
         if isinstance(value, str) and value == MISSING:
             raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
         if not is_of(value, hint):
-            raise ConfigError(wrong_type(key, value, hint))
+            raise ConfigError(wrong_type(key, value, hint, limits_of(schema, field.name).remedy))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
 

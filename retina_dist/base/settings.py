@@ -35,6 +35,7 @@ class Limits:
         null_is_off: whether an error says that null turns the setting off.
         words: what may stand for a number, such as "auto".
         writes: what is written there: "folder", "file" or "folder or URL".
+        remedy: what an error about its type says to do.
     """
 
     text: str = ""
@@ -46,6 +47,7 @@ class Limits:
     null_is_off: bool = False
     words: tuple[str, ...] = ()
     writes: str = ""
+    remedy: str = ""
 
     @property
     def options(self) -> tuple[object, ...]:
@@ -193,9 +195,10 @@ def make(
             values[name] = make(section, value, f"{key}.")
             continue
 
-        value = _coerced(value, hints[name], limits_of(schema, name))
+        limits = limits_of(schema, name)
+        value = _coerced(value, hints[name], limits)
         if not is_of(value, hints[name]) and value != MISSING:
-            raise ConfigError(wrong_type(key, value, hints[name]))
+            raise ConfigError(wrong_type(key, value, hints[name], limits.remedy))
         values[name] = value
     return schema(**values)
 
@@ -248,7 +251,6 @@ _REMEDIES = {
 }
 _MEANT = {
     ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
-    ("resume", "true"): "give resume=auto, a run folder or a checkpoint",
 }
 
 
@@ -277,12 +279,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def wrong_type(key: str, value: object, hint: object) -> str:
+def wrong_type(key: str, value: object, hint: object, remedy: str = "") -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     given = type(value).__name__ if is_dataclass(value) else as_text(value)[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
-    if (key, given) in _MEANT:
-        return f"{sentence}; {_MEANT[key, given]}."
+    remedy = _MEANT.get((key, given), remedy)
+    if remedy:
+        return f"{sentence}; {remedy}."
 
     depth = str(hint).count("list[") - (len(given) - len(given.lstrip("[")))
     if depth > 0 and value is not None:

@@ -63,6 +63,7 @@ source image: input
 seed_everything: seed
 patience early_stopping: trainer.patience
 classes nc num_classes: model.num_classes | the data decides; leave it out
+names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
 fliplr flip: data.hflip
@@ -211,7 +212,7 @@ def _key_of_value(
 
 
 def in_settings_of(command: type, remedy: str) -> str:
-    """The remedy of a training in the settings of a command on its checkpoint.
+    """The remedy of a training in the settings of a command that has no training's.
 
     What the command calls otherwise is renamed, and what it lacks left out.
 
@@ -220,12 +221,12 @@ def in_settings_of(command: type, remedy: str) -> str:
     'give images=DIR.'
     """
     known = settings_by_key(command)
-    for prefix, key in re.findall(r"\b((?:data|strategy)\.(?:val_)?)(\w+)=", remedy):
+    for prefix, key in re.findall(r"\b((?:data|strategy)\.(?:train_|val_)?)(\w+)=", remedy):
         if key in known:
             remedy = remedy.replace(f"{prefix}{key}=", f"{key}=")
     return re.sub(
         r"; give (?:experiment|task)=.*(?=\.$)|"
-        r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=[^\s;,]+?(?=[;,.]?(?:\s|$))",
+        r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=(?:\[\S*\]|[^\s;,]+?)(?=[;,.]?(?:\s|$))",
         "",
         remedy,
     )

@@ -53,7 +53,9 @@ class ClassificationData(ImageDataSettings):
         None, "shorter side before that crop; null: 8/7 of it", at_least=8, at_most=10**4
     )
     crop_scale: list[float] = setting(
-        [0.08, 1.0], "area of a random crop, as a share of the image's"
+        [0.08, 1.0],
+        "area of a random crop, as a share of the image's",
+        remedy="write data.crop_scale=[0.08,1]",
     )
     augment: str | None = setting(None, choices=(None, "randaugment", "trivialaugment"))
     erasing: float = setting(0.0, "probability of random erasing", fraction=True)

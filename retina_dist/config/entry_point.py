@@ -117,7 +117,7 @@ class Command:
                 try:
                     return self.function(config)
                 except UserError as error:
-                    if "device" in type(config).__dataclass_fields__:  # of a checkpoint, not a run
+                    if "data" not in type(config).__dataclass_fields__:  # not a run's settings
                         error.args = (in_settings_of(type(config), str(error)),)
                     raise
 

@@ -59,6 +59,8 @@ def unreadable(text: str) -> str:
     closed = re.findall(r"[\]})]", value)
     if len(opened) != len(closed):
         return f"{sentence}; close its brackets, or write {quoted} as text."
+    if value.endswith(","):
+        return f"{sentence}; leave out the comma at its end."
     items = re.fullmatch(r"\((?=.*\))(.*?),?\)|\[(.*),\]", value)
     if items:
         return f'{sentence}; write "{key}=[{items[1] or items[2]}]".'

@@ -131,7 +131,9 @@ class RunConfig:
         None, "null: hydra.run.dir, else runs/NAME, runs/NAME-2, ...", writes="folder"
     )
     resume: str | None = setting(
-        None, "auto (output_dir's run or the newest runs/NAME), a run folder or a checkpoint"
+        None,
+        "auto (output_dir's run or the newest runs/NAME), a run folder or a checkpoint",
+        remedy="give resume=auto, a run folder or a checkpoint",
     )
     dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
     gpu: str | None = setting(

@@ -38,7 +38,11 @@ class ShapesConfig:
 class SyntheticConfig:
     """Random images and boxes; see `retina_dist.detection.data.synthetic`."""
 
-    canvas: list[int] = setting([128, 128], "height and width in px, multiples of 32")
+    canvas: list[int] = setting(
+        [128, 128],
+        "height and width in px, multiples of 32",
+        remedy="write data.synthetic.canvas=[800,1088]",
+    )
     num_boxes: int = setting(7, "in each image", at_least=0, at_most=10**4)
     num_classes: int = setting(91, at_least=1, at_most=20_000)
     num_images: int = setting(800, "in an epoch", at_least=1, at_most=10**7)
@@ -72,7 +76,9 @@ class DetectionData(ImageDataSettings):
     train_images: str | None = None
     val_annotations: str | None = None
     val_images: str | None = None
-    classes: str | None = setting(None, "csv without a header: name,index")
+    classes: str | None = setting(
+        None, "csv without a header: name,index", remedy="write data.classes=FILE.csv"
+    )
     columns: list[str] | None = setting(
         None, "csv: names of its columns, as [file:photo,class:kind,x1:lo]"
     )
@@ -105,7 +111,9 @@ class DetectionData(ImageDataSettings):
     )
     photometric: float = setting(0.0, "probability", fraction=True)
     scale_jitter: list[float] | None = setting(
-        None, "factors [low, high] on the resize, e.g. [0.8, 1.25]"
+        None,
+        "factors [low, high] on the resize, e.g. [0.8, 1.25]",
+        remedy="write data.scale_jitter=[0.8,1.25]",
     )
 
     def reader(self) -> Any:

@@ -191,7 +191,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ),
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number; write one in digits."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
-        ("data.scale_jitter=0.5", "is not a list of numbers; write data.scale_jitter=[0.5]."),
+        ("data.scale_jitter=0.5", "is not a list of numbers; write data.scale_jitter=[0.8,1.25]."),
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
         (

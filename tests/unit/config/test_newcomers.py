@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from retina_dist import predict
+from retina_dist import convert, predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
@@ -17,6 +17,7 @@ from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, load_config
+from retina_dist.convert import ConvertConfig
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.recognition import recognise
@@ -54,6 +55,10 @@ REMEDIES = {
     "data.min_sizes=[64,]": 'write "data.min_sizes=[64]".',
     "model.aspect_ratios=[1:2,1:1]": "write each item in digits",
     "data.min_sizes=(640,800)": 'write "data.min_sizes=[640,800]".',
+    "data.scale_jitter=0.5": "write data.scale_jitter=[0.8,1.25].",
+    "data.classes=[a,b]": "write data.classes=FILE.csv.",
+    "data.names=[a,b]": "the data names its classes; leave it out.",
+    "data.root=mine,": "leave out the comma at its end.",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }
@@ -71,6 +76,7 @@ OF_OTHER_COMMANDS = {
     ("export", "runs/a", "a.onnx"): "write checkpoint=runs/a output=a.onnx",
     ("export", "a.pt", "a.onnx"): "write checkpoint=a.pt output=a.onnx",
     ("export", "checkpoint=a.pt", "output=a.onnx", "opset=11"): "leave it out",
+    ("export", "checkpoint=a.pt", "output=a.pt2", "size=640"): "write size=[640,640].",
     ("predict", "checkpoint=a.pt", "input=a", "image_size=640"): "the size of the training is used",
 }
 
@@ -195,7 +201,21 @@ def test_a_command_on_a_detector_refuses_class_folders_without_a_recipe(tmp_path
     (folder / "a.jpg").touch()
     with pytest.raises(DataError) as caught:
         recognise(Tree(tmp_path))
-    assert in_settings_of(EvaluateConfig, str(caught.value)).endswith("for a classifier.")
+    for command in (EvaluateConfig, ConvertConfig):
+        assert in_settings_of(command, str(caught.value)).endswith("for a classifier.")
+
+
+def test_convert_names_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n")
+    arguments = ["convert", f"root={tmp_path}", f"output={tmp_path}/a.json"]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit):
+        convert.main()
+    answer = capsys.readouterr().err
+    assert "name a file with annotations=FILE, its images with images=FOLDER;" in answer
+    assert "data." not in answer.replace("docs/data.md", "")
 
 
 def test_a_folder_with_a_space_is_quoted(tmp_path: Path) -> None:

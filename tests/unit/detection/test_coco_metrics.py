@@ -303,6 +303,16 @@ def test_a_classifier_counts_no_detections() -> None:
         predictor_of(config, "cpu")
 
 
+def test_results_without_a_detection_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth, results = tmp_path / "truth.json", tmp_path / "results.json"
+    truth.write_text(json.dumps(truth_of([1], box(1, CAT, RIGHT))))
+    results.write_text("[]")
+    evaluate(EvaluateConfig(results=str(results), annotations=str(truth)))
+    assert f"results={results} has no detection" in caplog.text
+
+
 class Sees(torch.nn.Module):
     """Finds RIGHT, a cat, in every image; `loss` is each of the three losses of every batch."""
 

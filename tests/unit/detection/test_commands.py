@@ -111,6 +111,14 @@ def test_annotations_are_a_file(
         commands.evaluate(config)
 
 
+def test_a_folder_of_results_names_them(tmp_path: Path) -> None:
+    for name in ("analysis", "results"):
+        (tmp_path / f"{name}.json").touch()
+    config = load_config("evaluate", [f"results={tmp_path}", "annotations=truth.json"])
+    with pytest.raises(ConfigError, match=r"such as results=.*/results\.json"):
+        commands.evaluate(config)
+
+
 def test_images_in_an_archive_are_to_be_unpacked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.zip is not an image; unpack it"):
         find_images(str(packed(tmp_path)))
