@@ -63,8 +63,10 @@ class DetectionModel(nn.Module, ABC):
 
     @classmethod
     def check(cls, settings: Any, pretrained: bool) -> None:
-        """Raise UserError for settings of no model, before the data is read; with `pretrained` for
-        weights that are not there, too.
+        """Check the settings before the data is read.
+
+        Raises UserError for settings that make no model and, if `pretrained`, for weights that
+        cannot be found.
         """
 
     def load_pretrained(self, categories: Sequence[str] | None) -> None:

@@ -155,8 +155,10 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
 
     @classmethod
     def check(cls, settings: ModelConfig, pretrained: bool) -> None:
-        """Raise ConfigError for a backbone that is not known; with `pretrained` also an error for
-        weights that are not there.
+        """Check the settings before the data is read.
+
+        Raises ConfigError for an unknown backbone; if `pretrained`, also for weights of another
+        network, and CheckpointError for a file that does not exist.
         """
         children_of(settings.backbone)
         if pretrained:
