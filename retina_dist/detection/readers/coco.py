@@ -6,7 +6,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
@@ -81,7 +81,7 @@ class CocoReader(FileReader):
         assert place.images is not None, "there are images to look for"
         near = file if place.images is place.tree else ""
         split = None if place.named else split_of(file, by_word=True)
-        base = place.images.folder_of(_names(coco), near, split)
+        base = place.images.folder_of(self._names_of(place, file, coco), near, split)
         found_of: dict[int, str] = {}
         is_moved = False
         for image in coco.images:
@@ -100,6 +100,18 @@ class CocoReader(FileReader):
         left_out = list(self._left_out(place, set(found_of.values())))
         return content._replace(images=folder, sources=sources, left_out=left_out)
 
+    @cached_property
+    def _known_names(self) -> dict[tuple[Tree, str], list[str]]:
+        return {}
+
+    def _names_of(self, place: Place, file: str, coco: CocoContent | None = None) -> list[str]:
+        """The names of the images of a json, which is decoded for them at most once."""
+        key = (place.tree, file)
+        if key not in self._known_names:
+            content = coco or read_coco(place.tree.root / file)[0]
+            self._known_names[key] = [image.file_name for image in content.images]
+        return self._known_names[key]
+
     def _left_out(self, place: Place, used: set[str]) -> Iterator[LeftOut]:
         """The images of this split that no json names."""
         assert place.images is not None, "there are images to look for"
@@ -111,8 +123,7 @@ class CocoReader(FileReader):
         for split in SPLITS.keys() - splits:
             for file in self._files_of(place._replace(split=split)):
                 splits.append(split)
-                names = _names(read_coco(place.tree.root / file)[0])
-                named.update(map(posixpath.basename, names))
+                named.update(map(posixpath.basename, self._names_of(place, file)))
         rest = [file for file in others if posixpath.basename(file) not in named]
         unlabelled = by_split(rest, splits)[place.split]
         if unlabelled:
@@ -128,10 +139,6 @@ def _is_likely(tree: Tree, file: str) -> bool:
 def _source_of(folder: PathOrUrl, file: str) -> ImageSource:
     path = folder / file
     return path if isinstance(path, Path) else RemoteFile(str(folder), file)
-
-
-def _names(coco: CocoContent) -> list[str]:
-    return [image.file_name for image in coco.images]
 
 
 def _box_format(coco: CocoContent, path: PathOrUrl) -> str | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from retina_dist.base.errors import DataError
 from retina_dist.detection.doctor import examine
+from retina_dist.detection.readers import coco as coco_reader
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split, unread_test
 from retina_dist.doctor import DoctorConfig
@@ -102,6 +104,29 @@ def test_a_class_without_a_box_and_images_without_annotations_are_said(tmp_path:
     found = {(one.where, one.what): one.count for one in examine(config).findings}
     assert found["train", "images without annotations"] == 3
     assert found["train", "categories without a box"] == 1
+
+
+def test_names_of_the_other_splits_are_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none for a split that was read before."""
+    EXPORTS["CVAT COCO 1.0, subsets"](tmp_path)
+    decoded: list[str] = []
+    read = coco_reader.read_coco
+    monkeypatch.setattr(
+        coco_reader, "read_coco", lambda path: decoded.append(path.stem) or read(path)
+    )
+    data = DetectionData(name="mine", root=str(tmp_path))
+    reader = data.reader()
+    for split in ("train", "val", "test"):
+        part = read_split(data, split, reader=reader)
+        assert part is not None
+        assert not part.left_out
+    assert Counter(decoded) == {
+        "instances_Train": 1,
+        "instances_Validation": 2,
+        "instances_Test": 2,
+    }
 
 
 def test_names_of_a_data_yaml_are_texts(tmp_path: Path) -> None:
