@@ -55,11 +55,14 @@ class Config:
         return str(self.content.get("path") or "")
 
 
-def config_of(tree: Tree) -> Config | None:
-    """The data.yaml of a tree, under whatever name, or Darknet's obj.data. Raises DataError."""
+def configs_in(tree: Tree) -> Iterator[Config]:
+    """The likeliest data.yaml of a tree, under whatever name, or Darknet's obj.data, and those that
+    are as likely. Raises DataError.
+    """
+    rank = None
     for file in sorted(tree.ending(".yaml", ".yml", ".data"), key=_likeliest):
-        if file.count("/") > CONFIG_DEPTH:
-            continue
+        if file.count("/") > CONFIG_DEPTH or rank not in (None, _likeliest(file)[:2]):
+            break
         path = tree.root / file
         try:
             with reading(path, "YAML", "correct the file"):
@@ -74,8 +77,20 @@ def config_of(tree: Tree) -> Config | None:
             continue
         is_config = isinstance(content, dict) and "names" in content
         if is_config and any(map(content.get, ("train", "val", "test"))):
-            return Config(file, content)
-    return None
+            rank = _likeliest(file)[:2]
+            yield Config(file, content)
+
+
+def config_of(tree: Tree) -> Config | None:
+    """The one that is read. Raises DataError for two data sets that are as likely."""
+    found: dict[object, Config] = {}
+    for config in configs_in(tree):
+        found.setdefault((posixpath.dirname(config.file), repr(config.content)), config)
+    if len(found) > 1:
+        files = " and ".join([config.file for config in found.values()][:3])
+        remedy = "keep one, or give the folder of one with data.root=FOLDER"
+        raise DataError(f"{tree.root} has two data sets of YOLO: {files}; {remedy}.")
+    return next(iter(found.values()), None)
 
 
 def _likeliest(file: str) -> tuple[int, bool, str]:
@@ -99,7 +114,7 @@ class YoloReader(FolderReader):
     @classmethod
     def claims(cls, tree: Tree) -> bool:
         is_local = isinstance(tree.root, Path) and tree.is_whole
-        return is_local and (config_of(tree) is not None or super().claims(tree))
+        return is_local and (any(configs_in(tree)) or super().claims(tree))
 
     def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
         raise NotImplementedError  # `scan` goes from the images to their labels

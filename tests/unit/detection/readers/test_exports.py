@@ -19,7 +19,7 @@ from retina_dist.detection.readers import coco as coco_reader
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split, unread_test
 from retina_dist.doctor import DoctorConfig
-from tests.exports import BOXES, EXPORTS, SIZES, coco, photo, text
+from tests.exports import BOXES, EXPORTS, SIZES, coco, photo, text, yolo
 
 
 @pytest.mark.parametrize("tool", EXPORTS)
@@ -136,6 +136,27 @@ def test_names_of_a_data_yaml_are_texts(tmp_path: Path) -> None:
     part = read_split(DetectionData(name="mine", root=str(tmp_path)), "train")
     assert part is not None
     assert part.categories.names == ("no", "010", "12:30", "1.10", "null")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("cats/data.yaml", "dogs/data.yaml"), ("a.yaml", "b.yml")]
+)
+def test_two_data_sets_of_yolo_are_refused(first: str, second: str, tmp_path: Path) -> None:
+    """Else one would be read, and the images of the other be called images without annotations."""
+    for file in (first, second):
+        folder = Path(file).stem
+        photo((tmp_path / file).parent / f"{folder}/images/a.jpg", "a")
+        yolo((tmp_path / file).parent / f"{folder}/labels/a.txt", "a")
+        text(tmp_path / file, f"train: {folder}/images\nnames: [cat, dog]\n")
+    data = DetectionData(name="mine", root=str(tmp_path))
+    with pytest.raises(DataError, match=f"has two data sets of YOLO: {first} and {second}; keep"):
+        read_split(data, "train")
+    text(tmp_path / second, (tmp_path / first).read_text())
+    if "/" in first:  # each is a data set of its own
+        data.root = str((tmp_path / first).parent)
+    part = read_split(data, "train")
+    assert part is not None
+    assert len(part.records) == 1
 
 
 def test_lines_of_keypoints_without_their_shape_are_refused(tmp_path: Path) -> None:
