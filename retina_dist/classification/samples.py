@@ -24,12 +24,9 @@ from retina_dist.base.text import as_override, escape, pluralize, truncate
 from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.images import SUFFIXES, is_image, read_image
 from retina_dist.data.parsing import columns_of, csv_rows, json_lines
-from retina_dist.data.settings import SPLITS
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import RemoteFile, Source
-from retina_dist.data.tree import Head, Tree, split_of
-
-SPLIT_NAMES = (*SPLITS["train"], *SPLITS["val"], *SPLITS["test"])
+from retina_dist.data.tree import SPLIT_OF_WORD, Head, Tree, split_of, split_of_folder
 
 Row = tuple[str, Source, str]  # name, source, class
 
@@ -157,9 +154,9 @@ def _empty_classes(rows: Sequence[Row]) -> list[str]:
     folder = Path(source.removesuffix(name))
     used = set(map(itemgetter(2), rows))
     empty = []
-    for name in _folders_in(folder):
-        if name not in used and not _names_split(name):
-            empty.append(f"{folder.name}/{name}")
+    for path in sorted(folder.glob("[!.]*")):
+        if path.is_dir() and path.name not in used and split_of_folder(path.name) is None:
+            empty.append(f"{folder.name}/{path.name}")
     if not empty:
         return []
     return [f"no image in {truncate(empty)}; left out of the classes"]
@@ -233,7 +230,7 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
         f"give {key}=FOLDER with {split}/CLASS/IMAGE, or {split}.csv with rows file,label, "
         "or leave task=classification out to detect"
     )
-    if isinstance(root, Path) and root.resolve().name in SPLIT_NAMES:
+    if isinstance(root, Path) and root.resolve().name in SPLIT_OF_WORD:
         remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
     lacks = "does not exist"
     if isinstance(root, Url) or root.exists():
@@ -241,16 +238,12 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
     return f"{key}={root} {lacks}; {remedy}."
 
 
-def _folders_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
-
-
 def _from_folders(tree: Tree, split: str) -> list[Row] | None:
     """The images in SPLIT/CLASS and below, or of "train" in CLASS, perhaps all in one more folder.
 
     Raises DataError for images that are in no folder of a class.
     """
-    if isinstance(tree.root, Path) and tree.root.resolve().name in SPLIT_NAMES:
+    if isinstance(tree.root, Path) and tree.root.resolve().name in SPLIT_OF_WORD:
         return None
     images = list(filter(is_image, tree.files))
     start = _depth_of_classes(images)
@@ -258,9 +251,9 @@ def _from_folders(tree: Tree, split: str) -> list[Row] | None:
     alone = []
     for image in images:
         folders = image.split("/")[:-1]
-        named = next(filter(_names_split, folders), None)
-        first = start if named is None else folders.index(named) + 1
-        if (split_of(f"{named}/x") or "train") != split:
+        named = next(filter(split_of_folder, folders), "")
+        first = folders.index(named) + 1 if named else start
+        if (split_of_folder(named) or "train") != split:
             continue
         if first < len(folders):
             name = "/".join(image.split("/")[first:])
@@ -287,10 +280,6 @@ def _depth_of_classes(images: Sequence[str]) -> int:
         return 0
     above = posixpath.commonpath(folders)
     return len(above.split("/")) if above else 0
-
-
-def _names_split(folder: str) -> bool:
-    return split_of(f"{folder}/x") is not None
 
 
 def _source(tree: Tree, file: str) -> Source:

@@ -121,14 +121,6 @@ def read_in_turn(sources: Iterable[Source]) -> Iterator[bytes | ImageError]:
         batch = list(islice(sources, AT_ONCE))
 
 
-def objects_in(folder: Url) -> dict[str, RemoteFile]:
-    """Each file in a folder and its subfolders by relative name, from a single listing.
-
-    Raises UserError.
-    """
-    return {name: RemoteFile(str(folder), name) for name in folder.all_files()}
-
-
 def _read_local(source: Source) -> bytes | OSError:
     try:
         if not isinstance(source, ArchiveMember):

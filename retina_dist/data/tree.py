@@ -80,6 +80,11 @@ def split_of(path: str, by_word: bool = False) -> str | None:
     return None
 
 
+def split_of_folder(folder: str) -> str | None:
+    """The split that a folder or, of a path, the last of its folders names; None for none."""
+    return split_of(f"{folder}/")
+
+
 class Head(NamedTuple):
     """What the beginning of a file shows, parsed.
 
@@ -284,7 +289,7 @@ class Tree:
         sample = names[:SAMPLE]
         bases = list(self._bases(posixpath.dirname(near)))
         for folder in self._image_folders:
-            if split is None or split_of(f"{folder}/x") in (split, None):
+            if split is None or split_of_folder(folder) in (split, None):
                 bases.append(f"{folder}/")
 
         def found_in(base: str) -> int:
@@ -381,7 +386,7 @@ def _walk(root: PathOrUrl) -> Iterator[str]:
             path = f"{below}/{entry.name}".lstrip("/")
             if not _is_folder(entry):
                 yield path
-            elif entry.is_symlink() and split_of(f"{entry.name}/x") is None:
+            elif entry.is_symlink() and split_of_folder(entry.name) is None:
                 links.append(path)
             else:
                 folders.append(path)

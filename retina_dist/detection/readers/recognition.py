@@ -12,7 +12,7 @@ from retina_dist.base.registry import lookup, names
 from retina_dist.base.text import escape, pluralize, truncate
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import parse_number
-from retina_dist.data.tree import SAMPLE, Head, Tree, split_of
+from retina_dist.data.tree import SAMPLE, Head, Tree, split_of, split_of_folder
 
 DATUM = "datum convert -if {} -i FOLDER -f coco -o OUTPUT (pip install datumaro)"
 LABELFORMAT = "labelformat convert --input-format labelbox (pip install labelformat)"
@@ -92,8 +92,8 @@ def is_class_image(file: str) -> bool:
     """Whether a file is an image in a folder within that of a split."""
     folder = posixpath.dirname(file)
     own = posixpath.basename(folder)
-    is_of_split = split_of(f"{posixpath.dirname(folder)}/x") is not None
-    return is_image(file) and is_of_split and split_of(f"{own}/x") is None
+    is_of_split = split_of(folder) is not None
+    return is_image(file) and is_of_split and split_of_folder(own) is None
 
 
 def _is_top(above: PathOrUrl) -> bool:

@@ -20,7 +20,6 @@ from retina_dist.data.sources import (
     ArchiveMember,
     DatasetItem,
     RemoteFile,
-    objects_in,
     read_in_turn,
 )
 from retina_dist.detection.readers.ground_truth import CocoImage
@@ -117,7 +116,7 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     listed: Collection[str] = ()
     remote = any(isinstance(record.path, RemoteFile) for record in records)
     if remote and isinstance(images, Url):
-        listed = objects_in(images)
+        listed = images.all_files()
     folders: dict[str, set[str]] = {}
     missing = [record for record in records if not _is_there(record.path, listed, folders)]
     if not missing:

@@ -61,7 +61,7 @@ def configs_in(tree: Tree) -> Iterator[Config]:
     """
     rank = None
     for file in sorted(tree.ending(".yaml", ".yml", ".data"), key=_likeliest):
-        if file.count("/") > CONFIG_DEPTH or rank not in (None, _likeliest(file)[:2]):
+        if file.count("/") > CONFIG_DEPTH or rank not in (None, _likeliest(file)):
             break
         path = tree.root / file
         try:
@@ -77,7 +77,7 @@ def configs_in(tree: Tree) -> Iterator[Config]:
             continue
         is_config = isinstance(content, dict) and "names" in content
         if is_config and any(map(content.get, ("train", "val", "test"))):
-            rank = _likeliest(file)[:2]
+            rank = _likeliest(file)
             yield Config(file, content)
 
 
@@ -93,8 +93,8 @@ def config_of(tree: Tree) -> Config | None:
     return next(iter(found.values()), None)
 
 
-def _likeliest(file: str) -> tuple[int, bool, str]:
-    return file.count("/"), not posixpath.basename(file).startswith("data."), file
+def _likeliest(file: str) -> tuple[int, bool]:
+    return file.count("/"), not posixpath.basename(file).startswith("data.")
 
 
 class YoloReader(FolderReader):
