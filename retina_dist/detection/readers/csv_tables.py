@@ -16,7 +16,7 @@ from retina_dist.data.images import is_image
 from retina_dist.data.parsing import columns_of, csv_rows, numbers_in, reading
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.formats import FolderReader, Scan
-from retina_dist.detection.readers.items import Box, Item
+from retina_dist.detection.readers.items import Box, Item, with_sides
 
 MAX_DIGITS = 15  # of a class index; int() refuses some thousands of them
 ROW = "path,x1,y1,x2,y2,class"
@@ -141,8 +141,7 @@ def _box(where: str, cells: Mapping[str, str]) -> Box | None:
     name = cells.get("class", UNNAMED)
     if cells.get("bbox"):
         with reading(where, "a box [x, y, width, height]", "correct it"):
-            x, y, w, h = map(float, json.loads(cells["bbox"]))
-        return Box(name, (x, y, x + w, y + h))
+            return with_sides(name, *json.loads(cells["bbox"]))
     keys = CORNERS if "x1" in cells else SIDES
     texts = [cells.get(key, "") for key in keys]
     if not any(texts) and (not name or name == UNNAMED or "bbox" in cells):
@@ -151,8 +150,7 @@ def _box(where: str, cells: Mapping[str, str]) -> Box | None:
     if not name:
         raise DataError(f"{where} has a box without a class; add it, or remove the row.")
     if keys == SIDES:
-        x, y, w, h = corners
-        corners = [x, y, x + w, y + h]
+        return with_sides(name, *corners)
     return Box(name, corners)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from retina_dist.base.errors import ImageError
 from retina_dist.base.files import PathOrUrl
@@ -19,6 +19,13 @@ class Box(NamedTuple):
     name: str
     corners: Sequence[float]
     crowd: bool = False
+
+
+def with_sides(name: object, x: Any, y: Any, width: Any, height: Any) -> Box:
+    """A box of its corner and its sides."""
+    left = float(x)
+    top = float(y)
+    return Box(str(name), (left, top, left + float(width), top + float(height)))
 
 
 class Item(NamedTuple):

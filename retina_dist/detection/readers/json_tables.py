@@ -9,6 +9,7 @@ import os
 import posixpath
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from operator import mul
 from typing import Any
 
 from retina_dist.base.errors import DataError
@@ -25,12 +26,13 @@ from retina_dist.data.parsing import (
 )
 from retina_dist.data.tree import Head, Tree
 from retina_dist.detection.readers.formats import FolderReader, Scan
-from retina_dist.detection.readers.items import Box, Item
+from retina_dist.detection.readers.items import Box, Item, with_sides
 
 CLASS_KEYS = ("class", "label", "name", "type", "category", "object")  # of VIA's attributes
 
 AUTOML_CORNERS = ("topX", "topY", "bottomX", "bottomY")
 SIDES = ("x", "y", "width", "height")
+EDGES = ("left", "top", "width", "height")
 
 Entry = Mapping[str, Any]
 
@@ -58,13 +60,6 @@ class JsonReader(FolderReader):
         for number, entry in self.entries(tree, file):
             with reading(f"{tree.root / file}: image {number}", f"{self.title}'s json"):
                 yield self.item(entry, scan)
-
-
-def with_sides(name: object, x: Any, y: Any, width: Any, height: Any) -> Box:
-    """A box of its corner and its sides."""
-    left = float(x)
-    top = float(y)
-    return Box(str(name), (left, top, left + float(width), top + float(height)))
 
 
 class AutoMlReader(JsonReader):
@@ -135,9 +130,7 @@ class SageMakerReader(JsonReader):
                 boxes = []
                 for one in value["annotations"]:
                     name = names[str(one["class_id"])]
-                    boxes.append(
-                        with_sides(name, one["left"], one["top"], one["width"], one["height"])
-                    )
+                    boxes.append(with_sides(name, *map(one.__getitem__, EDGES)))
                 sides = value["image_size"][0]
                 scan.names.update(map(str, names.values()))
                 return Item(entry["source-ref"], boxes, (sides["width"], sides["height"]))
@@ -202,12 +195,9 @@ class CreateMlReader(JsonReader):
     def item(self, entry: Entry, scan: Scan) -> Item:
         boxes = []
         for one in entry.get("annotations", entry.get("annotation")):  # type: ignore[union-attr]
-            at = one["coordinates"]
-            width = float(at["width"])
-            height = float(at["height"])
-            left = float(at["x"]) - width / 2
-            top = float(at["y"]) - height / 2
-            boxes.append(with_sides(one["label"], left, top, width, height))
+            x, y, width, height = map(float, map(one["coordinates"].__getitem__, SIDES))
+            box = with_sides(one["label"], x - width / 2, y - height / 2, width, height)
+            boxes.append(box)
         return Item(entry.get("image") or entry["imagefilename"], boxes)
 
 
@@ -306,12 +296,12 @@ class LabelStudioReader(JsonReader):
                 height = int(value["original_height"])
                 size = (width, height)
                 box = with_sides(value["rectanglelabels"][0], *map(value.get, SIDES))
-                x1, y1, x2, y2 = box.corners
-                pixels = (x1 * width, y1 * height, x2 * width, y2 * height)
+                scales = (width, height, width, height)
+                pixels = list(map(mul, box.corners, scales))
                 degrees = float(value.get("rotation") or 0)
-                x1, y1, x2, y2 = turned_bounds(pixels, degrees, pixels[:2])
-                corners = (x1 / width, y1 / height, x2 / width, y2 / height)
-                boxes.append(box._replace(corners=[corner / 100 for corner in corners]))
+                turned = turned_bounds(pixels, degrees, (pixels[0], pixels[1]))
+                corners = [each / scale / 100 for each, scale in zip(turned, scales)]
+                boxes.append(box._replace(corners=corners))
         names = [text for text in task.values() if isinstance(text, str) and is_image(text)]
         name = task.get("image") or names[0]
         return Item(name, boxes, size, without_box=len(values) - len(boxes))
