@@ -102,11 +102,9 @@ def parse_xml(path: PathOrUrl, tag: str) -> ElementTree.Element:
     return root
 
 
-def parse_json(path: PathOrUrl, form: str, remedy: str = "restore the file", **words: str) -> Any:
-    """The content of a JSON file; `form`, `remedy` and `missing` as for `reading`. Raises
-    DataError.
-    """
-    with reading(path, form, remedy, **words):
+def parse_json(path: PathOrUrl, form: str) -> Any:
+    """The content of a JSON file; `form` as for `reading`. Raises DataError."""
+    with reading(path, form):
         return json.loads(read_bytes(path))
 
 
@@ -118,6 +116,20 @@ def csv_rows(path: PathOrUrl, missing: str = "") -> Iterator[tuple[int, list[str
         for row in reader:
             if row:
                 yield reader.line_num, row
+
+
+def csv_cells(path: PathOrUrl, needed: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number of each line below the header, and its cells by the names of the columns.
+
+    Raises DataError, also for a header that lacks one of the `needed` columns.
+    """
+    rows = csv_rows(path)
+    _, header = next(rows, (1, []))
+    for column in needed:
+        if column not in header:
+            raise DataError(f"{path}: line 1 lacks the column {column}; restore the file.")
+    for line, row in rows:
+        yield line, dict(zip(header, row, strict=False))
 
 
 def _named_columns(given: Sequence[str]) -> dict[str, str]:

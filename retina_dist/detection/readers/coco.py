@@ -97,7 +97,9 @@ class CocoReader(FileReader):
             sources = {i: _source_of(folder, found) for i, found in found_of.items()}
         if base and not (is_moved and isinstance(folder, Url)):
             folder /= base.rstrip("/")
-        left_out = list(self._left_out(place, set(found_of.values())))
+        used = set(found_of.values())
+        others = [each for each in place.images.images if each not in used]
+        left_out = list(self._left_out(place, others))
         return content._replace(images=folder, sources=sources, left_out=left_out)
 
     @cached_property
@@ -112,10 +114,8 @@ class CocoReader(FileReader):
             self._known_names[key] = [image.file_name for image in content.images]
         return self._known_names[key]
 
-    def _left_out(self, place: Place, used: set[str]) -> Iterator[LeftOut]:
-        """The images of this split that no json names."""
-        assert place.images is not None, "there are images to look for"
-        others = [file for file in place.images.images if file not in used]
+    def _left_out(self, place: Place, others: Sequence[str]) -> Iterator[LeftOut]:
+        """Of the other images in the folder, those of this split that no json names."""
         if place.named or not others:
             return
         splits = [place.split]

@@ -18,7 +18,7 @@ from retina_dist.base.yaml_files import load_yaml
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import (
     bounds_of,
-    csv_rows,
+    csv_cells,
     json_lines,
     parse_json,
     reading,
@@ -153,13 +153,10 @@ class HuggingFaceReader(JsonReader):
         if file.lower().endswith(".jsonl"):
             yield from super().entries(tree, file)
             return
-        rows = csv_rows(tree.root / file)
-        _, header = next(rows)
-        for number, row in rows:
-            entry: dict[str, Any] = dict(zip(header, row, strict=False))
+        for number, cells in csv_cells(tree.root / file):
             with reading(f"{tree.root / file}:{number}", "json"):
-                entry["objects"] = json.loads(entry["objects"].replace("'", '"'))
-            yield number, entry
+                objects = json.loads(cells["objects"].replace("'", '"'))
+            yield number, {**cells, "objects": objects}
 
     def item(self, entry: Entry, scan: Scan) -> Item:
         objects = entry["objects"]
@@ -220,12 +217,9 @@ class ViaReader(JsonReader):
             content = parse_json(tree.root / file, "VIA's json")
             content = content.get("_via_img_metadata", content)
             return enumerate(content.values(), start=1)
-        rows = csv_rows(tree.root / file)
-        _, header = next(rows)
         images: dict[str, dict[str, Any]] = {}
-        for line, row in rows:
-            cells = dict(zip(header, row, strict=False))
-            name = cells.get("filename", row[0])
+        for line, cells in csv_cells(tree.root / file):
+            name = cells.get("filename", next(iter(cells.values())))  # VIA 1's is #filename
             image = images.setdefault(name, {"filename": name, "regions": []})
             with reading(f"{tree.root / file}:{line}", "VIA's CSV"):
                 shape = json.loads(cells["region_shape_attributes"])

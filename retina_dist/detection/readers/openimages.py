@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from retina_dist.base.errors import DataError
-from retina_dist.data.parsing import csv_rows, number_in
+from retina_dist.data.parsing import csv_cells, csv_rows, number_in
 from retina_dist.data.tree import Head, Tree
 from retina_dist.detection.readers.formats import FolderReader, Scan
 from retina_dist.detection.readers.items import Box, Item
@@ -48,17 +48,9 @@ class OpenImagesReader(FolderReader):
         if not titles:
             titles.update(class_titles(tree))
         path = tree.root / file
-        rows = csv_rows(path)
-        _, header = next(rows, (1, []))
-        missing = [column for column in COLUMNS if column not in header]
-        if missing:
-            problem = f"line 1 lacks the column {missing[0]}"
-            raise DataError(f"{path}: {problem}; give OpenImages' own file.")
-
         boxes_of: dict[str, list[Box]] = {}
-        for line, row in rows:
+        for line, cells in csv_cells(path, COLUMNS):
             where = f"{path}:{line}"
-            cells = dict(zip(header, row, strict=False))
             label = cells.get("LabelName")
             if not label:
                 raise DataError(f"{where} has no LabelName; restore the file.")
