@@ -217,8 +217,7 @@ def _unread(tree: Tree, tables: Sequence[str], split: str) -> list[str]:
 
 def _unlabelled(tree: Tree, rows: Sequence[Row]) -> list[str]:
     """A warning that counts the images that the only table does not have."""
-    named = set(map(itemgetter(0), rows))
-    rest = [file for file in tree.images if file not in named]
+    rest = tree.without(map(itemgetter(0), rows))
     if not rest:
         return []
     return [f"{pluralize(len(rest), 'image')} without a label: {truncate(rest, 1)}; left out"]

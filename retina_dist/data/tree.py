@@ -146,6 +146,11 @@ class Tree:
                 masks.add(folder)
         return [file for file in images if posixpath.dirname(file) not in masks]
 
+    def without(self, used: Iterable[str]) -> list[str]:
+        """The images that are not among these."""
+        known = set(used)
+        return [file for file in self.images if file not in known]
+
     def ending(self, *endings: str) -> list[str]:
         """The files whose names end so, whatever their case."""
         found = []

@@ -97,9 +97,7 @@ class CocoReader(FileReader):
             sources = {i: _source_of(folder, found) for i, found in found_of.items()}
         if base and not (is_moved and isinstance(folder, Url)):
             folder /= base.rstrip("/")
-        used = set(found_of.values())
-        others = [each for each in place.images.images if each not in used]
-        left_out = list(self._left_out(place, others))
+        left_out = list(self._left_out(place, place.images.without(found_of.values())))
         return content._replace(images=folder, sources=sources, left_out=left_out)
 
     @cached_property

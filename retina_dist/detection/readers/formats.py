@@ -332,8 +332,8 @@ class FolderReader(FileReader):
                 scan.left_out[split].append(LeftOut("shape", "without a box", shapes, remedy))
         if place.images is None or place.named:
             return
-        used = {item.file for items in scan.items.values() for item in items}
-        others = [file for file in place.images.images if file not in used]
+        used = [item.file for items in scan.items.values() for item in items]
+        others = place.images.without(used)
         for split, names in by_split(others, scan.items).items():
             scan.left_out[split].append(LeftOut("image", "without annotations", names, UNLABELLED))
 
