@@ -220,10 +220,8 @@ def in_settings_of(command: type, remedy: str) -> str:
     >>> in_settings_of(EvaluateConfig, "give data.val_images=DIR, or set data.bad_images=skip.")
     'give images=DIR.'
     """
-    known = settings_by_key(command)
-    for prefix, key in re.findall(r"\b((?:data|strategy)\.(?:train_|val_)?)(\w+)=", remedy):
-        if key in known:
-            remedy = remedy.replace(f"{prefix}{key}=", f"{key}=")
+    own = "|".join(settings_by_key(command))
+    remedy = re.sub(rf"\b(?:data|strategy)\.(?:train_|val_)?(?=(?:{own})=)", "", remedy)
     return re.sub(
         r"; give (?:experiment|task)=.*(?=\.$)|"
         r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=(?:\[\S*\]|[^\s;,]+?)(?=[;,.]?(?:\s|$))",

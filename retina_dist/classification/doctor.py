@@ -16,7 +16,7 @@ from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.classification.task import check_trainable, read_splits
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
-from retina_dist.reporting.findings import DoctorReport, Finding
+from retina_dist.reporting.findings import DoctorReport, Finding, listed
 
 if TYPE_CHECKING:
     from retina_dist.doctor import DoctorConfig
@@ -90,9 +90,8 @@ def _balance(split: str, part: Samples) -> Iterator[Finding]:
     for name, count in zip(part.classes, counts.tolist(), strict=True):
         if count < MIN_IMAGES:
             few.append(f"{name} ({count})")
-    if few:
-        what = f"classes with fewer than {MIN_IMAGES} images"
-        yield Finding("warning", split, what, "add images", len(few), tuple(few))
+    what = f"classes with fewer than {MIN_IMAGES} images"
+    yield from listed("warning", split, what, few, "add images")
 
     if split == "train" and counts.max() > MAX_IMBALANCE * counts.min():
         largest = part.classes[counts.argmax()]
@@ -107,7 +106,7 @@ def _balance(split: str, part: Samples) -> Iterator[Finding]:
 
 def _of_other_labels(
     checked: Mapping[str, Sequence[ImageCheck]], parts: Mapping[str, Samples]
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """Files of equal content that have different labels."""
     # content -> label -> the first file with it
     groups: dict[str, dict[int, str]] = defaultdict(dict)
@@ -116,7 +115,5 @@ def _of_other_labels(
             if check.digest:
                 groups[check.digest].setdefault(label, f"{split}/{check.name}")
 
-    unclear = tuple(" = ".join(names.values()) for names in groups.values() if len(names) > 1)
-    if unclear:
-        what = "images with different labels"
-        yield Finding("error", "labels", what, "keep the right one", len(unclear), unclear)
+    unclear = [" = ".join(names.values()) for names in groups.values() if len(names) > 1]
+    return listed("error", "labels", "images with different labels", unclear, "keep the right one")

@@ -104,7 +104,7 @@ def register(name: str, overrides: Iterable[str], content: Content | None = None
     load_plugins()
     _add_groups()
     node = dict(_empty(schema_of(name)) if content is None else content)
-    for key in _keys(overrides):
+    for key in _values(overrides):
         first, dot, _ = key.partition(".")
         is_group = not dot and (config_dir() / first).is_dir()
         if re.fullmatch(r"[A-Za-z_][\w-]*", first) and first != "hydra" and not is_group:
@@ -234,7 +234,7 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     """The composed values as the command's dataclass, each key and type checked."""
     with translate_hydra_errors(command_of(name)):
         content: Any = OmegaConf.to_container(composed, resolve=True)
-    given = _keys(overrides)
+    given = set(_values(overrides))
     command = schema_of(name)
     content = settings_of_run(content, command, given)
     named_again: Content = {}
@@ -284,10 +284,6 @@ def _named_again(content: Content, given: set[str]) -> Content:
     return again
 
 
-def _keys(overrides: Iterable[str]) -> set[str]:
-    return set(_values(overrides))
-
-
 def _of_another_entry(key: str, sections: Mapping[str, type], content: Content) -> str:
     """Message for a `key` that another entry of the family has; "" for other keys."""
     section, _, name = key.partition(".")
@@ -322,7 +318,7 @@ def _check_read(known: Content, content: Content, overrides: Sequence[str]) -> N
 
     Nothing would read it: the chosen entry does not have the section.
     """
-    given = _keys(overrides)
+    given = set(_values(overrides))
     read = {key.rpartition(".")[0] for key, _ in leaves(content) if key not in given}
     for key in sorted(given & known.keys()):
         section, _, _ = key.rpartition(".")

@@ -52,15 +52,13 @@ def unreadable(text: str) -> str:
     """Message for an override that Hydra cannot parse, with the quotes that it needs."""
     key, _, value = text.partition("=")
     sentence = f"{text} cannot be read as KEY=VALUE"
-    quoted = as_override(key, value)
+    quoted = as_override(key, value.rstrip(","))
     if value.startswith("~/"):  # which the shell leaves as it is
         return f"{sentence}; write {key}=$HOME{value[1:]}."
     opened = re.findall(r"[\[{(]", value)
     closed = re.findall(r"[\]})]", value)
     if len(opened) != len(closed):
         return f"{sentence}; close its brackets, or write {quoted} as text."
-    if value.endswith(","):
-        return f"{sentence}; leave out the comma at its end."
     items = re.fullmatch(r"\((?=.*\))(.*?),?\)|\[(.*),\]", value)
     if items:
         return f'{sentence}; write "{key}=[{items[1] or items[2]}]".'

@@ -253,6 +253,8 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
                 raise DataError(
                     f"{path}: entry {i} is of {what} {number}, which the ground truth lacks."
                 )
+    if not entries:
+        logger.warning(f"{path} has no detection, so no object is found.")
     return rows
 
 

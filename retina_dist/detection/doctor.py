@@ -28,7 +28,7 @@ from retina_dist.detection.readers.annotations import (
 from retina_dist.detection.readers.categories import plain
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split, read_splits
-from retina_dist.reporting.findings import DoctorReport, Finding, Level
+from retina_dist.reporting.findings import DoctorReport, Finding, Level, listed
 from retina_dist.reporting.pictures import sheet
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def examine(config: DoctorConfig) -> DoctorReport:
     data = replace(config.data, missing_images="ignore", keep_empty_images=True)
     train, val = read_splits(data, check=False)
     splits, findings = _other_splits(data, train, val)
+    names = train.categories.distinct_names
     checked = {}
+    objects = {}
+    images = {}
     for split, part in splits.items():
         checked[split] = check_images(
             [(record.file_name, record.path, record.size) for record in part.records],
@@ -63,8 +66,10 @@ def examine(config: DoctorConfig) -> DoctorReport:
             config.images,
             data.max_pixels,
         )
-        splits[split] = with_file_sizes(part, checked[split])
-        findings += split_findings(splits[split], split, config.images)
+        part = splits[split] = with_file_sizes(part, checked[split])
+        findings += split_findings(part, split, config.images)
+        objects[split] = objects_table(part, names)
+        images[split] = len(part.records)
     tolerated: set[str] = set()
     if data.bad_images == "skip":
         tolerated.update(("unreadable", "of another size"))
@@ -75,9 +80,6 @@ def examine(config: DoctorConfig) -> DoctorReport:
     if "val" not in splits:
         findings.append(_without_val("test" in splits))
 
-    names = train.categories.distinct_names
-    objects = {split: objects_table(part, names) for split, part in splits.items()}
-    images = {split: len(part.records) for split, part in splits.items()}
     facts = _format_objects(objects, images, config.output)
     if train.format:
         facts.insert(0, f"{train.format} in {data.root or data.train_annotations}")
@@ -125,10 +127,7 @@ def split_findings(part: Annotations, split: str, images: str) -> list[Finding]:
     """Warnings of the reader, boxes that are faulty, and image files that were not decoded."""
     findings = [Finding("warning", split, text) for text in part.warnings]
     for left in part.left_out:
-        what = f"{left.noun}s {left.why}"
-        findings.append(
-            Finding("warning", split, what, left.remedy, len(left.names), tuple(left.names))
-        )
+        findings += listed("warning", split, f"{left.noun}s {left.why}", left.names, left.remedy)
     problem = implausible_boxes(part, split)
     if problem is not None:
         findings.append(Finding("error", split, *problem))
@@ -256,7 +255,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
     for fault, examples in _faulty_boxes(data).items():
         level: Level = "info" if fault == CLIPPED else "warning"
         remedy = remedies.get(fault, not_learnt)
-        findings += _finding(level, split, f"boxes {fault}", examples, remedy)
+        findings += listed(level, split, f"boxes {fault}", examples, remedy)
     if split != "train":
         findings += _beyond_the_metric(data, split)
     if data.num_crowd:
@@ -271,10 +270,10 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         remedy = "every detection there is wrong"
         if split == "train":
             remedy = "background to learn from"
-        findings += _finding("info", split, "images without boxes", empty, remedy)
+        findings += listed("info", split, "images without boxes", empty, remedy)
     elif split != "train":  # `implausible_boxes` judges the training boxes
         remedy = "nothing to measure: is data.val_annotations the right file?"
-        findings += _finding("warning", split, "images, and none has a box", empty, remedy)
+        findings += listed("warning", split, "images, and none has a box", empty, remedy)
     return findings
 
 
@@ -288,7 +287,7 @@ def _beyond_the_metric(data: Annotations, split: str) -> list[Finding]:
     what = f"images with more than {MAX_DETECTIONS} boxes of a class"
     remedy = "COCO's metric counts no more detections, so some are always missed"
     remedy += f"; evaluate max_detections={max(counts, default=0)} counts them too"
-    return _finding("info", split, what, crowded, remedy)
+    return listed("info", split, what, crowded, remedy)
 
 
 def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
@@ -315,7 +314,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     learnt = _images_by_label(train)
     absent = [name for label, name in enumerate(names) if learnt and label not in learnt]
     remedy = "nothing to learn them from"
-    findings = _finding("warning", "train", "categories without a box", absent, remedy)
+    findings = listed("warning", "train", "categories without a box", absent, remedy)
 
     alike = []
     first_of: dict[str, str] = {}
@@ -324,7 +323,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
         if first != name:
             alike.append(f"{first!r} and {name!r}")
     remedy = "give each class one spelling; every spelling is trained as its own class"
-    findings += _finding("warning", "train", "categories spelt alike", alike, remedy)
+    findings += listed("warning", "train", "categories spelt alike", alike, remedy)
 
     most = max(learnt.values(), default=0)
     rare = []
@@ -333,7 +332,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
             rare.append(f"{names[label]} (in {pluralize(count, 'image')})")
     threshold = min(0.1, 100 / len(train.records))
     remedy = f"draw their images more often with data.repeat_threshold={threshold:.2g}"
-    findings += _finding("info", "train", "rare classes", rare, remedy)
+    findings += listed("info", "train", "rare classes", rare, remedy)
 
     if val is None:
         return findings
@@ -341,7 +340,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     if judged:
         absent = [names[label] for label in sorted(learnt.keys() - judged.keys())]
         remedy = "learnt, but not in the metric, which is the mean of the others"
-        findings += _finding("warning", "val", "categories of train without a box", absent, remedy)
+        findings += listed("warning", "val", "categories of train without a box", absent, remedy)
     return findings
 
 
@@ -366,11 +365,3 @@ def objects_table(data: Annotations, names: Sequence[str]) -> dict[str, dict[str
     for name, row in zip(names, counts.tolist(), strict=True):
         table[name] = {**dict(zip(SIZES, row, strict=True)), "all": sum(row)}
     return table
-
-
-def _finding(
-    level: Level, split: str, what: str, examples: Sequence[str], remedy: str
-) -> list[Finding]:
-    if not examples:
-        return []
-    return [Finding(level, split, what, remedy, len(examples), tuple(examples))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +36,6 @@ from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
-
-logger = logging.getLogger(__name__)
 
 
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
@@ -132,8 +129,6 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     coco = annotations.coco
     rows = read_results(Path(str(config.results)), coco)
-    if not len(rows):
-        logger.warning(f"results={config.results} has no detection, so no object is found.")
     limit = config.max_detections or MAX_DETECTIONS
     return evaluate_rows(coco, rows, max_detections=limit), annotations
 

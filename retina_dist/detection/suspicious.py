@@ -32,7 +32,7 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.reporting.findings import DoctorReport, Finding
+from retina_dist.reporting.findings import DoctorReport, Finding, listed
 from retina_dist.strategies.select import make_strategy
 from retina_dist.task.predictor import data_of_checkpoint
 
@@ -81,7 +81,7 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
     folder = Path(config.output_dir or "suspicious")
     detector = Detector.from_checkpoint(path, precision=config.trainer.precision)
     data = data_of_checkpoint(detector.record, DetectionData, path, root=config.root)
-    findings = []
+    findings: list[Finding] = []
     facts = []
     with make_strategy(device=config.strategy.device) as strategy, detector.on(strategy.device):
         for split in ("train", "val"):
@@ -102,11 +102,7 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             for each in suspects:
                 names_of[each.kind].append(files[each.image_id])
             for kind, title in TITLES.items():
-                names = tuple(names_of[kind])
-                if names:
-                    findings.append(
-                        Finding("warning", split, title, f"look at {page}", len(names), names)
-                    )
+                findings += listed("warning", split, title, names_of[kind], f"look at {page}")
             facts.append(
                 f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}"
             )
@@ -199,7 +195,7 @@ def write_page(
     for each in suspects[:SHOWN]:
         record = records[each.image_id]
         try:
-            image = read_image(record.path, (record.width, record.height), max_pixels)
+            image = read_image(record.path, record.size, max_pixels)
         except ImageError:
             continue
         texts = [f"proposed: {names[each.category_id]}"]

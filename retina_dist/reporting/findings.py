@@ -36,6 +36,15 @@ class Finding:
             yield f"  ... and {more} more"
 
 
+def listed(
+    level: Level, where: str, what: str, examples: Sequence[str], remedy: str
+) -> list[Finding]:
+    """The finding that has these examples; none without any."""
+    if not examples:
+        return []
+    return [Finding(level, where, what, remedy, len(examples), tuple(examples))]
+
+
 @dataclass(frozen=True)
 class DoctorReport:
     """The report of a doctor: facts, findings, and `details`, which only the JSON file has."""

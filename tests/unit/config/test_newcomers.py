@@ -58,7 +58,7 @@ REMEDIES = {
     "data.scale_jitter=0.5": "write data.scale_jitter=[0.8,1.25].",
     "data.classes=[a,b]": "write data.classes=FILE.csv.",
     "data.names=[a,b]": "the data names its classes; leave it out.",
-    "data.root=mine,": "leave out the comma at its end.",
+    "data.root=mine,": "write data.root=mine.",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }

@@ -310,7 +310,7 @@ def test_results_without_a_detection_are_said(
     truth.write_text(json.dumps(truth_of([1], box(1, CAT, RIGHT))))
     results.write_text("[]")
     evaluate(EvaluateConfig(results=str(results), annotations=str(truth)))
-    assert f"results={results} has no detection" in caplog.text
+    assert f"{results} has no detection, so no object is found." in caplog.text
 
 
 class Sees(torch.nn.Module):

@@ -17,7 +17,7 @@ from retina_dist.base.files import check_folder
 from retina_dist.config.compose import load_config
 from retina_dist.convert import ConvertConfig, convert
 from retina_dist.data.images import find_images
-from retina_dist.detection import commands
+from retina_dist.detection import commands, evaluation
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
 from tests.unit.serving.server import content, make_image
 
@@ -109,6 +109,28 @@ def test_annotations_are_a_file(
     config = load_config("evaluate", [f"checkpoint={run}", f"annotations={make(tmp_path)}"])
     with pytest.raises(ConfigError, match=words):
         commands.evaluate(config)
+
+
+def test_more_detections_count_no_image_that_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(make_image())
+    (tmp_path / "2.png").write_bytes(b"no image")
+    images = []
+    boxes = []
+    for i in (1, 2):
+        images.append({"id": i, "file_name": f"{i}.png", "width": 90, "height": 60})
+        boxes.append({"id": i, "image_id": i, "category_id": 3, "bbox": [5, 5, 30, 30]})
+        boxes[-1] |= {"area": 900, "iscrowd": 0}
+    categories = [{"id": 3, "name": "cat"}, {"id": 8, "name": "dog"}]
+    truth = {"images": images, "annotations": boxes, "categories": categories}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    settings = {"data": {"name": "mine", "bad_images": "skip"}}
+    (tmp_path / "a.pt").write_bytes(sealed({"step": 1, **content(), "config": settings}))
+    given = [f"checkpoint={tmp_path}/a.pt", f"annotations={tmp_path}/truth.json", "num_workers=0"]
+    official, _ = evaluation.evaluate(load_config("evaluate", given))
+    more, _ = evaluation.evaluate(load_config("evaluate", [*given, "max_detections=101"]))
+    assert more.image_ids == official.image_ids == [1]
+    assert more.stats == official.stats
+    assert "AP@101" in more.beyond
 
 
 def test_a_folder_of_results_names_them(tmp_path: Path) -> None:
