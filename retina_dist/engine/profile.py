@@ -26,7 +26,7 @@ def profiled(
 ) -> Iterator[TakeStep]:
     """`take_step`, or one that traces `plan.profile_steps` of the steps after `done`.
 
-    The first two are not traced, and fewer where the run ends.
+    It leaves out the first two, and traces fewer where the run ends.
 
     The trace, with the time between the steps, goes to `folder`/rank_N.json.gz, which
     https://ui.perfetto.dev opens, and a table of the operators with the most time to rank_N.txt
