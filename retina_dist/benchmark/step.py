@@ -39,7 +39,6 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast, resolve_precision, warn_of_emulation
-from retina_dist.optim.settings import SGDSettings
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -101,10 +100,7 @@ def our_step(
     """A training's `TrainStep` on one batch, in the precision of `path`; -compile compiles it."""
     precision, _, compiled = path.partition("-")
     trainer = replace(
-        config.trainer,
-        precision=precision,
-        channels_last=None,
-        compile=bool(compiled),
+        config.trainer, precision=precision, channels_last=None, compile=bool(compiled)
     )
     config = replace(config, trainer=trainer)
     state = build_state(config, copy.deepcopy(model), strategy)
@@ -140,9 +136,7 @@ def torchvision_step(
     assert isinstance(model, RetinaNet), "of which torchvision has an own"
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = plan.lr_at(0)
-    momentum = 0.9  # of its reference
-    if isinstance(config.optimizer, SGDSettings):
-        momentum = config.optimizer.momentum
+    momentum = getattr(config.optimizer, "momentum", 0.9)  # of its reference
     optimizer = torch.optim.SGD(
         theirs.parameters(), lr, momentum, weight_decay=config.optimizer.weight_decay
     )
@@ -150,13 +144,13 @@ def torchvision_step(
     autocast_context = autocast(device, precision)
 
     # The lists that its model takes.
+    batch = batch.to(device)
     images = []
     targets = []
     for row, image in enumerate(batch.images):
-        images.append((image.contiguous() / 255).to(device))
-        boxes = batch.boxes[row, : config.boxes].to(device)
-        labels = batch.labels[row, : config.boxes].to(device)
-        targets.append({"boxes": boxes, "labels": labels})
+        images.append(image.contiguous() / 255)
+        boxes = batch.boxes[row, : config.boxes]
+        targets.append({"boxes": boxes, "labels": batch.labels[row, : config.boxes]})
 
     def step() -> Tensor:
         with autocast_context():
@@ -230,8 +224,9 @@ def measure(
             "ms": round(median * 1000, 3),
             "images_per_s": round(batch_size / median, 3),
             "ratio": np.quantile(np.divide(base, times), (0, 0.5, 1)).round(4).tolist(),
+            **facts[name],
         }
-        rows.append(row | facts[name])
+        rows.append(row)
     return rows
 
 
