@@ -56,8 +56,8 @@ TRAININGS = {
     "clipped": Options(clip=0.1),
     "other strides": Options(strided=True),
     "a last step with fewer micro-batches": Options(accumulate=3, last=1),
-    "a skipped step": Options(accumulate=3, last=1, bad=(0, 1)),
 }
+SKIPPED = Options(accumulate=3, last=1, bad=(0, 1))
 
 
 def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float = EXACT) -> None:
@@ -81,6 +81,7 @@ def strategy_contract(make: Callable[[], DistributedStrategy], tolerance: float 
     check_resume(make)
     with make() as strategy:
         check_skipped_step(strategy)
+        check_training(strategy, "a skipped step", tolerance, SKIPPED)
         check_errors(strategy)
 
 
