@@ -147,21 +147,21 @@ class DistributedStrategy(ABC):
             return obj
         payload = torch.empty(0, dtype=torch.uint8)
         if self.rank == src:
-            buffer = io.BytesIO()
-            torch.save(obj, buffer)
-            payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+            payload = _packed(obj)
         size = self.broadcast(torch.tensor([payload.numel()], device=self.device), src)
-        payload = self.broadcast(payload.resize_(int(size)).to(self.device), src).cpu()
-        if self.rank == src:
-            return obj
-        # onto the CPU: the number of `src`'s GPU may belong to another process's GPU here
-        return torch.load(
-            io.BytesIO(payload.numpy().tobytes()), map_location="cpu", weights_only=True
-        )
+        payload = self.broadcast(payload.resize_(int(size)).to(self.device), src)
+        return obj if self.rank == src else _unpacked(payload)
 
-    def gather_objects(self, obj: T) -> list[T]:
-        """Every rank's object, plain values and tensors, in rank order."""
-        return [self.broadcast_object(obj, rank) for rank in range(self.world_size)]
+    def gather_objects(self, obj: T, device: torch.device | None = None) -> list[T]:
+        """Every rank's object, plain values and tensors, in rank order, its tensors on the CPU.
+
+        The ranks exchange them by tensors on `device`, by default the strategy's.
+        """
+        if self.world_size == 1:
+            return [obj]
+        payload = _packed(obj).to(device or self.device)
+        sizes = self.all_gather(torch.tensor([len(payload)], device=payload.device))
+        return list(map(_unpacked, self.all_gather(payload).split(sizes.tolist())))
 
     def broadcast_state(self, state: Stateful) -> None:
         """Make `state`, which is tensors and plain values, equal to rank 0's on every rank."""
@@ -228,6 +228,19 @@ class DistributedStrategy(ABC):
 # them leaves the range is sent again in full. A sum over ranks could leave fp16's range where no
 # summand does, so each rank sends its share of the mean.
 WIRE_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _packed(obj: object) -> Tensor:
+    """The bytes of plain values and tensors, [N] uint8 on the CPU."""
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _unpacked(payload: Tensor) -> Any:
+    # onto the CPU: the number of the sender's GPU may belong to another process's GPU here
+    buffer = io.BytesIO(payload.cpu().numpy().tobytes())
+    return torch.load(buffer, map_location="cpu", weights_only=True)
 
 
 def to_wire(gradient: Tensor, compression: str, scale: float, world_size: int) -> Tensor:

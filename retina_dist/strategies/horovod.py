@@ -43,7 +43,6 @@ T = TypeVar("T")
 
 GRACE_S = 5.0  # after which Horovod's own stall check, which knows more, has had its turn
 POLL_S = 50e-6  # between two polls of a collective
-IDENTITY_BYTES = 128  # of a process's device and host, as they are gathered
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # horovodrun's rendezvous server
 
 # the settings of ours that Horovod was started with last
@@ -191,12 +190,8 @@ class HorovodStrategy(DistributedStrategy):
             )
 
     def _check_devices(self) -> None:
-        if self.world_size == 1:
-            return
-        own = device_identity(self.device).encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b"\0")
-        everyone = self.all_gather(torch.tensor([list(own)], dtype=torch.uint8))
-        rows = everyone.tolist()
-        check_devices([bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows])
+        # by the CPU, before NCCL starts
+        check_devices(self.gather_objects(device_identity(self.device), torch.device("cpu")))
 
     # membership
 
