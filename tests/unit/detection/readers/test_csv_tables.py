@@ -51,37 +51,47 @@ def test_spreadsheet_quirks(tmp_path: Path):
     assert [image["file_name"] for image in read_csv(*files)["images"]] == ["a,b.jpg"]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("a.jpg,1,2,3,4", "annotations.csv:2 has 5 columns, not 6; write path,x1,y1,x2,y2,class"),
-        ("a.jpg,1,,3,4,cow", "annotations.csv:2 has the coordinate in pixels '', not a number"),
-        (
-            "a.jpg,1,2,3,4,dog",
-            "annotations.csv:2 has class 'dog', which .*classes.csv does not list",
-        ),
-        ("a.jpg,1,2,1e999,4,cow", "2 has the coordinate in pixels '1e999'"),
-    ],
-)
-def test_errors_name_file_and_line(tmp_path: Path, row: str, message: str):
-    with pytest.raises(DataError, match=message):
-        read_csv(*write(tmp_path, f"a.jpg,1,2,3,4,cow\n{row}\n"))
+SOUND = "a.jpg,1,2,3,4,cow\n"
+FAULTS = {
+    "a row that is too short": (
+        SOUND + "a.jpg,1,2,3,4\n",
+        CLASSES,
+        "annotations.csv:2 has 5 columns, not 6; write path,x1,y1,x2,y2,class",
+    ),
+    "a coordinate that is missing": (
+        SOUND + "a.jpg,1,,3,4,cow\n",
+        CLASSES,
+        "annotations.csv:2 has the coordinate in pixels '', not a number",
+    ),
+    "a class that is not listed": (
+        SOUND + "a.jpg,1,2,3,4,dog\n",
+        CLASSES,
+        "annotations.csv:2 has class 'dog', which .*classes.csv does not list",
+    ),
+    "an infinite coordinate": (
+        SOUND + "a.jpg,1,2,1e999,4,cow\n",
+        CLASSES,
+        "2 has the coordinate in pixels '1e999'",
+    ),
+    "a class without an index": (SOUND, "cow,0\ncat\n", "classes.csv:2 has 1 columns, not 2"),
+    "a header of classes": (
+        SOUND,
+        "class,index\n",
+        "classes.csv:1 has index 'index', not a whole number; write class,0 and no header",
+    ),
+    "a class that is listed twice": (
+        SOUND,
+        "cow,0\ncow,1\n",
+        "classes.csv:2 gives class 'cow' or index 1 a second time",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        ("cow,0\ncat\n", "classes.csv:2 has 1 columns, not 2"),
-        (
-            "class,index\n",
-            "classes.csv:1 has index 'index', not a whole number; write class,0 and no header",
-        ),
-        ("cow,0\ncow,1\n", "classes.csv:2 gives class 'cow' or index 1 a second time"),
-    ],
-)
-def test_errors_of_the_class_file(tmp_path: Path, classes: str, message: str):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_errors_name_file_and_line(tmp_path: Path, fault: str) -> None:
+    rows, classes, message = FAULTS[fault]
     with pytest.raises(DataError, match=message):
-        read_csv(*write(tmp_path, "a.jpg,1,2,3,4,cow\n", classes))
+        read_csv(*write(tmp_path, rows, classes))
 
 
 def test_errors_of_the_file(tmp_path: Path):
