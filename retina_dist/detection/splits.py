@@ -73,9 +73,7 @@ def _read(
         if content is None:
             return None
         part = annotations_of(content, data, categories)
-
-    source = content.source or data.root or content.images
-    _check(part, source, place, is_strict=is_strict)
+    _check(part, content.source, place, is_strict=is_strict)
     return part
 
 

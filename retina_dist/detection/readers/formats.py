@@ -107,12 +107,15 @@ class AnnotationReader(ABC):
         return self.read(split) is not None
 
     def content(self, split: str) -> Content | None:
-        """What `read` gives. Raises DataError where there is nothing to train on."""
+        """What `read` gives, with its source. Raises DataError where there is nothing to train
+        on.
+        """
+        data = self.settings
         read = self.read(split)
         if read is not None:
-            return Content(*read)
+            content = Content(*read)
+            return content._replace(source=content.source or data.root or content.images)
         if split == "train":
-            data = self.settings
             key = "train_annotations" if data.train_annotations else "root"
             nothing = f"data.{key}={getattr(data, key)} has no images to train on"
             raise DataError(f"{nothing}; {self._others()}.")

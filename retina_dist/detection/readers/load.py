@@ -44,11 +44,11 @@ def load_annotations(
         annotations: a COCO json, a keras-retinanet CSV, or the local folder of another format.
         images: the folder that file names are relative to; for format="shards", with a COCO json,
             the one that holds the shards of `split`.
-        split: the part of a folder that has several. categories: fixes the labels, as for
-        `annotations_of`. settings: of `DetectionData`: `format` ("coco" unless given), `classes`
-        (of a CSV, by default
-            classes.csv beside it), `box_format`, `bad_images`, `max_pixels`, and `missing_images`,
-            which may also be "ignore": image files are not looked for.
+        split: the part of a folder that has several.
+        categories: fixes the labels, as for `annotations_of`.
+        settings: of `DetectionData`: `format` ("coco" unless given), `classes` (of a CSV, by
+            default classes.csv beside it), `box_format`, `bad_images`, `max_pixels`, and
+            `missing_images`, which may also be "ignore": image files are not looked for.
 
     Raises DataError, naming file and entry.
     """
@@ -81,8 +81,7 @@ def annotations_of(
 
     Raises DataError, naming source and entry, also for a name that `categories` lack.
     """
-    source = content.source or data.root or content.images
-    content = content._replace(source=source)
+    source = content.source
     box_format = content.box_format or data.box_format
     has_corners = box_format == "xyxy"
     truth, warnings = make_ground_truth(content.coco, source, has_corners=has_corners)
