@@ -187,18 +187,19 @@ def _rows(
     if not isinstance(tree, Tree):
         return "shards", _from_shards(complete, tree, split), []
     tables = [file for file in tree.ending(".csv", ".tsv", ".jsonl") if is_table(tree.head(file))]
-    if not tables:
+    if tables:
+        form = "a table of labels"
+        rows = _from_tables(tree, tables, split)
+    else:
+        form = "a folder for each class"
         _refuse_labelled(tree)
         rows = _from_folders(tree, split)
-        warnings = _unread(tree, tables, split)
-        if rows and split == "train":
-            warnings += _empty_classes(rows)
-        return "a folder for each class", rows, warnings
-    rows = _from_tables(tree, tables, split)
     warnings = _unread(tree, tables, split)
+    if not tables and rows and split == "train":
+        warnings += _empty_classes(rows)
     if len(tables) == 1:
         warnings += _unlabelled(tree, rows or ())
-    return "a table of labels", rows, warnings
+    return form, rows, warnings
 
 
 def _unread(tree: Tree, tables: Sequence[str], split: str) -> list[str]:
