@@ -55,13 +55,15 @@ class Config:
         return str(self.content.get("path") or "")
 
 
-def configs_in(tree: Tree) -> Iterator[Config]:
+def configs_in(tree: Tree) -> list[Config]:
     """The likeliest data.yaml of a tree, under whatever name, or Darknet's obj.data, and those that
     are as likely. Raises DataError.
     """
-    rank = None
+    found: list[Config] = []
     for file in sorted(tree.ending(".yaml", ".yml", ".data"), key=_likeliest):
-        if file.count("/") > CONFIG_DEPTH or rank not in (None, _likeliest(file)):
+        if file.count("/") > CONFIG_DEPTH:
+            break
+        if found and _likeliest(file) != _likeliest(found[0].file):
             break
         path = tree.root / file
         try:
@@ -77,20 +79,18 @@ def configs_in(tree: Tree) -> Iterator[Config]:
             continue
         is_config = isinstance(content, dict) and "names" in content
         if is_config and any(map(content.get, ("train", "val", "test"))):
-            rank = _likeliest(file)
-            yield Config(file, content)
+            found.append(Config(file, content))
+    return found
 
 
 def config_of(tree: Tree) -> Config | None:
     """The one that is read. Raises DataError for two data sets that are as likely."""
-    found: dict[object, Config] = {}
-    for config in configs_in(tree):
-        found.setdefault((posixpath.dirname(config.file), repr(config.content)), config)
-    if len(found) > 1:
-        files = " and ".join([config.file for config in found.values()][:3])
+    configs = configs_in(tree)
+    if len(configs) > 1:
+        both = f"{configs[0].file} and {configs[1].file}"
         remedy = "keep one, or give the folder of one with data.root=FOLDER"
-        raise DataError(f"{tree.root} has two data sets of YOLO: {files}; {remedy}.")
-    return next(iter(found.values()), None)
+        raise DataError(f"{tree.root} has two data sets of YOLO: {both}; {remedy}.")
+    return configs[0] if configs else None
 
 
 def _likeliest(file: str) -> tuple[int, bool]:
@@ -114,7 +114,7 @@ class YoloReader(FolderReader):
     @classmethod
     def claims(cls, tree: Tree) -> bool:
         is_local = isinstance(tree.root, Path) and tree.is_whole
-        return is_local and (any(configs_in(tree)) or super().claims(tree))
+        return is_local and (bool(configs_in(tree)) or super().claims(tree))
 
     def items_of(self, tree: Tree, file: str, scan: Scan) -> Iterable[Item]:
         raise NotImplementedError  # `scan` goes from the images to their labels
