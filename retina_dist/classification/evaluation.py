@@ -50,9 +50,7 @@ def evaluate(config: EvaluateConfig) -> str:
         classifier = predictor_of(config, device)
         data = data_of_checkpoint(
             classifier.record, ClassificationData, config.checkpoint, root=config.root
-        )
-        if config.split:
-            data = data.with_values(val_split=config.split)
+        ).of_split(config.split)
         return classifier, data, classifier.val_of(data)
 
     with make_strategy(device=config.device) as strategy, heartbeat():

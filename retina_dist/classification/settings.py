@@ -70,8 +70,7 @@ class ClassificationData(ImageDataSettings):
         scale = self.crop_scale
         if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(
-                f"data.crop_scale={self.crop_scale} is not two rising shares up to 1, "
-                "such as [0.08,1]."
+                f"data.crop_scale={scale} is not two rising shares up to 1, such as [0.08,1]."
             )
         if self.val_resize is not None and self.val_resize < self.val_size:
             raise ConfigError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import Self
+
 from retina_dist.base.settings import setting
 from retina_dist.config.run_config import DataSettings
 
@@ -33,3 +35,12 @@ class ImageDataSettings(DataSettings):
     shuffle: bool = True
     hflip: float = setting(0.5, "probability", fraction=True)
     vflip: float = setting(0.0, "probability", fraction=True)
+
+    def of_split(self, split: str | None) -> Self:
+        """A copy that validates on `split`; None leaves the split as it is.
+
+        Images held out of train never stand in for "test".
+        """
+        if split == "test":
+            return self.with_values(val_split=split, val_fraction=None)
+        return self.with_values(val_split=split or self.val_split)

@@ -156,8 +156,7 @@ def _opened(
         data = DetectionData(name="coco").with_values(**places)
     else:
         data = data_of_checkpoint(detector.record, DetectionData, path, **places)
-    if config.split:
-        data = data.with_values(val_split=config.split)
+    data = data.of_split(config.split)
     if config.annotations:
         data = replace(
             data,

@@ -32,7 +32,7 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.reporting.findings import DoctorReport, Finding, listed
+from retina_dist.reporting.findings import DoctorReport, listed
 from retina_dist.strategies.select import make_strategy
 from retina_dist.task.predictor import data_of_checkpoint
 
@@ -81,7 +81,7 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
     folder = Path(config.output_dir or "suspicious")
     detector = Detector.from_checkpoint(path, precision=config.trainer.precision)
     data = data_of_checkpoint(detector.record, DetectionData, path, root=config.root)
-    findings: list[Finding] = []
+    findings = []
     facts = []
     with make_strategy(device=config.strategy.device) as strategy, detector.on(strategy.device):
         for split in ("train", "val"):

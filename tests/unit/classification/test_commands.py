@@ -52,6 +52,23 @@ def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     assert found["top1"] == pytest.approx(float((shares.argmax(1).numpy() == val.labels).mean()))
 
 
+def test_evaluate_judges_on_the_split_that_is_given(
+    checkpoint: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """Images held out of train never stand in for a test split."""
+    content = load_checkpoint(checkpoint)
+    content["config"]["data"]["val_fraction"] = 0.5
+    (tmp_path / "a.pt").write_bytes(sealed(content))
+    shutil.copytree(drawn / "val", tmp_path / "tested" / "test")
+    shutil.copytree(drawn / "train", tmp_path / "tested" / "train")
+    command = [f"checkpoint={tmp_path}/a.pt", "num_workers=0", "device=cpu"]
+    tested = [*command, "split=test", f"root={tmp_path}/tested"]
+    expected = commands.evaluate(load_config("evaluate", [*command, "split=val"]))
+    assert commands.evaluate(load_config("evaluate", tested)) == expected
+    with pytest.raises(ConfigError, match="has no test images"):
+        commands.evaluate(load_config("evaluate", [*command, "split=test"]))
+
+
 def test_a_url_in_a_checkpoint_is_not_followed(checkpoint: Path, tmp_path: Path) -> None:
     content = load_checkpoint(checkpoint)
     content["config"]["data"]["root"] = "http://stranger.example/images"

@@ -19,6 +19,7 @@ from retina_dist.convert import ConvertConfig, convert
 from retina_dist.data.images import find_images
 from retina_dist.detection import commands, evaluation
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
+from tests.coco_files import write_coco
 from tests.unit.serving.server import content, make_image
 
 
@@ -131,6 +132,25 @@ def test_more_detections_count_no_image_that_was_left_out(tmp_path: Path) -> Non
     assert more.image_ids == official.image_ids == [1]
     assert more.stats == official.stats
     assert "AP@101" in more.beyond
+
+
+def test_evaluate_judges_on_no_other_split_than_test(tmp_path: Path) -> None:
+    """Images held out of train never stand in for a test split."""
+    boxes = [(i, 3, [5, 5, 30, 30], 0) for i in range(1, 9)]
+    images = []
+    (tmp_path / "train").mkdir()
+    for i in range(1, 9):
+        (tmp_path / "train" / f"{i}.png").write_bytes(make_image(i))
+        images.append({"id": i, "file_name": f"{i}.png", "width": 90, "height": 60})
+    file = tmp_path / "annotations" / "instances_train.json"
+    write_coco(file, images, boxes, {3: "cat", 8: "dog"})
+    settings = {"data": {"name": "mine", "root": str(tmp_path), "val_fraction": 0.5}}
+    (tmp_path / "a.pt").write_bytes(sealed({"step": 1, **content(), "config": settings}))
+    given = [f"checkpoint={tmp_path}/a.pt", "num_workers=0", "device=cpu"]
+    result, _ = evaluation.evaluate(load_config("evaluate", [*given, "split=val"]))
+    assert 0 < len(result.image_ids) < 8
+    with pytest.raises(DataError, match="has no such split, data.val_split=test"):
+        evaluation.evaluate(load_config("evaluate", [*given, "split=test"]))
 
 
 def test_a_folder_of_results_names_them(tmp_path: Path) -> None:
