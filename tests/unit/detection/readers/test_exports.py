@@ -17,7 +17,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers import coco as coco_reader
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import describe_split, read_split, unread_test
+from retina_dist.detection.splits import describe_split, read_split, read_splits, unread_test
 from retina_dist.doctor import DoctorConfig
 from tests.exports import BOXES, EXPORTS, SIZES, coco, photo, text, yolo
 
@@ -55,6 +55,44 @@ def test_an_export_gives_the_true_boxes(tool: str, tmp_path: Path) -> None:
             assert [label for label, _ in boxes] == [label for label, _ in truth]
             given = [corners for _, corners in boxes]
             assert np.allclose(given, [corners for _, corners in truth], atol=1e-3)
+
+
+@pytest.mark.parametrize("tool", EXPORTS)
+def test_an_export_is_validated_on_its_test_split(tool: str, tmp_path: Path) -> None:
+    """With the labels of train; `val_fraction` holds out nothing where the split is there."""
+    root = tmp_path / "data"
+    root.mkdir()
+    splits = EXPORTS[tool](root)
+    data = DetectionData(name="mine", root=str(root), val_split="test")
+    if "test" not in splits:
+        with pytest.raises(DataError, match="no such split, data.val_split=test; leave it out"):
+            read_splits(data)
+        return
+    for fraction in (None, 0.5):
+        train, val = read_splits(data.with_values(val_fraction=fraction))
+        assert val is not None
+        assert len(train.records) == len(splits["train"])
+        assert len(val.records) == len(splits["test"])
+        assert val.held_out is None
+        assert val.categories.names == train.categories.names
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_shares_in_coco_json_are_read_as_the_settings_say(split: str, tmp_path: Path) -> None:
+    """Where no URL of a datastore tells, also of images that are held out."""
+    EXPORTS["Azure ML data labelling, COCO"](tmp_path)
+    content = json.loads((tmp_path / "coco.json").read_text())
+    for image in content["images"]:
+        del image["coco_url"]
+    text(tmp_path / "coco.json", json.dumps(content))
+    data = DetectionData(name="mine", root=str(tmp_path), val_fraction=0.5)
+    with pytest.raises(DataError, match="no box is larger than one pixel; multiply shares"):
+        read_split(data, split)
+    part = read_split(data.with_values(box_format="xywh_shares"), split)
+    assert part is not None
+    for record, boxes in zip(part.records, part.boxes, strict=True):
+        truth = [corners for _, *corners in BOXES[record.path.stem]]
+        assert np.allclose(boxes, truth, atol=1e-3)
 
 
 def test_real_photos_have_the_same_boxes_in_xml_and_in_csv(real_data: Path) -> None:
