@@ -45,16 +45,16 @@ def evaluate(config: EvaluateConfig) -> str:
 
     Their files and report.html go to `output_dir`. Every rank calls it.
     """
-
-    def read(device: torch.device) -> tuple[TrainedClassifier, ClassificationData, Samples]:
-        classifier = predictor_of(config, device)
-        data = data_of_checkpoint(
-            classifier.record, ClassificationData, config.checkpoint, root=config.root
-        ).of_split(config.split)
-        return classifier, data, classifier.val_of(data)
-
     with make_strategy(device=config.device) as strategy, heartbeat():
-        classifier, data, val = strategy.run_collectively(partial(read, strategy.device))
+
+        def read() -> tuple[TrainedClassifier, ClassificationData, Samples]:
+            classifier = predictor_of(config, strategy.device)
+            data = data_of_checkpoint(
+                classifier.record, ClassificationData, config.checkpoint, root=config.root
+            ).of_split(config.split)
+            return classifier, data, classifier.val_of(data)
+
+        classifier, data, val = strategy.run_collectively(read)
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         result = classifier.evaluator_of(val, data, strategy).evaluate(classifier.model)
     if detect_launch().rank:

@@ -70,11 +70,11 @@ def examine(config: DoctorConfig) -> DoctorReport:
         findings += split_findings(part, split, config.images)
         objects[split] = objects_table(part, names)
         images[split] = len(part.records)
-    tolerated: set[str] = set()
+    tolerated = []
     if data.bad_images == "skip":
-        tolerated.update(("unreadable", "of another size"))
+        tolerated += ["unreadable", "of another size"]
     if config.data.missing_images == "skip":
-        tolerated.add("missing")
+        tolerated.append("missing")
     findings += [Finding(*each) for each in file_findings(checked, tolerated)]
     findings += category_findings(splits["train"], splits.get("val"))
     if "val" not in splits:

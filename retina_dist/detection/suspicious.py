@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -98,11 +97,9 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             write_page(annotations, suspects, page, data.max_pixels)
 
             files = {record.image_id: record.file_name for record in annotations.records}
-            names_of: dict[Kind, list[str]] = defaultdict(list)
-            for each in suspects:
-                names_of[each.kind].append(files[each.image_id])
             for kind, title in TITLES.items():
-                findings += listed("warning", split, title, names_of[kind], f"look at {page}")
+                names = [files[each.image_id] for each in suspects if each.kind == kind]
+                findings += listed("warning", split, title, names, f"look at {page}")
             facts.append(
                 f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}"
             )
