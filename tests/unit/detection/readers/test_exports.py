@@ -79,13 +79,15 @@ def test_an_export_is_validated_on_its_test_split(tool: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_shares_in_coco_json_are_read_as_the_settings_say(split: str, tmp_path: Path) -> None:
-    """Where no URL of a datastore tells, also of images that are held out."""
+    """Whatever the URLs of a datastore tell, also of images that are held out."""
     EXPORTS["Azure ML data labelling, COCO"](tmp_path)
+    data = DetectionData(name="mine", root=str(tmp_path), val_fraction=0.5)
+    with pytest.raises(DataError, match="no box is larger than one pixel; multiply shares"):
+        read_split(data.with_values(box_format="xywh"), split)
     content = json.loads((tmp_path / "coco.json").read_text())
     for image in content["images"]:
         del image["coco_url"]
     text(tmp_path / "coco.json", json.dumps(content))
-    data = DetectionData(name="mine", root=str(tmp_path), val_fraction=0.5)
     with pytest.raises(DataError, match="no box is larger than one pixel; multiply shares"):
         read_split(data, split)
     part = read_split(data.with_values(box_format="xywh_shares"), split)
