@@ -59,6 +59,13 @@ def test_linked_classes_other_names_and_folders_without_a_split(
     assert read_samples(tmp_path / "flat", "val") is None
 
 
+def test_a_folder_that_two_links_lead_to_is_read_once(tmp_path: Path) -> None:
+    draw(tmp_path / "set/cat/a.png", tmp_path / "set/dog/b.png", tmp_path / "more/c.png")
+    for name in ("linked", "again"):
+        (tmp_path / "set/cat" / name).symlink_to(tmp_path / "more")
+    assert [Path(name).name for name in read(tmp_path / "set").names] == ["a.png", "c.png", "b.png"]
+
+
 def test_a_csv_file_gives_the_same_as_folders(drawn: Path, tmp_path: Path) -> None:
     train = read(drawn)
     for split in ("train", "val"):
