@@ -22,7 +22,7 @@ from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import as_override, escape, pluralize, truncate
 from retina_dist.data.file_checks import first_of_same
-from retina_dist.data.images import SUFFIXES, is_image, read_image
+from retina_dist.data.images import ENDINGS, is_image, read_image
 from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import RemoteFile, Source
@@ -127,10 +127,7 @@ def read_samples(
     rows.sort(key=itemgetter(0))
 
     if not rows:
-        raise DataError(
-            f"{root} has no image of the split {split}; "
-            f"images end with {', '.join(sorted(SUFFIXES))}."
-        )
+        raise DataError(f"{root} has no image of the split {split}; images end with {ENDINGS}.")
     used = sorted({label for _, _, label in rows})
     known = tuple(used if classes is None else classes)
     unknown = sorted(set(used).difference(known))

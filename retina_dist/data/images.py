@@ -305,6 +305,8 @@ SUFFIXES = {
     ".pgm",
 }
 
+ENDINGS = ", ".join(sorted(SUFFIXES))  # for messages
+
 
 def is_image(name: str | PurePath) -> bool:
     """Whether a file name has an image's ending."""
@@ -332,10 +334,7 @@ def find_images(pattern: str) -> list[Path]:
         files = sorted(file for file in place if file.is_file() and is_image(file))
         if files:
             return files
-    raise DataError(
-        f"input={pattern} names no image ({', '.join(sorted(SUFFIXES))}); "
-        "give a file, folder or glob."
-    )
+    raise DataError(f"input={pattern} names no image ({ENDINGS}); give a file, folder or glob.")
 
 
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 from retina_dist.base.errors import ConfigError, DataError, ImageError
 from retina_dist.base.files import write_atomically
 from retina_dist.base.text import escape
-from retina_dist.data.images import SUFFIXES, find_images, read_image
+from retina_dist.data.images import ENDINGS, find_images, read_image
 from retina_dist.task.predictor import Predictor
 
 # Files that predict writes beside the images.
@@ -95,9 +95,8 @@ def predict_files(
         outputs[number] = file, output
 
     if not outputs:
-        kinds = ", ".join(sorted(SUFFIXES))
         raise DataError(
             f"none of the {len(plan.pictures)} files of input={plan.pattern} is a readable image; "
-            f"give {kinds}."
+            f"give {ENDINGS}."
         )
     return outputs
