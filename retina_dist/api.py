@@ -1,7 +1,12 @@
 """Training from Python: settings as objects instead of a command line, run by the same assembler.
 
-trainer = Trainer(data=DetectionData(root="/data/mine"), optimizer=OptimizerConfig(lr=0.01),
-max_duration="12epochs") metrics = trainer.fit() detector = trainer.detector()
+    trainer = Trainer(
+        data=DetectionData(root="/data/mine"),
+        optimizer=OptimizerConfig(lr=0.01),
+        max_duration="12epochs",
+    )
+    metrics = trainer.fit()
+    detector = trainer.detector()
 
 `ClassifierTrainer` is the same for image classification.
 """

@@ -140,8 +140,10 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         return network, {"categories": categories, **content["input"]}
 
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
-        """Detections of each image, boxes in pixels of the image; no result depends on another
-        image.
+        """Detections of each image, boxes in pixels of the image.
+
+        All that score above the model's `score_threshold` are given; select by `scores`. No result
+        depends on another image.
 
         Args:
             images: one or several images: a file, turned as its EXIF orientation says, a PIL
