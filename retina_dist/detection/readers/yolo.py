@@ -65,14 +65,8 @@ def configs_in(tree: Tree) -> list[Config]:
             break
         if found and _likeliest(file) != _likeliest(found[0].file):
             break
-        path = tree.root / file
         try:
-            with reading(path, "YAML", "correct the file"):
-                if file.endswith(".data"):
-                    pairs = [line.partition("=") for line in read_text(path).splitlines()]
-                    content: Any = {key.strip(): value.strip() for key, _, value in pairs}
-                else:
-                    content = load_yaml(path, as_texts=True)
+            content = _content_of(tree.root / file)
         except DataError:
             if posixpath.basename(file).startswith("data."):
                 raise
@@ -81,6 +75,14 @@ def configs_in(tree: Tree) -> list[Config]:
         if is_config and any(map(content.get, ("train", "val", "test"))):
             found.append(Config(file, content))
     return found
+
+
+def _content_of(path: PathOrUrl) -> Any:
+    with reading(path, "YAML", "correct the file"):
+        if not path.name.endswith(".data"):
+            return load_yaml(path, as_texts=True)
+        pairs = [line.partition("=") for line in read_text(path).splitlines()]
+        return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def config_of(tree: Tree) -> Config | None:
