@@ -82,8 +82,8 @@ def plan_run(
         logger.warning(f"trainer.{warning}", extra={"rank_zero_only": True})
 
     set_status("reading the data")
-    if not is_restart:
-        strategy.on_main(partial(_check_folder, requested))
+    # the main rank's: a process that has just joined calls it too
+    strategy.on_main(partial(_check_folder, requested, is_restart))
     strategy.on_main(partial(_prepare_data, requested, strategy.world_size))
     task = strategy.run_collectively(partial(task_class(requested), requested, strategy))
 
@@ -126,8 +126,10 @@ def agreed_precision(config: RunConfig, strategy: DistributedStrategy) -> str:
     return precision
 
 
-def _check_folder(config: RunConfig) -> None:
-    """Raise the errors of `resume` and `output_dir` before the data is read."""
+def _check_folder(config: RunConfig, is_restart: bool) -> None:
+    """Raise the errors of `resume` and `output_dir` before the data is read, at the first start."""
+    if is_restart:
+        return
     if config.resume not in (None, "", "auto"):
         check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
     elif config.dry_run == bool(config.resume):  # a dry run says what resume=auto finds
