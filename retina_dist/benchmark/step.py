@@ -213,21 +213,27 @@ def measure(
             _run(step, config.steps)
             seconds[name].append((time.perf_counter() - started) / config.steps)
 
-    rows = []
     base = seconds[config.paths[0]]
-    for name, times in seconds.items():
-        median = statistics.median(times)
-        row = {
+    return [
+        {
             "path": name,
             "batch_size": batch_size,
             "canvas": list(canvas),
-            "ms": round(median * 1000, 3),
-            "images_per_s": round(batch_size / median, 3),
-            "ratio": np.quantile(np.divide(base, times), (0, 0.5, 1)).round(4).tolist(),
+            **_speed(times, base, batch_size),
             **facts[name],
         }
-        rows.append(row)
-    return rows
+        for name, times in seconds.items()
+    ]
+
+
+def _speed(times: Sequence[float], base: Sequence[float], batch_size: int) -> dict[str, Any]:
+    """A path's figures: its median step, and its lowest, median and highest ratio to `base`."""
+    median = statistics.median(times)
+    return {
+        "ms": round(median * 1000, 3),
+        "images_per_s": round(batch_size / median, 3),
+        "ratio": np.quantile(np.divide(base, times), (0, 0.5, 1)).round(4).tolist(),
+    }
 
 
 def _run(step: Step, count: int) -> None:
