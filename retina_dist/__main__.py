@@ -25,7 +25,7 @@ COMMANDS = {
     "convert": "convert a data set of any format to COCO json",
     "shards": "pack the images of a data set into tar shards",
     "report": "write the report of a run, or of two side by side, as one HTML file",
-    "compare": "the report of two runs: compare RUN RUN",
+    "compare": "which of two runs or COCO results is better: compare RUN RUN",
     "parity": "compare every backend with one process, step by step",
     "benchmark": "measure step, data, scaling and agreement",
 }
@@ -74,12 +74,12 @@ def main() -> None:
 
 
 def _with_keys(arguments: list[str]) -> list[str]:
-    """Compare's arguments, its two run folders as run=FOLDER and other=FOLDER."""
+    """Compare's arguments, its two results as run=RESULT and other=RESULT."""
     folders = list(dict.fromkeys(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments)))
     if arguments and not folders:
         return arguments
     if len(folders) != 2:
-        _refuse("error: compare takes two run folders.")
+        _refuse("error: compare takes two run folders or COCO results.")
     return [f"run={folders[0]}", f"other={folders[1]}", *arguments[2:]]
 
 

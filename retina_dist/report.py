@@ -3,19 +3,32 @@
     python -m retina_dist.report run=runs/shapes
     python -m retina_dist.report run=runs/shapes other=runs/shapes-2 output=both.html
     retina-dist compare runs/shapes runs/shapes-2
+    retina-dist compare runs/shapes results.json annotations=instances_val.json
 
-A training writes report.html into its run folder, and evaluate into its output_dir. Needs
-`pip install "retina-dist[analysis]"`.
+`compare` prints each metric of both and which is better; COCO results of any tool may be one of
+them, or both. A training writes report.html into its run folder, and evaluate into its output_dir.
+The file needs `pip install "retina-dist[analysis]"`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.reporting.run_report import write_report
+from retina_dist.reporting.page import page_if_possible
+from retina_dist.reporting.run_files import RunFiles
+from retina_dist.reporting.run_report import (
+    conclude,
+    table_of,
+    tell_apart,
+    write_comparison,
+    write_report,
+)
 from retina_dist.run.sweep import TABLE, write_sweep_report
 
 
@@ -24,7 +37,10 @@ class ReportConfig:
     """`python -m retina_dist.report`."""
 
     run: str = setting(MISSING, "the folder of a run, an evaluation or a sweep")
-    other: str | None = setting(None, "another run, beside it")
+    other: str | None = setting(
+        None, "another run, beside it; each may also be a COCO results json"
+    )
+    annotations: str | None = setting(None, "the ground truth of COCO results, a json")
     output: str | None = setting(
         None, "null: report.html in `run`, compared_OTHER.html with `other`", writes="file"
     )
@@ -34,12 +50,40 @@ class ReportConfig:
 @entry_point("report", ReportConfig)
 def main(config: ReportConfig) -> None:
     """Write it and print where."""
-    run, other = Path(config.run), Path(config.other) if config.other else None
+    run = Path(config.run)
     output = Path(config.output) if config.output else None
-    if (run / TABLE).is_file() and not other:
+    if config.other:
+        compare(run, Path(config.other), config.annotations, output)
+    elif (run / TABLE).is_file():
         print(write_sweep_report(run, output))
     else:
-        print(write_report(run, other, output))
+        print(write_report(run, out=output))
+
+
+def compare(run: Path, other: Path, annotations: str | None, output: Path | None = None) -> None:
+    """Print the metrics of two results, which is better, and where their report is."""
+    if annotations and run.is_dir() and other.is_dir():
+        raise ConfigError(
+            f"annotations={annotations} is for a COCO results json, not for two folders; "
+            "leave it out."
+        )
+    with TemporaryDirectory() as folder:
+        first = _evaluated(run, annotations, Path(folder) / "first")
+        second = _evaluated(other, annotations, Path(folder) / "second")
+        tell_apart(first, second)
+        print(table_of(first, second), conclude(first, second), sep="\n\n", end="\n\n")
+        print(page_if_possible(partial(write_comparison, first, second, output)))
+
+
+def _evaluated(result: Path, annotations: str | None, folder: Path) -> RunFiles:
+    """The files of a run; of a COCO results json those of its evaluation, written to `folder`."""
+    if not result.is_file():
+        return RunFiles(result)
+    from retina_dist.detection.commands import evaluate
+    from retina_dist.evaluate import EvaluateConfig
+
+    evaluate(EvaluateConfig(results=str(result), annotations=annotations, output_dir=str(folder)))
+    return RunFiles(folder, result)
 
 
 if __name__ == "__main__":

@@ -219,6 +219,9 @@ def write_results(rows: np.ndarray, path: Path) -> None:
 def read_results(path: Path, coco: Entry) -> np.ndarray:
     """Rows [n, 7] of a COCO results json for the ground truth `coco`.
 
+    An `image_id` that is a text is the name of an image's file without its ending, as ultralytics
+    writes it.
+
     Raises:
         DataError: the file cannot be read, or an entry of it is wrong; names both.
     """
@@ -233,9 +236,14 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
         "image": {each["id"] for each in coco["images"]},
         "category": {each["id"] for each in coco["categories"]},
     }
+    id_of = {Path(each["file_name"]).stem: each["id"] for each in coco["images"]}
+    if len(id_of) < len(coco["images"]):
+        id_of = {}  # two images of one name
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
+            if isinstance(entry["image_id"], str):
+                entry["image_id"] = id_of.get(entry["image_id"], entry["image_id"])
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
             # json lets NaN and Infinity pass; null and text are a TypeError here

@@ -49,6 +49,17 @@ class Interval:
         """Whether the interval holds 0; the two of a difference cannot be told apart then."""
         return not (self.low > 0 or self.high < 0)
 
+    def more_images(self, images: int) -> float:
+        """How many images beyond these `images` would tell a difference like this one from 0.
+
+        The half width h of an interval shrinks with 1 / sqrt(n), so it is less than the distance c
+        of its center from 0 from n (h / c)^2 images on. Infinite where the center is 0.
+        """
+        center = (self.low + self.high) / 2
+        if center == 0:
+            return math.inf
+        return images * (((self.high - self.low) / 2 / center) ** 2 - 1)
+
     def to_dict(self) -> dict[str, float | str | None]:
         """For JSON, which has no NaN; `reason` only where there is one."""
         content: dict[str, float | str | None] = {}

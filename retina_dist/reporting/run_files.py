@@ -274,15 +274,18 @@ class Series:
 class RunFiles:
     """The files of a run folder, each empty where it is missing; `settings` are by dotted key.
 
+    `source` is what is shown in place of `folder`, where its files were made of another one.
+
     Raises DataError for a folder without any of the files, and for a file that cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: Path | None = None) -> None:
         if not any((folder / name).is_file() for name in FILES):
             raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
 
         self.folder = folder
-        self.name = name_of_run(folder.resolve())
+        self.source = source or folder
+        self.name = name_of_run(self.source.resolve())
         self.settings: dict[str, str] = {}
         file = folder / "config.yaml"
         if file.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -13,7 +14,9 @@ from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.page import REPORT, format_number, write_page
-from retina_dist.reporting.run_files import Metric, RunFiles, are_paired, short
+from retina_dist.reporting.run_files import Analysis, RunFiles, are_paired, short
+
+MAX_MORE = 1e7  # images that anyone would label
 
 
 @dataclass
@@ -39,21 +42,39 @@ def write_report(folder: Path, other: Path | None = None, out: Path | None = Non
     Raises DataError where a folder has nothing to report or a file of another shape, ConfigError
     without `retina-dist[analysis]`.
     """
-    runs = [RunFiles(folder)]
-    rows = []
+    first = RunFiles(folder)
     if other:
-        runs.append(RunFiles(other))
-        tasks = {run.settings.get("task.name") for run in runs if run.settings}
-        if len(tasks) > 1:
-            raise DataError(f"{folder} and {other} are of two tasks; compare runs of one.")
-        name = re.sub(r"[^\w.-]+", "-", runs[1].name)
-        out = out or folder / f"compared_{name}.html"
-        if runs[0].name == runs[1].name:
-            runs[0].name = str(folder)
-            runs[1].name = str(other)
-        rows = [astuple(each) for each in differences(*runs)]
+        return write_comparison(first, RunFiles(other), out)
+    return _write_page([first], out or folder / REPORT)
+
+
+def write_comparison(first: RunFiles, second: RunFiles, out: Path | None = None) -> Path:
+    """Write the report of two results, and give them names that differ.
+
+    Raises as `write_report`.
+    """
+    name = re.sub(r"[^\w.-]+", "-", second.name)
+    beside = first.source if first.source.is_dir() else first.source.parent
+    tell_apart(first, second)
+    return _write_page([first, second], out or beside / f"compared_{name}.html")
+
+
+def tell_apart(first: RunFiles, second: RunFiles) -> None:
+    """Give two results of one name their paths for names. Raises DataError for two tasks."""
+    tasks = {run.settings.get("task.name") for run in (first, second) if run.settings}
+    if len(tasks) > 1:
+        raise DataError(
+            f"{first.source} and {second.source} are of two tasks; compare runs of one."
+        )
+    if first.name == second.name:
+        first.name = str(first.source)
+        second.name = str(second.source)
+
+
+def _write_page(runs: Sequence[RunFiles], out: Path) -> Path:
+    rows = [astuple(each) for each in differences(*runs)] if len(runs) == 2 else []
     return write_page(
-        out or folder / REPORT,
+        out,
         " and ".join(run.name for run in runs),
         {title: list(draw(runs)) for title, draw in SECTIONS.items()},
         runs=runs,
@@ -76,10 +97,10 @@ def warnings_of(runs: Sequence[RunFiles]) -> list[str]:
     return sentences
 
 
-def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
-    """Each metric of two runs.
+def paired_differences(first: RunFiles, second: RunFiles) -> dict[str, Interval]:
+    """Each metric of the second minus that of the first, of pairs of resamples.
 
-    The interval is of pairs of resamples, where both were validated on the same images.
+    Without those of results that are not of the same images.
     """
     before = Resampled.load(first.folder)
     after = Resampled.load(second.folder)
@@ -87,11 +108,18 @@ def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
     if before and after:
         for key in filter(partial(are_paired, before, after), before.values):
             apart[short(key)] = after.difference(before, key)
+    return apart
 
+
+def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
+    """Each metric of two runs, with the interval of `paired_differences` where there is one."""
+    apart = paired_differences(first, second)
+    before = _values(first)
+    after = _values(second)
     rows = []
     for name in dict.fromkeys([*first.metrics, *apart]):
-        old = first.metrics.get(name, Metric()).value
-        new = second.metrics.get(name, Metric()).value
+        old = before.get(name)
+        new = after.get(name)
         row = Difference(name, format_number(old), format_number(new))
         if old is not None and new is not None:
             row.difference = f"{new - old:+.3f}"
@@ -99,8 +127,47 @@ def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
         if interval and str(interval):
             row.difference = f"{interval.value:+.3f}"
             row.interval = str(interval)
-            row.verdict = "better" if interval.value > 0 else "worse"
+            row.verdict = "better" if interval.low > 0 else "worse"
             if interval.holds_zero:
                 row.verdict = "not distinguishable"
         rows.append(row)
     return rows
+
+
+def _values(run: RunFiles) -> dict[str, float | None]:
+    """The metrics of a run by name, and the first one of each class."""
+    values = {name: metric.value for name, metric in run.metrics.items()}
+    main = next(iter(values), "")
+    for name, metric in (run.analysis or Analysis()).classes.items():
+        values[f"{main}/{name}"] = metric.value
+    return values
+
+
+def table_of(first: RunFiles, second: RunFiles) -> str:
+    """The table of `differences` as text, a line each."""
+    titles = ("", first.name, second.name, "difference", "95 % interval", "verdict")
+    rows = [titles, *(astuple(each) for each in differences(first, second))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        lines.append("   ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def conclude(first: RunFiles, second: RunFiles) -> str:
+    """Which of two results is better by its first metric, or how many more images would tell."""
+    apart = paired_differences(first, second)
+    if not apart:
+        return "cannot tell: they share no metric of the same images; evaluate both on one set."
+    metric, found = next(iter(apart.items()))
+    if math.isnan(found.low):
+        return f"cannot tell: {metric}: {found.reason or 'undefined'}."
+    fact = f"{metric} {found.value:+.4f} from {first.name} to {second.name}, 95 % interval {found}"
+    if not found.holds_zero:
+        better = second if found.low > 0 else first
+        return f"{better.name} is better: {fact}."
+    more = found.more_images((second.analysis or Analysis()).images)
+    if more > MAX_MORE:
+        return f"cannot tell: {fact}; no set of images that is practical would."
+    return f"cannot tell: {fact}; about {float(f'{more:.1e}'):,.0f} more images would."

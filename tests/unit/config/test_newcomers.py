@@ -161,7 +161,7 @@ def test_a_run_is_not_compared_with_itself(
     monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "runs/a", "runs/a"])
     with pytest.raises(SystemExit):
         main()
-    assert "compare takes two run folders" in capsys.readouterr().err
+    assert "compare takes two run folders or COCO results" in capsys.readouterr().err
 
 
 def test_an_export_spares_the_checkpoints_of_a_run(tmp_path: Path) -> None:

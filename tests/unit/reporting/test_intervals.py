@@ -13,6 +13,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.reporting.intervals import (
     MAX_GROUPS,
     NO_VARIATION,
+    Interval,
     Resampled,
     digest_of,
     left_out_weights,
@@ -43,6 +44,23 @@ def test_an_accuracys_interval_is_the_binomial_one(images: int) -> None:
     bars = accuracy_of(np.arange(images) % 5 > 0).interval("top1")
     assert bars.value == 0.8
     assert (bars.high - bars.low) / 2 == pytest.approx(1.96 * (0.8 * 0.2 / images) ** 0.5, rel=0.1)
+
+
+def test_the_named_number_of_images_would_tell_a_difference() -> None:
+    """As many images of the same kind bring the end of the interval to 0."""
+    numbers = np.arange(400)
+    first, second = numbers % 5 > 0, numbers % 4 > 0
+    near = accuracy_of(first).difference(accuracy_of(second), "top1")
+    assert near.holds_zero
+    times = 1 + near.more_images(400) / 400
+    assert 1.1 < times < 2.5
+    enough = round(times * 20) * 20  # a multiple of 20 keeps the rates
+    numbers = np.arange(enough)
+    first, second = numbers % 5 > 0, numbers % 4 > 0
+    far = accuracy_of(first).difference(accuracy_of(second), "top1")
+    assert far.low == pytest.approx(0, abs=0.005)
+    assert Interval(0.2, -0.1, 0.3).more_images(100) == pytest.approx(300), "(.2 / .1)^2 = 4"
+    assert Interval(0.0, -0.1, 0.1).more_images(100) == math.inf
 
 
 def test_an_interval_stays_between_0_and_1() -> None:

@@ -20,11 +20,13 @@ from PIL import Image
 
 from retina_dist import __main__
 from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.detection.commands import evaluate
+from retina_dist.evaluate import EvaluateConfig
 from retina_dist.reporting import page
 from retina_dist.reporting.charts import curves, results, running_median
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.run_files import RunFiles
-from retina_dist.reporting.run_report import differences, write_report
+from retina_dist.reporting.run_report import conclude, differences, write_report
 from retina_dist.tracking.loggers import CsvLogger
 from retina_dist.tracking.settings import LoggerSettings
 from tests import browser
@@ -291,6 +293,99 @@ def test_compare_is_the_report_of_two(
         __main__.main()
     assert "<title>a and b</title>" in (tmp_path / "both.html").read_text()
     assert "run: a\nother: b\n" in capsys.readouterr().out
+
+
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setattr("sys.argv", ["retina-dist", "compare", *arguments])
+        __main__.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def write_hits(file: Path, hits: list[bool]) -> None:
+    """COCO results that place one box on each image, right or beside the object."""
+    found = []
+    for image, hit in enumerate(hits):
+        box = [10 if hit else 60, 10, 20, 20]
+        found.append(
+            {"image_id": image + 1, "category_id": 1, "bbox": box, "score": 0.5 + image / 1000}
+        )
+    file.write_text(json.dumps(found))
+
+
+def test_compare_says_which_of_two_results_is_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of hand-made COCO results of any tool, also beside a folder, and how many images it takes."""
+    images = [{"id": i + 1, "file_name": f"p{i}.jpg", "width": 99, "height": 99} for i in range(80)]
+    boxes = [
+        {"id": i, "image_id": i, "category_id": 1, "bbox": [10, 10, 20, 20]} for i in range(1, 81)
+    ]
+    truth = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    write_hits(tmp_path / "half.json", [i % 2 == 0 for i in range(80)])
+    write_hits(tmp_path / "near.json", [i % 2 == 0 or i in (5, 51) for i in range(80)])
+    write_hits(tmp_path / "most.json", [i % 8 > 0 for i in range(80)])
+    of = "annotations=truth.json"
+
+    lines = compared(tmp_path, capsys, "half.json", "most.json", of)
+    assert lines[0].split() == [
+        "half.json",
+        "most.json",
+        "difference",
+        "95",
+        "%",
+        "interval",
+        "verdict",
+    ]
+    metric, before, after, difference, *_, verdict = lines[1].split()
+    assert (metric, verdict) == ("AP", "better")
+    assert float(after) - float(before) == pytest.approx(float(difference), abs=0.0011)
+    assert lines[7].split() == ["AP/cat", *lines[1].split()[1:]]
+    (sentence,) = (line for line in lines if " is better: " in line)
+    assert sentence.startswith("most.json is better: AP +0.")
+    assert sentence.split(" from ")[1].startswith("half.json to most.json, 95 % interval 0.")
+    assert lines[-1].startswith("report: ")
+    assert ">better</td>" in (tmp_path / "compared_most.json.html").read_text()
+    swapped = compared(tmp_path, capsys, "most.json", "half.json", of)
+    assert any(line.startswith("most.json is better: AP -0.") for line in swapped)
+
+    lines = compared(tmp_path, capsys, "half.json", "near.json", of)
+    (sentence,) = (line for line in lines if line.startswith("cannot tell: AP +0."))
+    more = int(sentence.split("; about ")[1].split(" more images")[0].replace(",", ""))
+    assert 10 < more < 5000
+
+    evaluate(
+        EvaluateConfig(
+            results=str(tmp_path / "half.json"),
+            annotations=str(tmp_path / "truth.json"),
+            output_dir=str(tmp_path / "run"),
+        )
+    )
+    named = json.loads((tmp_path / "near.json").read_text())
+    for entry in named:
+        entry["image_id"] = f"p{entry['image_id'] - 1}"
+    (tmp_path / "near.json").write_text(json.dumps(named))
+    beside = compared(tmp_path, capsys, "run", "near.json", of)
+    assert sentence.replace("half.json", "run") in beside, "a folder beside results that name files"
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    lines = compared(tmp_path, capsys, "run", "same")
+    (sentence,) = (line for line in lines if line.startswith("cannot tell: AP +0.0000"))
+    assert sentence.endswith("no set of images that is practical would.")
+    with pytest.raises(SystemExit):
+        compared(tmp_path, capsys, "run", "same", of)
+    assert "is for a COCO results json, not for two folders" in capsys.readouterr().err
+
+
+def test_results_of_other_images_cannot_be_compared(tmp_path: Path) -> None:
+    one, two = (RunFiles(write_run(tmp_path / name)) for name in ("one", "two"))
+    assert conclude(one, two).startswith("cannot tell: they share no metric of the same images;")
+    noise = np.random.default_rng(0).normal(0, 0.1, 101)
+    for run in (one, two):
+        why = {"coco/AP": "fewer than 30 objects"}
+        Resampled("same", {"coco/AP": 0.5}, {"coco/AP": 0.5 + noise}, why).save(run.folder)
+    assert conclude(one, two) == "cannot tell: AP: fewer than 30 objects."
 
 
 # the page

@@ -37,8 +37,8 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
     [
         ("trian", "there is no command trian; did you mean train?"),
         ("zzz", "there is no command zzz; the commands are train, evaluate,"),
-        ("compare", "error: compare takes two run folders."),
-        ("compare a", "error: compare takes two run folders."),
+        ("compare", "error: compare takes two run folders or COCO results."),
+        ("compare a", "error: compare takes two run folders or COCO results."),
     ],
 )
 def test_a_wrong_command_is_one_sentence(
