@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from retina_dist.classification.metrics import ClassificationResult
-from retina_dist.reporting.analysis import analysis_of, calibration_of, confusion_of
+from retina_dist.classification.metrics import COLUMNS, ClassificationResult
+from retina_dist.reporting.analysis import analysis_of, confusion_of
+from retina_dist.reporting.calibration import calibration_of
 from retina_dist.reporting.intervals import Resampled, digest_of, left_out_weights
 
 
 def analyse(
-    result: ClassificationResult, names: Sequence[str], folder: Path | None = None
+    result: ClassificationResult,
+    names: Sequence[str],
+    folder: Path | None = None,
+    times: Mapping[str, float] = {},
 ) -> tuple[dict[str, Any], Resampled]:
     """The content of analysis.json and the resampled metrics, of images `names`.
 
-    With `folder` it is written there, and images.csv.
+    With `folder` it is written there, and images.csv. `times` are the seconds `s` and `cpu_s` that
+    the images took.
     """
     resampled = resample(result, names)
     classes = result.classes
@@ -52,10 +57,17 @@ def analyse(
         per_class,
         images,
         folder,
+        times,
         threshold=None,
         confusion=confusion_of(classes, lambda: result.confusion),
         errors=None,
-        calibration=calibration_of(rows[:, 6], right),
+        hits={},
+        calibration=calibration_of(
+            rows[:, 6],
+            rows[:, 2].astype(np.int64),
+            rows[:, 1].astype(np.int64),
+            result.rows[:, COLUMNS:] if result.rows.shape[1] > COLUMNS else None,
+        ),
     )
     return analysis, resampled
 

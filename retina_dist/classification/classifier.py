@@ -124,9 +124,11 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
             world_size=strategy.world_size,
             device=strategy.device,
         )
-        return ClassificationEvaluator(
+        evaluator = ClassificationEvaluator(
             val, module.val_batches, strategy, autocast(strategy.device, self.precision)
         )
+        evaluator.keep_logits = True
+        return evaluator
 
     def prepare(self, image: AnyImage) -> Tensor:
         """The network's input of an image, [1, 3, S, S] uint8."""

@@ -56,12 +56,13 @@ def evaluate(config: EvaluateConfig) -> str:
 
         classifier, data, val = strategy.run_collectively(read)
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-        result = classifier.evaluator_of(val, data, strategy).evaluate(classifier.model)
+        evaluator = classifier.evaluator_of(val, data, strategy)
+        result = evaluator.evaluate(classifier.model)
     if detect_launch().rank:
         return ""
 
     folder = Path(config.output_dir) if config.output_dir else None
-    analysis, resampled = analyse(result, val.names, folder)
+    analysis, resampled = analyse(result, val.names, folder, evaluator.times)
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
         write_details(folder, partial(val.read_image, max_pixels=data.max_pixels))

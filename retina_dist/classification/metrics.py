@@ -23,7 +23,7 @@ from retina_dist.task.image_task import Evaluator
 logger = logging.getLogger(__name__)
 
 # Of a row: image, label, prediction, rank of the label's logit, loss, last logit - first logit,
-# probability of the prediction.
+# probability of the prediction. With `keep_logits` the logits follow.
 COLUMNS = 7
 METRICS = ("val/top1", "val/top5", "val/balanced_accuracy", "val/loss")
 # Of two classes, the second one positive.
@@ -74,7 +74,7 @@ def rows_of(logits: Tensor, losses: Tensor, labels: Tensor, indices: Tensor) -> 
 
 
 def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationResult:
-    """The metrics of rows [N, 7], one for each image.
+    """The metrics of rows [N, 7], or more columns, one for each image.
 
     Every metric is NaN where a logit was not finite.
 
@@ -125,17 +125,23 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
 class ClassificationEvaluator(Evaluator[ClassificationResult]):
     """Metrics of a model over `val`, the `Samples` of the validation set.
 
-    A warning counts images that cannot be read.
+    A warning counts images that cannot be read. With `keep_logits` each image's row ends with its
+    logits, of which a temperature is fitted.
     """
+
+    keep_logits = False
 
     def update(self, model: Any, batch: ImageBatch) -> Tensor:
         with self.autocast():
             logits = model.logits(batch.images, batch.real)
         rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.image_ids)
+        if self.keep_logits:
+            rows = torch.cat((rows, logits.double()), dim=1)
         return rows if batch.real is None else rows[batch.real]
 
     def compute(self, parts: list[Tensor]) -> tuple[ClassificationResult, dict[str, float]]:
-        none = torch.zeros((0, COLUMNS), dtype=torch.float64, device=self.strategy.device)
+        columns = COLUMNS + len(self.val.classes) * self.keep_logits
+        none = torch.zeros((0, columns), dtype=torch.float64, device=self.strategy.device)
         gathered = self.strategy.all_gather(torch.cat([none, *parts])).cpu().numpy()
         rows = gathered[np.unique(gathered[:, 0], return_index=True)[1]]
         unread = len(self.val) - len(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,8 @@ from retina_dist.detection.ap_intervals import (
 )
 from retina_dist.detection.coco_metrics import MAX_DETECTIONS, CocoResult
 from retina_dist.detection.readers.categories import Entry
-from retina_dist.reporting.analysis import analysis_of, calibration_of, can_analyse, confusion_of
+from retina_dist.reporting.analysis import analysis_of, can_analyse, confusion_of
+from retina_dist.reporting.calibration import binary_logits, calibration_of
 from retina_dist.reporting.intervals import Resampled
 
 # TIDE's names, Bolya et al. 2020, https://arxiv.org/abs/2008.08115.
@@ -37,11 +38,18 @@ THRESHOLD = ("threshold", "f1", "precision", "recall")
 BOX = ("image_id", "category_id", "bbox", "area", "iscrowd")
 
 
-def analyse(result: CocoResult, folder: Path | None = None) -> tuple[Entry, Resampled]:
+def analyse(
+    result: CocoResult, folder: Path | None = None, times: Mapping[str, float] = {}
+) -> tuple[Entry, Resampled]:
     """The content of analysis.json (docs/evaluation.md) and the metrics with images left out.
 
     Every part counts `max_detections` of each class on an image, as AP counts 100 of them,
     without those that a crowd of their class covers. Both are written to `folder`, if given.
+    `times` are the seconds `s` and `cpu_s` that the images took.
+
+    The calibration error is the D-ECE of the score alone, whose hits are those of AP50: Küppers et
+    al., Multivariate Confidence Calibration for Object Detection, 2020,
+    https://arxiv.org/abs/2004.13546.
     """
     matched = rankings(result.coco, result.rows, result.image_ids)
     resampled = resample(result, matched)
@@ -51,7 +59,8 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[Entry, Resa
     threshold = best_threshold(ranked)
     classes = {}
     for name, ranking in zip(result.per_class, ranked, strict=True):
-        classes[name] = {"objects": len(ranking.objects), **best_threshold([ranking])}
+        iou = hits_of([ranking])["iou"]
+        classes[name] = {"objects": len(ranking.objects), "iou": iou, **best_threshold([ranking])}
 
     confusion = None
     if len(result.rows):
@@ -60,17 +69,22 @@ def analyse(result: CocoResult, folder: Path | None = None) -> tuple[Entry, Resa
             lambda: confusion_matrix(result, threshold["threshold"]),
         )
     scores, right, counted, _ = _pooled(ranked)
+    scores = scores[counted]
     analysis = analysis_of(
         "detection",
         resampled,
         classes,
         images_of(result, ranked, threshold["threshold"]),
         folder,
+        times,
         limit=limit_note(result),
         threshold=threshold,
         confusion=confusion,
         errors=errors_of(result),
-        calibration=calibration_of(scores[counted], right[counted]),
+        hits=hits_of(ranked),
+        calibration=calibration_of(
+            scores, np.ones(len(scores), int), right[counted].astype(int), binary_logits(scores)
+        ),
     )
     return analysis, resampled
 
@@ -91,6 +105,22 @@ def best_threshold(ranked: Sequence[Ranking]) -> dict[str, float | None]:
     best = int(f1.argmax())
     values = (scores[best], f1[best], hits[best] / max(1, counts[best]), hits[best] / objects)
     return dict(zip(THRESHOLD, map(float, values), strict=True))
+
+
+def hits_of(ranked: Sequence[Ranking]) -> dict[str, float | None]:
+    """Mean IoU of the hits at IoU .50, and Pearson's correlation of their scores with it.
+
+    As Jiang et al., Acquisition of Localization Confidence for Accurate Object Detection, 2018,
+    https://arxiv.org/abs/1807.11590, measure it. None where undefined.
+    """
+    scores = np.concatenate([each.scores[each.right[0]] for each in ranked])
+    ious = np.concatenate([each.ious[each.right[0]] for each in ranked])
+    found: dict[str, float | None] = {"iou": None, "correlation": None}
+    if len(ious):
+        found["iou"] = float(ious.mean())
+    if min(len(np.unique(scores)), len(np.unique(ious))) > 1:
+        found["correlation"] = float(np.corrcoef(scores, ious)[0, 1])
+    return found
 
 
 def _pooled(ranked: Sequence[Ranking]) -> list[np.ndarray]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Ranking:
         right: [T, n], by T criteria.
         ignored: [T, n]; an ignored prediction counts neither as right nor as wrong.
         objects: the images of the objects to predict, one entry for each object.
+        ious: [n], with the object that each takes at IoU .50; 0 without one.
     """
 
     scores: np.ndarray
@@ -64,6 +66,7 @@ class Ranking:
     right: np.ndarray
     ignored: np.ndarray
     objects: np.ndarray
+    ious: np.ndarray = field(default_factory=partial(np.zeros, 0))
 
 
 def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> Resampled:
@@ -264,6 +267,7 @@ def rankings(
     right = np.zeros((len(AREAS), len(IOUS), len(rows)), bool)
     ignored = np.repeat(_outside(rows[:, 3] * rows[:, 4])[:, None], len(IOUS), axis=1)
     images = np.zeros(len(rows), np.int64)
+    ious = np.zeros(len(rows))
     # of each object: image, category, and whether it counts for each of the areas
     objects = [np.zeros((0, 2 + len(AREAS)), np.int64)]
     area = np.arange(len(AREAS))[:, None, None]
@@ -272,6 +276,9 @@ def rankings(
         taken = match(scene.own_ious, skipped, scene.crowd)
         ignores = np.pad(skipped, ((0, 0), (0, 1)))[area, taken]  # False for -1
         images[scene.part] = i
+        at_least_half = taken[ALL, 0]
+        padded = np.pad(scene.own_ious, ((0, 0), (0, 1)))  # 0 for -1
+        ious[scene.part] = padded[np.arange(len(padded)), at_least_half]
         right[:, :, scene.part] = (taken >= 0) & ~ignores
         ignored[:, :, scene.part] = np.where(taken >= 0, ignores, ignored[:, :, scene.part])
         of_image = np.full(len(scene.crowd), i)
@@ -285,8 +292,8 @@ def rankings(
         by_area = []
         for a in range(len(AREAS)):
             places = every[(every[:, 1] == category) & (every[:, 2 + a] > 0), 0]
-            one = Ranking(rows[own, 5], images[own], right[a][:, own], ignored[a][:, own], places)
-            by_area.append(one)
+            criteria = (right[a][:, own], ignored[a][:, own])
+            by_area.append(Ranking(rows[own, 5], images[own], *criteria, places, ious[own]))
         result.append(by_area)
     return result
 

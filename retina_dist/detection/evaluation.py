@@ -48,6 +48,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     is_main = detect_launch().rank == 0
     folder = Path(config.output_dir) if config.output_dir and is_main else None
     max_pixels = MAX_PIXELS
+    times: dict[str, float] = {}
     if config.results:
         result, annotations = _of_results(config)
     else:
@@ -56,7 +57,9 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
                 lambda: _opened(config, strategy.device)
             )
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
-            result = detector.evaluator_of(annotations, data, strategy).evaluate(detector.model)
+            evaluator = detector.evaluator_of(annotations, data, strategy)
+            result = evaluator.evaluate(detector.model)
+            times = evaluator.times
             if is_main and config.max_detections:
                 result = evaluate_rows(
                     result.coco,
@@ -70,7 +73,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
 
     if not is_main:
         return result, ""
-    analysis, resampled = analyse(result, folder)
+    analysis, resampled = analyse(result, folder, times)
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
         write_report_details(result, annotations, folder, max_pixels)

@@ -7,11 +7,13 @@ only when the times are read.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,6 +45,7 @@ class PhaseTimer:
         self.steps: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.num_steps = 0
         self.wall = 0.0
+        self.cpu = 0.0
         self._marks: list[tuple[str, Any]] = []  # part, moment of its end
         self._last: Any = None
         self._gradient: Any = None  # when the last gradient of this backward pass was made
@@ -53,12 +56,14 @@ class PhaseTimer:
         """Start to measure."""
         self._last = self._now()
         self._begun = time.perf_counter()
+        self.cpu -= cpu_seconds()
 
     def stop(self) -> None:
         """Stop; the time since the last mark is "other"."""
         self.settle()  # before the last mark: the time that settling takes belongs to a part too
         self.mark("other")
         self.wall += time.perf_counter() - self._begun
+        self.cpu += cpu_seconds()
         self.settle()
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -151,6 +156,22 @@ def peak_gib(device: torch.device = torch.device("cpu")) -> float:  # noqa: B008
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
 
 
+def cpu_seconds() -> float:
+    """CPU seconds so far of this process, of its children, and of theirs that have ended.
+
+    Data workers are children of the fork server, so they count once they are closed.
+    """
+    total = sum(os.times()[:4])
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            # after its name: state, parent, 9 others, then ticks: own in user and system mode, and
+            # those of the children that ended (proc_pid_stat(5))
+            facts = file.read_bytes().rpartition(b")")[2].split()
+            if int(facts[1]) == os.getpid():
+                total += sum(map(int, facts[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     """Seconds of each part, milliseconds of a step's parts and the most memory in GiB, of every
     rank; every rank must call it.
@@ -169,6 +190,7 @@ def summary(timer: PhaseTimer, strategy: DistributedStrategy) -> dict[str, Any]:
     mine: dict[str, Any] = {
         "seconds": {name: round(timer.seconds[name], 6) for name in PARTS},
         "wall_s": round(timer.wall, 6),
+        "cpu_s": round(timer.cpu, 2),
         "steps": timer.num_steps,
         "peak_gib": {"process": round(peak_gib(), 4), "device": on_gpu},
         "step_ms": step_ms,
@@ -188,6 +210,7 @@ def format_timings(timings: dict[str, Any]) -> str:
     largest = sorted(PARTS, key=seconds.__getitem__, reverse=True)[:3]
     shares = ", ".join(f"{name} {seconds[name] / max(wall, 1e-9):.0%}" for name in largest)
     text = f"{format_duration(wall)} for {pluralize(main['steps'], 'step')}: {shares}"
+    text += f"; {sum(rank['cpu_s'] for rank in timings['ranks']):.4g} CPU seconds"
     own = [rank["step_ms"]["own"]["p50"] for rank in timings["ranks"]]
     if len(own) > 1:
         fastest = min(own)

@@ -76,6 +76,7 @@ class TrainLoop:
         self.stop = StopConsensus(self.strategy)
         self.saved_step = self.state.step
         self._saved_at = 0.0
+        self.num_images = 0  # of the steps of this start, over all ranks
         self._metrics_checked = self.strategy.world_size == 1
 
     def fit(self) -> Metrics:
@@ -128,7 +129,9 @@ class TrainLoop:
                 del micro_batches  # before the next ones are fetched
                 _, begin = self.data.position(state.step)
                 # of all ranks; an epoch's last step may have fewer
-                state.meter.update(values, min(plan.batch_size, plan.num_images - begin))
+                images = min(plan.batch_size, plan.num_images - begin)
+                self.num_images += images
+                state.meter.update(values, images)
                 state.step += 1
                 self.callbacks.on_step(state.step, values)
                 action = self._agreed_action()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
@@ -14,9 +15,13 @@ import numpy as np
 from retina_dist.base.files import write_csv, write_json
 from retina_dist.base.text import escape
 from retina_dist.reporting.intervals import Resampled
+from retina_dist.reporting.page import format_number
 from retina_dist.reporting.run_files import Analysis, Confusion
 
+logger = logging.getLogger(__name__)
+
 MAX_LISTED = 24  # images of a kind in analysis.json
+TICK = 0.01  # s, the resolution of CPU seconds
 MAX_IN_MATRIX = 2000  # labels; the file grows with their square
 
 
@@ -31,11 +36,13 @@ def analysis_of(
     classes: Mapping[str, Mapping[str, Any]],
     images: Sequence[dict[str, Any]],
     folder: Path | None,
+    times: Mapping[str, float] = {},
     **parts: Any,
 ) -> dict[str, Any]:
     """The content of analysis.json.
 
-    `images` are all of them, worst first; `classes` more about each class.
+    `images` are all of them, worst first; `classes` more about each class; `times` are the
+    seconds `s` and `cpu_s` that the images took.
 
     The first metric is also the classes' own: METRIC/CLASS of `resampled` is a class's interval.
     Written to `folder`, if given, with images.csv, a row for each image, and resamples.npz.
@@ -47,6 +54,9 @@ def analysis_of(
             metrics[name.partition("/")[2]] = resampled.interval(name).to_dict()
     wrong = [image for image in images if image["false_alarms"]]
     wrong.sort(key=itemgetter("score"), reverse=True)
+    speed = {f"images_per_{unit}": len(images) / max(t, TICK) for unit, t in times.items()}
+    if speed:
+        logger.info("%.3g images/s, %.3g a CPU second", *speed.values())
     analysis = {
         "task": task,
         "images": len(images),
@@ -56,6 +66,7 @@ def analysis_of(
             for name, more in classes.items()
         },
         **parts,
+        "speed": speed,
         "worst": list(images[:MAX_LISTED]),
         "best": list(images[: -MAX_LISTED - 1 : -1]),
         "confident": wrong[:MAX_LISTED],
@@ -75,28 +86,6 @@ def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dic
     return {"labels": list(labels), "counts": counts().tolist()}
 
 
-def calibration_of(scores: np.ndarray, right: np.ndarray) -> dict[str, Any] | None:
-    """Score and share of right predictions by bin; their mean (`ece`) and largest gap (`mce`).
-
-    Guo et al., On Calibration of Modern Neural Networks, 2017, https://arxiv.org/abs/1706.04599.
-    None without hotcoco.
-    """
-    if not can_analyse():
-        return None
-    from hotcoco import metrics
-
-    ece, mce = metrics.calibration_error(scores, right, n_bins=10)
-    names = {
-        "bin_lower": "low",
-        "bin_upper": "high",
-        "avg_confidence": "confidence",
-        "avg_accuracy": "accuracy",
-    }
-    curve = metrics.calibration_curve(scores, right, n_bins=10)
-    bins = [{names.get(key, key): value for key, value in each.items()} for each in curve]
-    return {"ece": ece, "mce": mce, "bins": bins}
-
-
 def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[str, str, int]]:
     """True label, predicted label and number of the `most` frequent confusions."""
     labels = confusion.labels
@@ -108,9 +97,9 @@ def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[s
 
 
 def lines_of(analysis: Mapping[str, Any]) -> list[str]:
-    """At most ten lines for a terminal.
+    """At most twelve lines for a terminal.
 
-    They name threshold, types of errors, confusions, calibration and worst images.
+    They name threshold, types of errors, confusions, IoU of hits, calibration and worst images.
     """
     known = msgspec.convert(analysis, Analysis)
     lines = [""]
@@ -129,10 +118,7 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
     if known.confusion:
         lines.append(f"most confused   {_most_confused(known, known.confusion)}")
 
-    found = known.calibration
-    if found:
-        lines.append(f"calibration error   {found.ece:.3f}, at most {found.mce:.3f} in a bin")
-
+    lines += _of_scores(known)
     lines.append("worst images   hits / false alarms / misses")
     for image in known.worst[:3]:
         counts = f"{image.hits} / {image.false_alarms} / {image.misses}"
@@ -140,6 +126,21 @@ def lines_of(analysis: Mapping[str, Any]) -> list[str]:
     if known.limit:
         lines.append(known.limit)
     return lines
+
+
+def _of_scores(known: Analysis) -> Iterator[str]:
+    """IoU of hits and calibration, as far as known."""
+    hits = known.hits
+    if hits.iou:
+        correlation = format_number(hits.correlation)
+        yield f"IoU of hits   {hits.iou:.3f}, Pearson's correlation with scores {correlation}"
+
+    found = known.calibration
+    if found:
+        line = f"calibration error   {found.ece:.3f}, at most {found.mce:.3f} in a bin"
+        if found.after:
+            line += f"; {found.after.ece:.3f} at a temperature of {found.temperature:.3f}"
+        yield line
 
 
 def _most_confused(known: Analysis, confusion: Confusion) -> str:

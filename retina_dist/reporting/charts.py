@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from retina_dist.reporting.page import COLORS, Chart
-from retina_dist.reporting.run_files import Metric, RunFiles, Series, short
+from retina_dist.reporting.run_files import Calibration, Metric, RunFiles, Series, short
 from retina_dist.tracking.progress import TRAINING_GROUPS
 
 MAX_LINES = 10  # of one chart
@@ -216,23 +216,30 @@ def calibration(runs: Runs) -> Iterator[Chart]:
     traces: list[Trace] = [{"name": "calibrated", "x": [0, 1], "y": [0, 1], **dotted}]
     for run in runs:
         known = run.analysis and run.analysis.calibration
-        if known:
-            bins = [each for each in known.bins if each.count]
-            traces.append(
-                {
-                    **_of_run(run, runs),
-                    "x": [each.confidence for each in bins],
-                    "y": [each.accuracy for each in bins],
-                    "mode": "lines+markers",
-                    "text": [each.count for each in bins],
-                    "hovertemplate": "%{y:.3f} of %{text} predictions are right",
-                }
-            )
+        if not known:
+            continue
+        look = _of_run(run, runs)
+        traces.append({**look, **_reliability(known)})
+        if known.after:
+            name = f"{run.name}, temperature {known.temperature:.2f}"
+            line = {"color": look["marker"]["color"], "dash": "dash"}
+            traces.append({**look, **_reliability(known.after), "name": name, "line": line})
     if len(traces) > 1:
         axes = _axes(
             "confidence", "share that is right", x={"range": [0, 1]}, y={"range": [0, 1.02]}
         )
         yield Chart("Reliability", traces, axes | {"showlegend": True})
+
+
+def _reliability(known: Calibration) -> Trace:
+    bins = [each for each in known.bins if each.count]
+    return {
+        "x": [each.confidence for each in bins],
+        "y": [each.accuracy for each in bins],
+        "mode": "lines+markers",
+        "text": [each.count for each in bins],
+        "hovertemplate": "%{y:.3f} of %{text} predictions are right",
+    }
 
 
 def times(runs: Runs) -> Iterator[Chart]:

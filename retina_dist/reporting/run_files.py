@@ -53,6 +53,7 @@ class Result(Struct):
     metrics: dict[str, Optional] = {}
     loss: Optional = msgspec.field(name="train/loss", default=None)
     images_per_s: Optional = None
+    images_per_cpu_s: Optional = None
     overrides: list[str] = []
 
     @property
@@ -160,6 +161,7 @@ class ClassMetric(Metric):
     f1: Optional = None
     precision: Optional = None
     recall: Optional = None
+    iou: Optional = None
     objects: Count | None = None
 
 
@@ -198,11 +200,30 @@ class Bin(Struct):
 
 
 class Calibration(Struct):
-    """The bins, and the mean and the largest difference between confidence and accuracy."""
+    """The bins, and the mean and the largest difference between confidence and accuracy.
+
+    `after` is the same at the temperature that fits best.
+    """
 
     bins: list[Bin]
     ece: Optional = None
     mce: Optional = None
+    temperature: Optional = None
+    after: Calibration | None = None
+
+
+class Hits(Struct, frozen=True):
+    """Mean IoU of the hits at IoU .50, and Pearson's correlation of their scores with it."""
+
+    iou: Optional = None
+    correlation: Optional = None
+
+
+class Speed(Struct, frozen=True):
+    """Images that an evaluation read and judged."""
+
+    images_per_s: Optional = None
+    images_per_cpu_s: Optional = None
 
 
 class ListedImage(Struct):
@@ -229,7 +250,9 @@ class Analysis(Struct):
     threshold: ClassMetric | None = None
     confusion: Confusion | None = None
     errors: ErrorTypes | None = None
+    hits: Hits = Hits()
     calibration: Calibration | None = None
+    speed: Speed = Speed()
     worst: list[ListedImage] = []
     confident: list[ListedImage] = []
     best: list[ListedImage] = []

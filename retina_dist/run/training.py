@@ -103,7 +103,8 @@ class Training:
         times = summary(loop.timer, self.strategy)
         if self.strategy.is_main:
             write_json(self.run.folder / "timings.json", times)
-            self._write_result(time.perf_counter() - started, loop, metrics=metrics)
+            cpu_s = sum(rank["cpu_s"] for rank in times["ranks"])
+            self._write_result(time.perf_counter() - started, loop, metrics=metrics, cpu_s=cpu_s)
             self._write_report(metrics)
             self._log_results(times)
         return metrics
@@ -194,8 +195,12 @@ class Training:
         loop: TrainLoop,
         error: Exception | None = None,
         metrics: Mapping[str, float] = {},
+        cpu_s: float = 0.0,
     ) -> None:
-        """Write result.json, with null for NaN and infinity."""
+        """Write result.json, with null for NaN and infinity.
+
+        `cpu_s` are the CPU seconds of the loop, validations included; 0 for unknown.
+        """
         best = self.state.best
         status = "failed" if error else "ok"
         if isinstance(error, Preempted):
@@ -215,6 +220,7 @@ class Training:
             "metrics": {name: _or_null(value) for name, value in metrics.items()},
             LOSS: _or_null(loop.last_loss),
             "images_per_s": fmean(speeds) if speeds else None,
+            "images_per_cpu_s": loop.num_images / cpu_s if cpu_s else None,
         }
         write_json(self.run.folder / RESULT, content)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from retina_dist.base.files import write_json
 from retina_dist.data.module import TensorBatch
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.early_stopping import BestMetric
+from retina_dist.engine.phase_timer import cpu_seconds
 from retina_dist.engine.precision import autocast
 from retina_dist.engine.task import Task, TaskData, Validator
 from retina_dist.strategies.base import DistributedStrategy
@@ -55,6 +57,7 @@ class Evaluator(ABC, Generic[Result]):
         self.strategy = strategy
         self.autocast = autocast
         self.best = best
+        self.times: dict[str, float] = {}
         self.last_result: Result | None = None
         self.best_result: Result | None = None
 
@@ -69,18 +72,29 @@ class Evaluator(ABC, Generic[Result]):
         return metrics
 
     def evaluate(self, model: nn.Module) -> Result:
-        """The result behind the metrics."""
+        """The result behind the metrics; `times` are then this rank's seconds and all ranks' CPU
+        seconds of reading and judging the images.
+
+        Every rank calls it.
+        """
         self(model)
+        self.times["cpu_s"] = sum(self.strategy.gather_objects(self.times["cpu_s"]))
         assert self.last_result is not None
         return self.last_result
 
     def collect(self, model: nn.Module) -> list[Any]:
         """The `parts` of this rank, with the model in evaluation mode; without communication."""
         was_training = model.training
+        started = time.perf_counter()
+        cpu_started = cpu_seconds()
         model.eval()
         with torch.inference_mode():
             parts = list(self.parts(model))
         model.train(was_training)
+        self.times = {
+            "s": time.perf_counter() - started,
+            "cpu_s": cpu_seconds() - cpu_started,
+        }
         return parts
 
     def parts(self, model: nn.Module) -> Iterator[Any]:

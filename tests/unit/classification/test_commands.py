@@ -44,6 +44,9 @@ def test_evaluate(checkpoint: Path, drawn: Path, tmp_path: Path) -> None:
     command = [f"checkpoint={checkpoint}", "num_workers=0", "device=cpu", f"output_dir={tmp_path}"]
     printed = commands.evaluate(load_config("evaluate", command))
     found = json.loads((tmp_path / "metrics.json").read_text())
+    analysis = json.loads((tmp_path / "analysis.json").read_text())
+    assert min(analysis["speed"].values()) > 0
+    assert analysis["calibration"]["temperature"] is None or analysis["calibration"]["after"]
     assert printed.splitlines()[0].startswith(f"{'top1':<24}{found['top1']:.4f}")
     classifier = TrainedClassifier.from_checkpoint(checkpoint)
     val = read_samples(drawn, "val", classes=CLASSES)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import correlation, fmean
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,32 @@ def test_each_kind_of_error_is_counted(tmp_path: Path) -> None:
     assert table[2] == {"file_name": "1.png", "image_id": "1", **counts, "score": "0.85"}
     assert json.loads((tmp_path / "analysis.json").read_text()) == analysis
     assert analysis["metrics"]["AP"]["value"] == resampled.values["coco/AP"]
+
+
+def test_the_iou_of_hits_and_its_correlation_with_their_scores() -> None:
+    """Moved by 10 px of 40 the IoU is 30 / 50, by 5 px 35 / 45; by 20 px it is no hit."""
+    coco = truth_of((1, BOX, 1), (2, BOX, 1), (3, BOX, 2), (3, AWAY, 2))
+    rows = rows_of(
+        (1, BOX, 0.7, 1),
+        (2, moved(10), 0.9, 1),
+        (2, BOX, 0.3, 1),  # a duplicate
+        (3, moved(5), 0.4, 2),
+        (3, (AWAY[0] + 20, *AWAY[1:]), 0.8, 2),
+    )
+    analysis, _ = analyse(evaluate_rows(coco, rows))
+    ious = [1.0, 30 / 50, 35 / 45]
+    assert analysis["classes"]["cat"]["iou"] == pytest.approx(0.8)
+    assert analysis["classes"]["dog"]["iou"] == pytest.approx(35 / 45)
+    assert analysis["hits"] == pytest.approx(
+        {"iou": fmean(ious), "correlation": correlation([0.7, 0.9, 0.4], ious)}
+    )
+    assert "IoU of hits   0.793, Pearson's correlation with scores -0.338" in lines_of(analysis)
+
+
+def test_a_crowd_is_no_hit() -> None:
+    coco = truth_of((1, BOX, 1), crowd=1)
+    analysis, _ = analyse(evaluate_rows(coco, rows_of((1, BOX, 0.9, 1))))
+    assert analysis["hits"] == {"iou": None, "correlation": None}
 
 
 def test_detections_that_a_crowd_covers_are_in_no_table() -> None:
@@ -176,7 +203,7 @@ def test_the_form_is_that_of_the_sample() -> None:
     assert list(analysis["metrics"]) == list(sample["metrics"])
     assert set(analysis["errors"]["types"]) == set(sample["errors"]["types"])
     assert set(analysis["classes"]["cat"]) == {*sample["classes"]["RBC"], "reason"}, "too few"
-    assert len(lines_of(analysis)) <= 10
+    assert len(lines_of(analysis)) <= 11
 
 
 @pytest.mark.parametrize(
@@ -192,7 +219,7 @@ def test_without_detections_or_objects(coco: dict[str, Any], rows: np.ndarray) -
     analysis, _ = analyse(evaluate_rows(coco, rows))
     assert analysis["threshold"]["threshold"] is None
     assert sum(image["hits"] + image["false_alarms"] for image in analysis["worst"]) == 0
-    assert len(lines_of(analysis)) <= 10
+    assert len(lines_of(analysis)) <= 11
     json.dumps(analysis, allow_nan=False)
 
 

@@ -5,6 +5,8 @@ user which data is read.
 from __future__ import annotations
 
 import json
+import re
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,21 @@ def test_data_given_again_takes_the_place_of_the_checkpoints(tmp_path: Path) -> 
         ConfigError, match=r"settings are not those of this version \(.*\); use another checkpoint"
     ):
         evaluate(EvaluateConfig(checkpoint=str(path), **SMALL))
+
+
+def test_an_evaluation_says_how_fast_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two images: of one process, the seconds are few."""
+    write_split(tmp_path / "data", "val", FIRST)
+    path = checkpoint_of(tmp_path, root=str(tmp_path / "data"))
+    started = time.perf_counter()
+    with caplog.at_level("INFO"):
+        evaluate(EvaluateConfig(checkpoint=str(path), output_dir=str(tmp_path / "out"), **SMALL))
+    speed = json.loads((tmp_path / "out/analysis.json").read_text())["speed"]
+    assert speed["images_per_s"] > 2 / (time.perf_counter() - started)
+    assert 0 < speed["images_per_cpu_s"] <= 2 / 0.01
+    assert re.search(r"images/s, .* a CPU second", caplog.text)
 
 
 def plan_of(root: Path, side: int, box: list[float], *overrides: str) -> str:

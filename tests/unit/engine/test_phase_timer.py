@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ import torch
 from torch import Tensor
 
 from retina_dist.engine import phase_timer as module
-from retina_dist.engine.phase_timer import IN_A_STEP, PhaseTimer, format_timings, summary
+from retina_dist.engine.phase_timer import (
+    IN_A_STEP,
+    PhaseTimer,
+    cpu_seconds,
+    format_timings,
+    summary,
+)
 from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
 from tests.unit.engine.test_train_loop import trainer
 
@@ -64,6 +71,23 @@ def test_the_slowest_rank_is_named(clock: Callable[[float], None]) -> None:
     found, *others = on_ranks(3, times)
     assert (found["slowest"], others) == (1, [found, found])
     assert format_timings(found).endswith("; rank 1 takes 2.00 times the fastest's 500 ms a step")
+
+
+def burn(seconds: float) -> None:
+    while time.process_time() < seconds:
+        pass
+
+
+def test_cpu_seconds_count_processes_of_the_fork_server() -> None:
+    """As data workers are, once they have ended."""
+    worker = get_context("forkserver").Process(target=burn, args=(0.5,))
+    before = cpu_seconds()
+    worker.start()
+    worker.join()
+    assert cpu_seconds() - before > 0.4
+    own = cpu_seconds()
+    burn(time.process_time() + 0.2)
+    assert cpu_seconds() - own > 0.1
 
 
 def test_the_parts_of_a_training_add_up_to_its_time(tmp_path: Path) -> None:
