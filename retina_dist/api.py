@@ -13,18 +13,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from typing_extensions import ParamSpec, Self
+from typing_extensions import Self
 
-from retina_dist.base.arguments import check_types
-from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.arguments import check_types, public
+from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import lookup
-from retina_dist.base.settings import MISSING, validate
+from retina_dist.base.settings import MISSING, setting, validate
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
@@ -48,22 +47,6 @@ from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.settings import StrategyConfig
 from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.settings import LoggingConfig
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _short_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Raise a UserError with the caller's line alone above its sentence, which says the rest."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except UserError as error:
-            raise error.with_traceback(None) from None
-
-    return call
 
 
 def _values(settings: object, kind: type) -> dict[str, Any]:
@@ -89,9 +72,11 @@ class _Run(TrainerConfig):
     resume: str | None = RunConfig.resume
     dry_run: bool = RunConfig.dry_run
     gpu: str | None = RunConfig.gpu
-    callbacks: list[Callback] = field(default_factory=list)
+    callbacks: list[Callback] = setting(
+        [], remedy="give objects of classes below rd.Callback, as callbacks=[MyCallback()]"
+    )
 
-    @_short_traceback
+    @public
     def __post_init__(self) -> None:
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
@@ -103,6 +88,7 @@ class _Run(TrainerConfig):
         validate(self.config)
 
     @classmethod
+    @public
     def from_config(cls, config: RunConfig, callbacks: Sequence[Callback] = ()) -> Self:
         """The trainer of composed settings.
 
@@ -124,7 +110,7 @@ class _Run(TrainerConfig):
         trainer = TrainerConfig(**_values(self, TrainerConfig))
         return RunConfig(task=TaskConfig(self._task), trainer=trainer, **_values(self, RunConfig))
 
-    @_short_traceback
+    @public
     def fit(self) -> dict[str, float]:
         """Train, and return the metrics of the last validation, such as "val/loss".
 
@@ -169,14 +155,14 @@ class Trainer(_Run):
     data: DetectionData | TorchDatasetConfig
     model: DetectorSettings = field(default_factory=ModelConfig)
 
-    @_short_traceback
+    @public
     def detector(self, device: str = "cpu", precision: str = "fp32") -> Detector:
         """The trained detector, from `checkpoint`. Raises ConfigError before `fit`."""
         return Detector.from_checkpoint(
             self.checkpoint, device=device, precision=precision, model=self.model
         )
 
-    @_short_traceback
+    @public
     def evaluate(self) -> CocoResult:
         """COCO metrics of `checkpoint` over the validation set of `data`.
 
@@ -193,14 +179,14 @@ class ClassifierTrainer(_Run):
     data: ClassificationData
     model: ClassifierConfig = field(default_factory=ClassifierConfig)
 
-    @_short_traceback
+    @public
     def classifier(self, device: str = "cpu", precision: str = "fp32") -> TrainedClassifier:
         """The trained classifier, from `checkpoint`. Raises ConfigError before `fit`."""
         return TrainedClassifier.from_checkpoint(
             self.checkpoint, device=device, precision=precision
         )
 
-    @_short_traceback
+    @public
     def evaluate(self) -> ClassificationResult:
         """Metrics of `checkpoint` over the validation set of `data`.
 

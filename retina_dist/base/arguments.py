@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import MISSING, is_of, limits_of, wrong_type
-from retina_dist.base.unknown_keys import unknown_argument
+from typing_extensions import ParamSpec
 
+from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.settings import MISSING, is_of, limits_of, wrong_type
+from retina_dist.base.unknown_keys import alias, unknown_argument
+
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of the Python interface: a wrong call is a ConfigError, as is an impossible value.
+
+    The traceback of a UserError has the caller's line alone above the sentence, which says the
+    rest.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            _check_call(function, function.__qualname__, args, kwargs)
+            return function(*args, **kwargs)
+        except UserError as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def _check_call(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> None:
+    """Raise ConfigError where `function`, called `name`, does not take these arguments."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        needed = []
+        for key, parameter in signature.parameters.items():
+            is_needed = parameter.default in (parameter.empty, MISSING)
+            if is_needed and key not in ("self", "cls", "settings", "name"):
+                needed.append(f"{key}=…")
+        hint = f"write {name}({', '.join(needed)})"
+        for key in kwargs.keys() - signature.parameters:
+            hint = alias(f"{function.__name__}.{key}", ()) or hint
+        raise ConfigError(f"{name}: {error}; {hint}.") from None
 
 
 class KnownArguments:
@@ -25,6 +66,9 @@ class KnownArguments:
         known = getattr(cls, "__dataclass_fields__", {}).keys()
         for key in sorted(kwargs.keys() - known):
             raise ConfigError(unknown_argument(_public_name(cls), cls, key))
+        if args or kwargs:  # a copy has neither
+            name = _public_name(cls)
+            _check_call(cls.__init__, name, (None, *args), kwargs)  # type: ignore[misc]
         return object.__new__(cls)
 
 

@@ -312,7 +312,7 @@ def _in_words(hint: object, plural: bool = False) -> str:
     """A type in plain words, such as "a list of whole numbers"."""
     kind, *others = (each for each in kinds_of(hint) if each is not type(None))
     items = get_args(kind)
-    words = _WORDS.get(kind, "list" if items else "section")
+    words = _WORDS.get(kind, "section" if is_dataclass(kind) else kind.__name__)
     if plural:
         words = f"{words}s"
     if others:

@@ -19,7 +19,7 @@ max_steps max_iter max_iters num_steps iterations steps: trainer.max_duration=90
 lr learning_rate base_lr lr0: optimizer.lr
 lr_scheduler scheduler: schedule
 optim optimiser: optimizer
-warmup_epochs: schedule.warmup=1epoch
+warmup_epochs lr_warmup_epochs warmup_ratio: schedule.warmup=1epoch
 warmup_iters warmup_steps warmup: schedule.warmup=1000steps
 batch batch_size ims_per_batch bs: batch_size | data.batch_size
 workers num_workers: num_workers | data.num_workers | leave it out
@@ -66,8 +66,112 @@ classes nc num_classes: model.num_classes | the data decides; leave it out
 names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
-fliplr flip: data.hflip
-flipud: data.vflip
+fliplr flip random_flip horizontal_flip: data.hflip
+flipud vertical_flip: data.vflip
+ema model_ema use_ema ema_momentum model_ema_decay: trainer.ema_decay=0.9998
+mean std normalize normalization pixel_mean pixel_std image_mean image_std: images are normalised \
+as for the weights of ImageNet; leave it out
+hsv_h hsv_s hsv_v color_jitter brightness contrast saturation hue: data.photometric=0.5 | \
+data.augment=randaugment
+degrees rotate rotation translate shear perspective bgr close_mosaic mixup_alpha cutmix_alpha \
+auto_augment autoaugment transforms transform data_augmentation rand_augment: see data.hflip, \
+data.photometric and data.scale_jitter for detection, data.augment, data.mixup and data.cutmix \
+for classification
+multi_scale scale_range: give several of data.min_sizes
+random_erase random_erasing: data.erasing
+scale: data.scale_jitter=[0.8,1.25] | data.crop_scale=[0.25,1.0]
+cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor pin_memory: images are \
+read ahead by data.num_workers; leave it out
+drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
+it; leave it out
+fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overfit_batches=2
+max_time time: trainer.max_duration=12epochs
+min_epochs min_steps: trainer.max_duration says how long; leave it out
+num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones \
+verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir \
+overwrite find_unused_parameters do_train do_eval push_to_hub: leave it out
+save_weights_only val save save_best save_best_only save_last load_best_model_at_end: best.pt \
+and last.pt are kept, and the end is validated; leave it out
+sync_batchnorm sync_bn: model.norm=sync_bn
+detect_anomaly terminate_on_nan: see trainer.max_nonfinite_steps
+profiler: trainer.profile=3steps
+verbosity print_freq logging_steps log_interval log_period: trainer.log_every=10
+cos_lr: schedule=cosine
+lrf min_lr eta_min lr_min: schedule.final_factor=0.01
+t_max total_steps: the schedule ends with trainer.max_duration; leave it out
+lr_steps steps_lr lr_step_size step_size: write schedule=multistep \
+schedule.milestones=[8epochs]
+lr_gamma: schedule.gamma | schedule=multistep has schedule.gamma
+warmup_lr warmup_bias_lr warmup_decay lr_warmup_decay: schedule.warmup_factor
+linear_scaling lr_scaling auto_scale_lr scale_lr: optimizer.lr_rule=linear
+lr_mult backbone_lr lr_backbone backbone_lr_mult: optimizer.backbone_lr_scale=0.1
+wd decay: optimizer.weight_decay
+opt optimizer_name optimizer_type: optimizer
+nbs gradient_accumulation_steps accumulation accumulate_steps grad_accum: trainer.accumulate
+max_grad_norm clip_grad_norm grad_clip clip_gradients clipnorm: trainer.gradient_clip=1
+per_device_train_batch_size samples_per_gpu train_batch_size: data.batch_size
+workers_per_gpu dataloader_num_workers: data.num_workers
+save_steps save_every save_interval checkpoint_interval ckpt_interval: \
+trainer.checkpoint_every=1epoch
+save_total_limit max_keep_ckpts: trainer.keep_last
+eval_steps eval_every eval_interval evaluation_interval val_every validate: \
+trainer.validate_every=1epoch
+metric_for_best_model metric save_best_metric: trainer.monitor
+greater_is_better mode: trainer.monitor_mode=max
+early_stopping_patience es_patience: trainer.patience
+bf16 half_precision fp32: trainer.precision=bf16 | precision=bf16
+gradient_checkpointing grad_checkpointing: model.activation_checkpointing=true
+use_deterministic_algorithms cudnn_deterministic: trainer.deterministic=true
+backend dist_backend launcher distributed ddp: strategy=ddp
+dist_url master_addr master_port node_rank local_rank rank gpu_ids: give it to the launcher, \
+as in torchrun --nproc-per-node N
+report_to wandb clearml comet tracking: logging
+tensorboard_dir log_dir logdir: output_dir
+mlflow_tracking_uri tracking_uri: logging.mlflow_uri
+trainable_backbone_layers unfreeze: model.trainable_layers
+weights_backbone pretrained_backbone backbone_pretrained: model.backbone_weights
+fpn fpn_out_channels out_channels: model.fpn_channels
+gamma_focal focal: model.focal_gamma
+alpha: model.focal_alpha
+max_det max_detections detections max_dets top_k topk: model.detections_per_image | \
+max_detections | every detection is kept, the checkpoint's model.detections_per_image an image; \
+leave it out
+iou_threshold iou_thres iou_thresh nms_thresh nms_thresh_test nms_iou iou_type iou_types: \
+model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used, and metrics are \
+COCO's, at IoU 0.50 to 0.95; leave it out
+score_thresh score_thresh_test conf_thres min_score: score_threshold | model.score_threshold
+dropout drop_path drop_rate: the network has none; leave it out
+single_cls: the data names its classes; leave it out
+agnostic_nms: NMS is of each class; leave it out
+save_txt save_conf save_crop save_json save_frames show_labels show_conf show_boxes line_width \
+hide_labels view_img nosave vid_stride stream: pictures and results.json are written to \
+output_dir; leave it out
+show visualize: pictures are written to output_dir; leave it out
+input_dir images_dir image_dir img_dir folder files: input | images | data.root | root
+output_file out out_dir output_path outdir save_path outfile: output_dir | output
+model_path checkpoint_path weight ckpt: checkpoint | model.weights
+ann_file annotation_file annotation ann gt labels label_dir: annotations | data.train_annotations
+predictions preds detections_file dt pred: results
+test_split valid_split val_ratio validation_split val_size: data.val_fraction=0.1
+onnx int8 quantize optimize keras workspace dynamic_axes: leave it out
+from to from_format to_format: root and output say what is read and written; the ending of output \
+is the format
+bind address: host
+ssl https tls: put a proxy with TLS before it; leave it out
+reload: leave it out
+token password auth key: api_key
+tolerance atol rtol: the bounds are fixed; leave it out
+fix repair: problems are named, files stay as they are; leave it out
+num_shards shards shard_size maxsize max_size_mb: shard_mb
+predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou predict.topk \
+predict.top_k predict.k predict.max_det: select from what predict returns
+predict.batch_size predict.batch predict.device predict.save predict.verbose: images are taken \
+one by one on the device of from_checkpoint(PATH, device=…)
+fit.epochs fit.max_epochs fit.num_epochs: give it to the trainer, as max_duration="3epochs"
+fit.ckpt_path fit.resume fit.checkpoint: give the trainer resume=RUN
+evaluate.root evaluate.annotations evaluate.data: give evaluate DetectionData(root=FOLDER)
+from_checkpoint.checkpoint from_checkpoint.weights from_checkpoint.checkpoint_path \
+from_checkpoint.ckpt from_checkpoint.run: its first argument is the path
 """
 
 
@@ -87,7 +191,7 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
         if is_clause or meant.partition("=")[0] in known:
             if not re.fullmatch(r"\d{1,9}", str(value)):
                 return meant
-            return re.sub(r"(?<![a-z\d])\d+k?", str(value), meant)
+            return re.sub(r"(?<![a-z\d.])\d+k?(?![\d.])", str(value), meant)
     return ""
 
 
@@ -182,12 +286,12 @@ def _remedy_of_word(
     around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return "leave out the spaces around = and between the items of a list"
-    key, _, value = overrides[number - 1].partition("=")
-    if number and os.path.exists(f"{value} {word}"):
+    key, _, value = "".join(overrides[:number][-1:]).partition("=")
+    if os.path.exists(f"{value} {word}"):
         return f"write {as_override(key, f'{value} {word}')}"
     if word in known:
         return f"write {word}=VALUE"
-    meant = alias(word, known)
+    meant = alias(word, known, value)
     if " " in meant or "=" in meant:
         return f"write {meant}"
     stem, _, ending = word.rpartition(".")

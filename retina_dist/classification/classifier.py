@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError
 from retina_dist.classification.dataset import ClassificationDataModule, eval_transform
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
@@ -92,6 +93,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         }
         return build_classifier(**arguments), others
 
+    @public
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:
         """[N, K] float32 probabilities; a single image gives one row.
 

@@ -50,7 +50,8 @@ def export(config: ExportConfig) -> float:
     check_ending(output)
     if config.size is not None:
         raise ConfigError(
-            f"size={config.size} is for detectors; a classifier takes its validation's size."
+            f"size={config.size} is for detectors; leave it out, and a classifier takes its "
+            "validation's size."
         )
     classifier = TrainedClassifier.from_checkpoint(config.checkpoint)
     side = max(16, classifier.short_side)

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.base import registry
+from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import FAMILIES, as_dict, lookup, names_class, readers_of
@@ -135,6 +136,7 @@ def _add_groups() -> None:
                 ConfigStore.instance().store(group=kind.section, name=name, node={"name": name})
 
 
+@public
 def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
     """Compose `conf/NAME.yaml` with Hydra overrides into its typed object, such as a `RunConfig`.
 
@@ -351,8 +353,9 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
         raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
-        if equals and not value and key == "data.root":
-            raise ConfigError(f"{override} is empty, as of an unset variable; give a path.")
+        if equals and not value:
+            hint = "give a value, or leave it out"
+            raise ConfigError(f"{override} is empty, as of an unset variable; {hint}.")
         if not equals and not override.startswith("~"):
             schema, sections = section_types(schema_of(name), {})
             known = settings_by_key(schema, sections=sections)

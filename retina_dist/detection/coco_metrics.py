@@ -259,7 +259,8 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
             number = entry[f"{what}_id"]
             if number not in ids:
                 raise DataError(
-                    f"{path}: entry {i} is of {what} {number}, which the ground truth lacks."
+                    f"{path}: entry {i} is of {what} {number}, which the ground truth lacks; "
+                    f"give its ids, such as {sorted(ids)[:5]}."
                 )
     if not entries:
         logger.warning(f"{path} has no detection, so no object is found.")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 from typing_extensions import Self, TypedDict
 
+from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
@@ -78,6 +79,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     task = "detection"
     Answer = ImageResult
 
+    @public
     def __init__(
         self,
         model: DetectionModel,
@@ -139,6 +141,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         network = build_model(model, categories.num_classes, pretrained=False)
         return network, {"categories": categories, **content["input"]}
 
+    @public
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
         """Detections of each image, boxes in pixels of the image.
 
@@ -155,6 +158,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         """
         return self.run_each(images)
 
+    @public
     def tiled(self, tile: int, overlap: float = 0.2) -> Detector:
         """This detector in windows of `tile` px, for small objects in large images.
 

@@ -176,7 +176,13 @@ def _settle(
 def _describe(
     config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None
 ) -> list[str]:
-    lines = [f"data: {config.data.name}", task.describe(), "plan:", str(plan)]
+    data = task.describe()
+    fraction = getattr(config.data, "val_fraction", None)
+    if fraction and "val_fraction" not in data:
+        data += (
+            f"\n  note     data.val_fraction={fraction} has no effect: the data have a val split"
+        )
+    lines = [f"data: {config.data.name}", data, "plan:", str(plan)]
     if best:
         end = ""
         if best.patience:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from typing_extensions import Self, TypeVar
 
+from retina_dist.base.arguments import public
 from retina_dist.base.errors import (
     CheckpointError,
     ConfigError,
@@ -94,6 +95,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         return f"{type(self).__name__}({', '.join(facts)})"
 
     @classmethod
+    @public
     def from_checkpoint(
         cls,
         path: str | Path,
@@ -220,6 +222,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         """What evaluates the model on the strategy's device over `val`, read as `data` says."""
         raise NotImplementedError
 
+    @public
     def evaluate(self, data: Any, *, strategy: StrategySettings | None = None) -> Result:
         """The metrics over the validation set of `data`; every rank calls it.
 

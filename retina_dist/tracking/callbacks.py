@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from retina_dist.base.errors import UserError, describe_error
+from retina_dist.base.errors import ConfigError, UserError, describe_error
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Callback:
     A method may read and write what it likes, but not call a collective on some ranks only. The
     next step waits for it, and an error of it ends the run as a `CallbackError` that names it.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Raise ConfigError for a hook of another library, which nothing would call."""
+        for name in vars(cls):
+            if name.startswith("on_") and not hasattr(Callback, name):
+                known = "on_start, on_step, on_log, on_validation and on_end"
+                raise ConfigError(f"{cls.__name__}.{name} is never called; a Callback has {known}.")
 
     def on_start(self, start: TrainingStart) -> None:
         """Before the first step, and again after each restart of an elastic job."""

@@ -25,6 +25,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FrozenBatchNorm2d, nms
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
+from retina_dist.base.arguments import public
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.backbone import Backbone, Pyramid, children_of
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
@@ -355,6 +356,7 @@ TORCHVISIONS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+@public
 def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
     """A `RetinaNet` with random weights, as the `settings` of a `ModelConfig` describe it.
 

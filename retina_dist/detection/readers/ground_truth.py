@@ -26,6 +26,15 @@ MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a 
 NO_ID = -1  # of an object without one
 CHUNK = 4096  # objects that are decoded at a time
 MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
+# What to do about a value of another type, or an absent one.
+FORMS = {
+    "id": "give each its own whole number as id",
+    "image_id": "give the id of one of the images as image_id",
+    "category_id": "give the id of one of the categories as category_id",
+    "file_name": "give the path below the folder of images as file_name",
+    "name": "give the class as name",
+    "bbox": "give bbox as [x, y, width, height] in pixels",
+}
 
 # An object before it is checked. Ids are floats, exact up to MAX_INTEGER, so that none overflows.
 OBJECT = np.dtype(
@@ -274,7 +283,10 @@ def parse_dictionary(content: Entry, source: object) -> tuple[CocoContent, list[
     except UnicodeError as error:
         raise DataError(f"{source} holds half a character ({error}); correct it.") from error
     except msgspec.ValidationError as error:
-        raise DataError(f"{source}: {_place_of(error, content)}; correct it.") from error
+        remedy = "correct it"
+        for word in re.findall(r"\w+", str(error)):
+            remedy = FORMS.get(word, remedy)
+        raise DataError(f"{source}: {_place_of(error, content)}; {remedy}.") from error
     return CocoContent(found.images, _as_array(found.annotations), found.categories), warnings
 
 

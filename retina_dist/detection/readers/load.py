@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, parse_path
 from retina_dist.base.registry import lookup
@@ -30,6 +31,7 @@ from retina_dist.detection.readers.records import (
 from retina_dist.detection.settings import DetectionData
 
 
+@public
 def load_annotations(
     annotations: str | PathOrUrl,
     images: str | PathOrUrl,

@@ -99,7 +99,8 @@ class VocReader(FolderReader):
         if found is None:
             xml = f"Annotations/{name}.xml"
             why = "is no annotation" if xml in place.tree.listed else "does not exist"
-            raise DataError(f"{place.tree.root / xml} {why}; restore the file.")
+            remedy = f"restore the file, or take {name} out of the lists in ImageSets/Main"
+            raise DataError(f"{place.tree.root / xml} {why}; {remedy}.")
         return Item(found, ())
 
     def with_folder(self, root: PathOrUrl, items: list[Item]) -> tuple[PathOrUrl, list[Item]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +23,9 @@ from retina_dist.config.compose import data_entry, load_config
 from retina_dist.convert import ConvertConfig
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
+from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.recognition import recognise
+from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.optim.settings import OptimizerConfig
@@ -28,6 +33,7 @@ from retina_dist.reporting.run_report import write_report
 from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
+from retina_dist.tracking.callbacks import Callback
 
 REMEDIES = {
     # what other tools call it
@@ -46,7 +52,13 @@ REMEDIES = {
     "recipe=finetune": "write experiment=NAME",
     "loss=focal": "see model.focal_alpha, model.focal_gamma and model.box_loss",
     "model.backbone_weights=true": "is not a text; write one, or leave",
-    "data.root=": "data.root= is empty, as of an unset variable; give a path.",
+    "data.root=": "data.root= is empty, as of an unset variable; give a value",
+    "resume=": "resume= is empty, as of an unset variable; give a value, or leave it out.",
+    "trainer.ema=true": "did you mean trainer.ema_decay=0.9998?",
+    "data.mean=[0.5,0.5,0.5]": "images are normalised as for the weights of ImageNet; leave it",
+    "schedule.T_max=12": "the schedule ends with trainer.max_duration; leave it out",
+    "optimizer.lr_step_size=3": "write schedule=multistep schedule.milestones=[3epochs].",
+    "data.hsv_h=1": "did you mean data.photometric=0.5?",
     # shortened
     "model=retinanet": "did you mean retinanet_r18 or retinanet_r50 or",
     "help": "write --help, alone",
@@ -72,6 +84,11 @@ def test_the_remedy_is_named(override: str) -> None:
 
 
 OF_OTHER_COMMANDS = {
+    ("train", "trainer.max_duration=2", "steps"): "write trainer.max_duration=2steps.",
+    ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
+    ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "model.nms_threshold, is used",
+    ("predict", "checkpoint=a.pt", "input=a", "save_txt=true"): "written to output_dir; leave it",
+    ("serve", "checkpoint=a.pt", "threshold=0.5"): "did you mean score_threshold?",
     ("predict", "checkpoint=runs/a", "a.jpg", "b.jpg", "c.jpg"): 'write "input=photos/*.jpg"',
     ("export", "runs/a", "a.onnx"): "write checkpoint=runs/a output=a.onnx",
     ("export", "a.pt", "a.onnx"): "write checkpoint=a.pt output=a.onnx",
@@ -93,6 +110,69 @@ def test_python_names_what_reads_a_checkpoint_and_settings() -> None:
         Detector("runs/a")  # type: ignore[arg-type, call-arg]
     with pytest.raises(ConfigError, match=r"give rd\.load_config"):
         Trainer.from_config({"data.root": "a"})  # type: ignore[arg-type]
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "Detector.predict: got an unexpected keyword argument 'conf'; select from what": (
+        Detector.predict,
+        (None, "a.jpg"),
+        {"conf": 0.5},
+    ),
+    r"Trainer.evaluate: too many positional arguments; write Trainer.evaluate\(\)": (
+        Trainer.evaluate,
+        (None, "mine"),
+        {},
+    ),
+    "from_checkpoint: missing a required argument: 'path'; its first argument is the path": (
+        Detector.from_checkpoint,
+        (),
+        {"checkpoint": "runs/a"},
+    ),
+    r"OptimizerConfig: too many .*; write OptimizerConfig\(lr=…\)": (
+        OptimizerConfig,
+        ("sgd", *range(20)),
+        {},
+    ),
+    r"TorchDatasetConfig: missing .*; write TorchDatasetConfig\(train=…, categories=…\)": (
+        TorchDatasetConfig,
+        (),
+        {"root": "a"},
+    ),
+    r"build_retinanet: too many .*; write build_retinanet\(num_classes=…\)": (
+        build_retinanet,
+        ("resnet50", 3),
+        {},
+    ),
+    "callbacks=.* is not a list of Callbacks; give objects of classes below rd.Callback": (
+        Trainer,
+        (),
+        {
+            "data": DetectionData(root="a"),
+            "optimizer": OptimizerConfig(lr=0.1),
+            "max_duration": "2steps",
+            "callbacks": [print],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("said", CALLS)
+def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
+    function, args, kwargs = CALLS[said]
+    with pytest.raises(ConfigError, match=said):
+        function(*args, **kwargs)
+
+
+def test_a_hook_that_nothing_calls_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"C\.on_epoch_end is never called; a Callback has on_"):
+
+        class C(Callback):
+            def on_epoch_end(self) -> None: ...
+
+
+def test_a_copy_of_settings_is_no_wrong_call() -> None:
+    data = TorchDatasetConfig(train=[1], categories=["a"])  # type: ignore[arg-type]
+    assert copy.copy(data).datasets is data.datasets
 
 
 @pytest.mark.parametrize("key", ["data", "model", "optimizer"])

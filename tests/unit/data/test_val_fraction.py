@@ -108,6 +108,26 @@ def test_a_val_split_that_is_there_is_used(tmp_path: Path) -> None:
     assert len(names(read_split(data, "train"))) == 20
 
 
+def test_the_plan_says_that_val_fraction_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = coco(tmp_path / "a", "train", 20).with_values(val_fraction=0.2, root=str(tmp_path / "a"))
+    trainer = rd.Trainer(
+        data=data,
+        model=rd.ModelConfig(backbone="resnet18"),
+        optimizer=rd.OptimizerConfig(lr=0.1),
+        max_duration="1steps",
+        dry_run=True,
+    )
+    trainer.fit()
+    assert "has no effect" not in "".join(capsys.readouterr())
+    coco(tmp_path / "a", "val", 3)
+    trainer.fit()
+    said = "".join(capsys.readouterr())
+    assert "data.val_fraction=0.2 has no effect: the data have a val split" in said
+
+
 def test_a_val_csv_that_is_there_is_used(tmp_path: Path) -> None:
     for i in range(4):
         Image.new("RGB", (40, 30), (i, 0, 0)).save(tmp_path / f"{i}.png")

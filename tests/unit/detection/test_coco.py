@@ -245,7 +245,15 @@ def test_sizes_come_from_the_images_where_the_file_has_none(tmp_path: Path):
             changed("annotations", bbox=[1, 2, "wide", 4]),
             r"annotations\[0\].bbox\[2\] .* is 'wide'",
         ),
-        (changed("annotations", bbox=[1, 2, 3]), r"annotations\[0\].bbox .*length 4, got 3"),
+        (
+            changed("annotations", bbox=[1, 2, 3]),
+            r"annotations\[0\].bbox .*length 4, got 3; give bbox as \[x, y, width, height\]",
+        ),
+        (
+            changed("annotations", image_id="a.png"),
+            "; give the id of one of the images as image_id",
+        ),
+        (changed("categories", name=None), "; give the class as name"),
         (
             changed("categories", name="a\x1b[2Jb"),
             "category 18 has no name without control characters",

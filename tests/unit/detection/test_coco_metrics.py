@@ -451,3 +451,14 @@ def test_images_that_no_rank_read_are_left_out(
     assert "2 of 4 validation images are left out of the metrics" in caplog.text
     with pytest.raises(DataError, match="no validation image could be read"):
         evaluator_of(lambda: [])(Sees())
+
+
+@pytest.mark.parametrize(("key", "has"), [("image_id", [7]), ("category_id", [1, 2])])
+def test_an_id_that_is_not_there_is_answered_with_those_that_are(
+    tmp_path: Path, key: str, has: list[int]
+) -> None:
+    coco = {"images": [{"id": 7}], "categories": [{"id": 1}, {"id": 2}]}
+    entry = {"image_id": 7, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5, key: 0}
+    (tmp_path / "results.json").write_text(json.dumps([entry]))
+    with pytest.raises(DataError, match=rf"{key[:-3]} 0, .*lacks; give its ids, such as \{has}"):
+        read_results(tmp_path / "results.json", coco)
