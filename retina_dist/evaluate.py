@@ -52,6 +52,9 @@ class EvaluateConfig(PredictorConfig):
         "of a class on an image, in the tables and in AP@N beside COCO's numbers; null: COCO's 100",
         at_least=1,
     )
+    calibrate: bool = setting(
+        False, "fit a temperature of the scores to these images, and write it into the checkpoint"
+    )
     batch_size: int = setting(8, at_least=1)
     num_workers: int = setting(2, at_least=0)
 

@@ -130,6 +130,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
             val, module.val_batches, strategy, autocast(strategy.device, self.precision)
         )
         evaluator.keep_logits = True
+        evaluator.temperature = self.temperature
         return evaluator
 
     def prepare(self, image: AnyImage) -> Tensor:
@@ -163,6 +164,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
             "shorter side resized to short_side, then the centre",
             "image_size": self.image_size,
             "short_side": self.short_side,
+            "temperature": self.temperature,
         }
 
     @torch.inference_mode()
@@ -170,4 +172,4 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """[B, 3, S, S] uint8 -> [B, K] float32 on the CPU."""
         with self.autocast():
             logits = self.model.logits(images.to(self.device))
-        return logits.float().softmax(1).cpu()
+        return (logits.float() / self.temperature).softmax(1).cpu()

@@ -22,6 +22,7 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
+from retina_dist.task.calibration import calibrate
 from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
 from retina_dist.tracking.console import heartbeat
 
@@ -66,7 +67,9 @@ def evaluate(config: EvaluateConfig) -> str:
     if folder:
         write_json(folder / "metrics.json", result.to_dict())
         write_details(folder, partial(val.read_image, max_pixels=data.max_pixels))
-    return "\n".join([format_table(result, resampled), *lines_of(analysis)])
+    lines = [format_table(result, resampled), *lines_of(analysis)]
+    lines += calibrate(classifier, analysis, resampled.images, data.val_split, config.calibrate)
+    return "\n".join(lines)
 
 
 def format_table(result: ClassificationResult, resampled: Resampled) -> str:

@@ -36,9 +36,10 @@ class ExportableClassifier(nn.Module):
     def __init__(self, classifier: TrainedClassifier) -> None:
         super().__init__()
         self.classifier = classifier.model
+        self.temperature = classifier.temperature
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.classifier.logits(image).softmax(1)
+        return (self.classifier.logits(image) / self.temperature).softmax(1)
 
 
 def export(config: ExportConfig) -> float:
@@ -99,6 +100,7 @@ def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> R
     theirs.eval()
 
     def run(image: Tensor) -> list[Tensor]:
-        return [theirs(classifier.model.normalized(image)).softmax(1)]
+        logits = theirs(classifier.model.normalized(image))
+        return [(logits / classifier.temperature).softmax(1)]
 
     return run

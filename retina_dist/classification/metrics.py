@@ -134,6 +134,8 @@ class ClassificationEvaluator(Evaluator[ClassificationResult]):
     def update(self, model: Any, batch: ImageBatch) -> Tensor:
         with self.autocast():
             logits = model.logits(batch.images, batch.real)
+        if self.temperature != 1:
+            logits = logits.float() / self.temperature
         rows = rows_of(logits, model.losses(logits, batch), batch.labels, batch.image_ids)
         if self.keep_logits:
             rows = torch.cat((rows, logits.double()), dim=1)

@@ -44,6 +44,16 @@ def with_area(detections: Detections) -> Detections:
     )
 
 
+def scaled(scores: Tensor, temperature: float) -> Tensor:
+    """sigmoid(logit(score) / temperature); the scores themselves for 1.
+
+    It is computed in float64, so that rounding does not change the order of scores.
+    """
+    if temperature == 1:
+        return scores
+    return torch.sigmoid(torch.logit(scores.double()) / temperature).to(scores.dtype)
+
+
 @dataclass(frozen=True)
 class Batch(TensorBatch):
     """B images of one padded shape, with their boxes padded to a common number.

@@ -26,7 +26,7 @@ from torch import nn
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import read_bytes, write_json
 from retina_dist.data.parsing import reading
-from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.batch import Batch, Detections, scaled
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.task.image_task import Evaluator
 
@@ -303,6 +303,7 @@ class CocoEvaluator(Evaluator[CocoResult]):
         image_ids = batch.image_ids.tolist()
         first: dict[int, Detections] = {}  # of an image that comes twice
         for image_id, found in zip(image_ids, detections, strict=True):
+            found["scores"] = scaled(found["scores"], self.temperature)
             first.setdefault(image_id, found)
         rows = detections_to_rows(list(first.values()), list(first), self.val.categories)
         sums = {name: loss.float() * len(batch) for name, loss in losses.items()}

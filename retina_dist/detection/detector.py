@@ -19,7 +19,7 @@ from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.buckets import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
-from retina_dist.detection.batch import Batch, Detections, Sample, collate, with_area
+from retina_dist.detection.batch import Batch, Detections, Sample, collate, scaled, with_area
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, detections_to_rows
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
@@ -192,9 +192,11 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             world_size=strategy.world_size,
             device=strategy.device,
         )
-        return CocoEvaluator(
+        evaluator = CocoEvaluator(
             val, module.val_batches, strategy, autocast(strategy.device, self.precision)
         )
+        evaluator.temperature = self.temperature
+        return evaluator
 
     def prepare(self, image: AnyImage) -> Batch:
         """The image, resized as for the validation, in the smallest padded shape that holds it.
@@ -217,8 +219,16 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
         """Detections of what `prepare` made, in one pass for each padded shape.
 
-        The last digits may differ from those of `predict`.
+        The last digits may differ from those of `predict`. The temperature scales the scores last:
+        it changes neither which detections there are nor their order.
         """
+        outputs = self.unscaled(prepared)
+        for found in outputs:
+            found["scores"] = scaled(found["scores"], self.temperature)
+        return outputs
+
+    def unscaled(self, prepared: Sequence[Batch]) -> list[Detections]:
+        """`run` without the temperature."""
         places_of: dict[torch.Size, list[int]] = {}
         for i, batch in enumerate(prepared):
             places_of.setdefault(batch.images.shape, []).append(i)
@@ -267,6 +277,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             "min_size": self.min_size,
             "max_size": self.max_size,
             **(limits if self.model.detections_per_img else {}),
+            "temperature": self.temperature,
         }
 
     @torch.inference_mode()
@@ -336,8 +347,8 @@ class TiledDetector(Detector):
             parts.append(concatenate(batches[i : i + WINDOWS_AT_ONCE]))
         return TiledBatch(**vars(whole), windows=torch.tensor(windows), parts=parts)
 
-    def run(self, prepared: Sequence[Batch]) -> list[Detections]:
-        outputs = super().run(prepared)
+    def unscaled(self, prepared: Sequence[Batch]) -> list[Detections]:
+        outputs = super().unscaled(prepared)
         for i, batch in enumerate(prepared):
             if isinstance(batch, TiledBatch) and batch.windows is not None:
                 outputs[i] = merge(

@@ -31,6 +31,7 @@ from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
+from retina_dist.task.calibration import calibrate
 from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
 from retina_dist.tracking.console import heartbeat
 
@@ -47,6 +48,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     _check(config)
     is_main = detect_launch().rank == 0
     folder = Path(config.output_dir) if config.output_dir and is_main else None
+    detector = None
     max_pixels = MAX_PIXELS
     times: dict[str, float] = {}
     if config.results:
@@ -78,10 +80,14 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
         write_json(folder / "metrics.json", result.to_dict())
         write_report_details(result, annotations, folder, max_pixels)
     lines = [format_table(result, resampled), *lines_of(analysis)]
+    if detector:
+        split = config.annotations or data.val_split
+        lines += calibrate(detector, analysis, resampled.images, split, config.calibrate)
     return result, "\n".join(lines).rstrip("\n")
 
 
 def _check(config: EvaluateConfig) -> None:
+    _check_calibrate(config)
     if (config.checkpoint is None) == (config.results is None):
         raise ConfigError(
             "give either checkpoint=FILE.pt or results=FILE.json with annotations=FILE.json."
@@ -96,6 +102,11 @@ def _check(config: EvaluateConfig) -> None:
         )
     if config.root and (config.images or config.results):
         raise ConfigError(f"root={config.root} has no effect with images or results; leave it out.")
+
+
+def _check_calibrate(config: EvaluateConfig) -> None:
+    if config.calibrate and (config.results or is_torchvision_name(str(config.checkpoint))):
+        raise ConfigError("calibrate=true writes into a checkpoint; give that of a run.")
 
 
 def format_table(result: CocoResult, resampled: Resampled) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import resize_image
@@ -21,7 +21,7 @@ from torchvision.transforms.v2.functional import resize_image
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
 from retina_dist.data.images import pixels_of
-from retina_dist.detection.batch import Batch, Detections, with_area
+from retina_dist.detection.batch import Batch, Detections, scaled, with_area
 from retina_dist.detection.data.synthetic import draw_scene
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
@@ -46,7 +46,22 @@ MIN_SIDE = 4 * SHAPE_DIVISOR + 1
 TORCHVISION_EPS = 1e-5  # of the batch norms of torchvision's class
 
 
-def export_graph(model: DetectionModel, size: Sequence[int] | None = None) -> ExportedProgram:
+class ScaledModel(nn.Module):
+    """An exportable model with the temperature of a checkpoint."""
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        boxes, scores, labels = self.model(images)
+        return boxes, scaled(scores, self.temperature), labels
+
+
+def export_graph(
+    model: DetectionModel, size: Sequence[int] | None = None, temperature: float = 1.0
+) -> ExportedProgram:
     """The graph for images of one size (height, width), or of any.
 
     That of any size takes sides from `MIN_SIDE` px on where torch runs it.
@@ -55,9 +70,10 @@ def export_graph(model: DetectionModel, size: Sequence[int] | None = None) -> Ex
     example = torch.zeros(1, 3, *(size or (300, 400)), dtype=torch.uint8)
     dynamic = None if size else {INPUT: {2: Dim.AUTO, 3: Dim.AUTO}}
     with torch.inference_mode(False), torch.no_grad():
-        return torch.export.export(
-            model.exportable().eval(), (example,), dynamic_shapes=dynamic, strict=False
-        )
+        whole = model.exportable()
+        if temperature != 1:
+            whole = ScaledModel(whole, temperature)
+        return torch.export.export(whole.eval(), (example,), dynamic_shapes=dynamic, strict=False)
 
 
 def export(config: ExportConfig) -> dict[str, float]:
@@ -176,7 +192,7 @@ def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None 
     if size:
         metadata["input"] += f", {size}"
     return Exporter(
-        graph=partial(export_graph, detector.model, size),
+        graph=partial(export_graph, detector.model, size, detector.temperature),
         input_name=INPUT,
         output_names=OUTPUTS,
         state=detector.model.state_dict(),
@@ -210,7 +226,7 @@ def differences(
 
 def _apart(detector: Detector, these: Detections, those: Detections, margin: float) -> Tensor:
     """[N, 2]: `differences` of the detections of one side."""
-    lowest = detector.model.score_thresh
+    lowest = scaled(torch.tensor(detector.model.score_thresh), detector.temperature).item()
     if len(those["scores"]) == detector.model.detections_per_img:  # the rest was cut off
         lowest = max(lowest, float(those["scores"].min()))
     counted = ~(these["scores"] <= lowest + margin)  # NaN too
@@ -229,12 +245,13 @@ def _with_state(detector: Detector, state: Mapping[str, Tensor]) -> Runner:
     if not isinstance(model, RetinaNet):
         model = copy.deepcopy(model)
         model.load_state_dict(state)
-        return model.exportable().eval()
+        return ScaledModel(model.exportable(), detector.temperature).eval()
 
     def run(image: Tensor) -> list[Tensor]:
         theirs = as_torchvision(model, image.shape[-2:])
         theirs.load_state_dict(state)
         (detections,) = theirs([image[0].float() / 255])
+        detections["scores"] = scaled(detections["scores"], detector.temperature)
         return [detections[name] for name in OUTPUTS]
 
     return run

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from retina_dist.reporting.analysis import can_analyse
 
-# Of a temperature. A fit beyond them has hardly any wrong, or hardly any right predictions.
+# Of a temperature; beyond them the scores tell hardly anything.
 COLDEST, HOTTEST = 0.05, 20.0
 NAMES = {
     "bin_lower": "low",
@@ -34,7 +34,8 @@ def calibration_of(
         scores: [N], of the predictions.
         predicted: [N], their classes.
         labels: [N], the true classes.
-        logits: [N, K], whose softmax the scores are. Without them there is no temperature.
+        logits: [N, K], whose softmax the scores are. There is no temperature without them, nor
+            where all predictions are right, or all wrong.
 
     None without hotcoco.
     """
@@ -43,7 +44,7 @@ def calibration_of(
     right = predicted == labels
     temperature = None
     after = None
-    if logits is not None:
+    if logits is not None and 0 < right.sum() < len(right):
         wide = torch.from_numpy(logits)
         temperature = fit_temperature(wide, torch.from_numpy(labels))
         if temperature is not None:
@@ -64,7 +65,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float | None:
     The likelihood has one maximum, as its logarithm is concave in 1 / T. None where that does not
     lie between COLDEST and HOTTEST.
     """
-    if not len(labels) or not logits.isfinite().all():
+    if not logits.isfinite().all():
         return None
     inverse = torch.ones((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(

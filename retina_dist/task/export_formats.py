@@ -70,6 +70,8 @@ def describe_export(predictor: Predictor, config: ExportConfig, summary: str) ->
     """Write the model card and print what was written."""
     output = Path(config.output)
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; {summary}")
+    if output.suffix == ".pt" and predictor.temperature != 1:
+        print(f"divide logits by temperature={predictor.temperature:g}: {output} does not hold it")
     print(f"described in {write_card(output, predictor, config.checkpoint, config.intended_use)}")
 
 

@@ -42,7 +42,11 @@ class Evaluator(ABC, Generic[Result]):
         strategy: what gathers the parts of the ranks.
         autocast: the context of the forward passes, for their precision.
         best: the metric that chooses `best_result` among the results of several validations.
+
+    `temperature` divides the logits of the scores.
     """
+
+    temperature = 1.0
 
     def __init__(
         self,

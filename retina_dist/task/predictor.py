@@ -5,6 +5,7 @@ Its errors are UserErrors.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ from retina_dist.task.image_task import Evaluator
 from retina_dist.tracking.console import configure_logging, heartbeat
 
 # What a checkpoint says of its training.
-RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions")
+RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions", "calibration")
 # Data settings that say where files are.
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 
@@ -93,6 +94,11 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         if self.source:
             facts.append(f"checkpoint={redacted(self.source)}")
         return f"{type(self).__name__}({', '.join(facts)})"
+
+    @property
+    def temperature(self) -> float:
+        """What divides the logits of scores: 1, or what `evaluate calibrate=true` has fitted."""
+        return float(self.record.get("calibration", {}).get("temperature", 1))
 
     @classmethod
     @public
@@ -166,6 +172,9 @@ class Predictor(ABC, Generic[Input, Output, Result]):
                 weights = content["ema"]["model"]
             network.load_state_dict(weights)
             predictor = cls(network, **arguments, **how)
+            predictor.record = {name: content[name] for name in RECORD if name in content}
+            if not 0 < predictor.temperature < math.inf:
+                raise ValueError(f"its temperature is {predictor.temperature}")
         except Exception as error:  # of whatever the file holds instead
             reason = describe_error(error)
             if isinstance(error, UserError):
@@ -176,7 +185,6 @@ class Predictor(ABC, Generic[Input, Output, Result]):
                 f"{source} does not describe a {cls.kind} ({reason}); {remedy_of(content)}."
             ) from error
 
-        predictor.record = {name: content[name] for name in RECORD if name in content}
         predictor.source = source
         return predictor
 

@@ -19,6 +19,7 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from concurrent import futures
 from operator import attrgetter
 from pathlib import Path
@@ -331,6 +332,25 @@ def located(source: str | PathOrUrl) -> PathOrUrl:
                 if source.name in e.names:
                     return source.parent / e.file
     return source
+
+
+def amend(source: str, known: Mapping[str, object], **values: object) -> PathOrUrl:
+    """Write `values` into a checkpoint, under each of its names; return its file.
+
+    Its tensors stay as they are. Raises UserError unless it still has the `known` values.
+    """
+    path = located(source)
+    content = load_checkpoint(path)
+    if repr({name: content.get(name) for name in known}) != repr(dict(known)):
+        raise UserError(f"{path} was replaced meanwhile; evaluate it again.")
+    aliases: set[Path] = set()
+    if isinstance(path, Path):
+        path = path.resolve()
+        aliases.update(filter(path.samefile, path.parent.glob("*.pt")))
+    write_bytes(path, sealed({**content, **values}))
+    for alias in aliases - {path}:
+        _link(Path(str(path)), alias)
+    return path
 
 
 def sealed(content: StateDict) -> bytes:

@@ -127,6 +127,46 @@ def test_an_export_is_compared_before_it_has_its_name(
         assert not other.exists()
 
 
+def test_a_temperature_divides_the_logits_everywhere(
+    checkpoint: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """Of the images of val, one of three is of the class that is predicted."""
+    run = tmp_path / "best.pt"
+    shutil.copy(checkpoint, run)
+    classifier = TrainedClassifier.from_checkpoint(run)
+    files = sorted(map(str, (drawn / "val").rglob("*.png")))
+    raw = classifier.predict(files)
+    shutil.copytree(drawn / "train", tmp_path / "data/train")
+    for i, (file, row) in enumerate(zip(files, raw, strict=True)):
+        label = (int(row.argmax()) + (i % 3 > 0)) % len(CLASSES)
+        folder = tmp_path / "data/val" / CLASSES[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / f"{i}.png")
+    command = [f"checkpoint={run}", f"root={tmp_path}/data", "num_workers=0", "device=cpu"]
+    command.append(f"output_dir={tmp_path}/out")
+    printed = commands.evaluate(load_config("evaluate", [*command, "calibrate=true"]))
+    temperature = load_checkpoint(run)["calibration"]["temperature"]
+    assert f"temperature {temperature:.4f}, fitted to {len(files)} images of val" in printed
+    before = json.loads((tmp_path / "out/analysis.json").read_text())
+
+    scaled = TrainedClassifier.from_checkpoint(run)
+    expected = (raw.double().log() / temperature).softmax(1)
+    shares = scaled.predict(files)
+    assert torch.allclose(shares.double(), expected, atol=1e-6)
+    assert torch.equal(shares.argmax(1), raw.argmax(1))
+    (answer,) = score(Scorer(scaled), "image/png", Path(files[0]).read_bytes())
+    best = [each["score"] for each in answer["classes"]]
+    assert best == shares[0].sort(descending=True).values.tolist()[: len(best)]
+
+    commands.evaluate(load_config("evaluate", command))
+    after = json.loads((tmp_path / "out/analysis.json").read_text())
+    assert after["metrics"] == before["metrics"]
+    assert after["calibration"]["ece"] == pytest.approx(before["calibration"]["after"]["ece"])
+    commands.export(load_config("export", [f"checkpoint={run}", f"output={tmp_path}/m.pt2"]))
+    graph = torch.export.load(str(tmp_path / "m.pt2")).module()
+    assert torch.allclose(graph(scaled.prepare(files[0]))[0], shares[0], atol=1e-6)
+
+
 def test_doctor(drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn, tmp_path / "data")
     train, val = tmp_path / "data" / "train", tmp_path / "data" / "val"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from retina_dist.reporting.calibration import binary_logits, calibration_of, fit_temperature
+from retina_dist.reporting.calibration import binary_logits, calibration_of
 
 pytest.importorskip("hotcoco", reason='needs pip install "retina-dist[analysis]"')
 
@@ -56,9 +56,18 @@ def test_a_known_temperature_of_logits_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "right"),
-    [([], []), ([0.6, 0.9], [1, 1]), ([0.9, 0.8, 0.2], [0, 0, 1]), ([np.nan, 0.5], [1, 0])],
-    ids=["no prediction", "all right", "the wrong way round", "not finite"],
+    [
+        ([], []),
+        ([0.3, 0.9], [1, 1]),
+        ([0.3, 0.9], [0, 0]),
+        ([0.9, 0.8, 0.2], [0, 0, 1]),
+        ([np.nan, 0.5], [1, 0]),
+    ],
+    ids=["no prediction", "all right", "all wrong", "the wrong way round", "not finite"],
 )
 def test_where_no_temperature_fits_there_is_none(scores: list[float], right: list[int]) -> None:
-    logits = torch.from_numpy(binary_logits(np.array(scores)))
-    assert fit_temperature(logits, torch.tensor(right, dtype=torch.int64)) is None
+    values = np.array(scores)
+    labels = np.array(right, np.int64)
+    found = calibration_of(values, np.ones(len(values), int), labels, binary_logits(values))
+    assert found is not None
+    assert found["temperature"] is found["after"] is None

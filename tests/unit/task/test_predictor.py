@@ -14,7 +14,7 @@ def test_a_detector_says_what_it_is() -> None:
     detector.source = "https://me:secret@host/best.pt?sig=abcdef"
     assert repr(detector) == (
         "Detector(2 classes: cat, dog, min_size=64, max_size=96, score_threshold=0.05, "
-        "nms_threshold=0.5, detections_per_image=300, device=cpu, precision=fp32, "
+        "nms_threshold=0.5, detections_per_image=300, temperature=1, device=cpu, precision=fp32, "
         "checkpoint=https://host/best.pt?sig=***)"
     )
 
@@ -28,5 +28,5 @@ def test_a_classifier_says_what_it_is() -> None:
     )
     assert repr(classifier) == (
         "TrainedClassifier(9 classes: class 0, class 1, class 2, class 3, class 4, …, "
-        "image_size=64, short_side=73, device=cpu, precision=fp32)"
+        "image_size=64, short_side=73, temperature=1, device=cpu, precision=fp32)"
     )
