@@ -211,6 +211,8 @@ def _value(hint: Any, limits: Limits) -> dict[str, Any]:
         return {"anyOf": [_value(kind, limits) for kind in kinds]}
     if get_origin(hint) is list:
         return {"type": "array", "items": _value(get_args(hint)[0], limits), "minItems": 1}
+    if get_origin(hint) is dict:
+        return {"type": "object", "additionalProperties": _value(get_args(hint)[1], limits)}
     if hint is not NoneType and limits.options:
         return {"enum": [each for each in limits.options if each is not None]}
     if hint is str and limits.words:

@@ -67,7 +67,8 @@ class Limits:
                 return f"{sentence}; did you mean {by_spelling[near]}?"
             return f"{sentence}."
         if self.words and isinstance(value, str) and value not in self.words:
-            return f"{key}={as_text(value)} is neither a number nor {' or '.join(self.words)}."
+            wrong = f"{key}={as_text(value)} is neither a number nor {' or '.join(self.words)}"
+            return "; ".join(filter(None, (wrong, self.remedy))) + "."
         if value is None or value in self.words:
             return ""
 
@@ -130,6 +131,14 @@ def defaults_of(config: Any) -> Content:
             default = defaults_of(value)
         defaults[field.name] = default
     return defaults
+
+
+def is_known(key: str, known: Mapping[str, object]) -> bool:
+    """Whether a dotted key is one of `settings_by_key`, or an item of a setting that maps names."""
+    if key in known:
+        return True
+    above = [kinds_of(known[name]) for name in known if key.startswith(f"{name}.")]
+    return any(get_origin(kind) is dict for kinds in above for kind in kinds)
 
 
 def section_of(hint: object) -> type | None:
@@ -211,6 +220,8 @@ def _coerced(value: object, hint: object, limits: Limits) -> object:
             if get_origin(kind) is list:
                 return [_coerced(each, get_args(kind)[0], limits) for each in value]
         return value
+    if isinstance(value, dict):  # whose names YAML may read as numbers
+        return dict(zip(map(str, value), value.values(), strict=True))
     if isinstance(value, bool):  # of a setting such as auto, true or false
         word = str(value).lower()
         return word if word in limits.options else value
@@ -223,7 +234,7 @@ def _coerced(value: object, hint: object, limits: Limits) -> object:
 
 def kinds_of(hint: object) -> tuple[Any, ...]:
     """The members of a union, else the type itself."""
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, dict):
         return (hint,)
     return get_args(hint) or (hint,)
 
@@ -233,6 +244,9 @@ def is_of(value: object, hint: Any) -> bool:
     kinds = kinds_of(hint)
     if len(kinds) > 1:
         return any(is_of(value, kind) for kind in kinds)
+    if get_origin(hint) is dict:
+        kind = get_args(hint)[1]
+        return isinstance(value, dict) and all(is_of(each, kind) for each in value.values())
     if get_origin(hint) is list:
         return isinstance(value, list) and all(is_of(each, *get_args(hint)) for each in value)
     if isinstance(value, bool):
@@ -242,7 +256,12 @@ def is_of(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-_WORDS = {int: "whole number", float: "number", str: "text", bool: "switch"}
+_WORDS = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "switch",
+}
 _REMEDIES = {
     int: "one in digits",
     float: "one in digits",
@@ -315,10 +334,10 @@ def _in_words(hint: object, plural: bool = False) -> str:
     words = _WORDS.get(kind, "section" if is_dataclass(kind) else kind.__name__)
     if plural:
         words = f"{words}s"
+    if items:
+        words = f"{words} of {_in_words(items[-1], plural=True)}"
     if others:
         words = f"{words} or auto"
-    if items:
-        words = f"{words} of {_in_words(items[0], plural=True)}"
     if plural:
         return words
     return f"a {words}"
@@ -334,12 +353,12 @@ def validate(config: Any, prefix: str = "") -> None:
             continue
 
         limits = limits_of(config, field.name)
-        items = [item for _, item in leaves(value, key)]
+        items = list(leaves(value, key))
         if not items and limits != Limits(limits.text):
-            raise ConfigError(f"{key}=[] is empty; give at least one value.")
-        for item in items:
-            check_value(key, item)
-            problem = limits.problem(key, item)
+            raise ConfigError(f"{key}={value} is empty; give at least one value.")
+        for name, item in items:
+            check_value(name, item)
+            problem = limits.problem(name, item)
             if problem:
                 raise ConfigError(problem)
     if hasattr(config, "check"):

@@ -31,11 +31,13 @@ class Classifier(nn.Module):
 
     mean: Tensor
     std: Tensor
+    class_weights: Tensor | None  # [K] in the loss of a training
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.label_smoothing = label_smoothing
+        self.register_buffer("class_weights", None, persistent=False)
         self.register_buffer("mean", torch.tensor(MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(STD)[:, None, None], persistent=False)
 
@@ -72,11 +74,21 @@ class Classifier(nn.Module):
         return values.contiguous(memory_format=layout)
 
     def losses(self, logits: Tensor, batch: ImageBatch) -> Tensor:
-        """[B] cross entropy of each image with its smoothed, mixed target."""
+        """[B] cross entropy of each image with its smoothed, mixed target.
+
+        In a training `class_weights` are torch's `weight`; the mean over images is not divided by
+        theirs, so that it does not depend on who shares the images.
+        """
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         share = batch.share.to(wide.dtype)
+        weight = None
+        if self.training and self.class_weights is not None:
+            weight = self.class_weights.to(wide.dtype)
         cross_entropy = partial(
-            F.cross_entropy, reduction="none", label_smoothing=self.label_smoothing
+            F.cross_entropy,
+            weight=weight,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
         )
         own = cross_entropy(wide, batch.labels)
         other = cross_entropy(wide, batch.other_labels)

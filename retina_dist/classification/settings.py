@@ -67,6 +67,11 @@ class ClassificationData(ImageDataSettings):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
+        if self.balanced and self.class_weights == "auto":
+            raise ConfigError(
+                "data.class_weights=auto has no effect with data.balanced=true, which draws each "
+                "class equally often; leave one out."
+            )
         scale = self.crop_scale
         if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -84,6 +85,7 @@ class ClassificationTask(ImageTask):
         elif trainer.fast_dev_run and self.val is not None:
             self.val = self.val.subsample(2 * data.val_batch_size)
         self.validates = self.val is not None
+        self.check_class_weights()
 
         self.metric_names = METRICS
         if len(self.class_names) == 2:
@@ -108,6 +110,9 @@ class ClassificationTask(ImageTask):
     @property
     def num_images(self) -> int:
         return len(self.train)
+
+    def class_counts(self) -> np.ndarray:
+        return self.train.counts()
 
     def facts(self) -> Iterator[tuple[str, str]]:
         data = self.config.data
@@ -162,6 +167,7 @@ class ClassificationTask(ImageTask):
 
         def build() -> nn.Module:
             model = build_classifier(**self.model_arguments())
+            self.weigh_classes(model)
             if weights and self.strategy.is_main and not resumed:
                 logger.info(str(load_weights(model, str(located(weights)), self.class_names)))
             return model

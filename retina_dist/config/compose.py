@@ -33,6 +33,7 @@ from retina_dist.base.settings import (
     Content,
     default_of,
     flattened,
+    is_known,
     leaves,
     make,
     settings_by_key,
@@ -249,7 +250,7 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
             del content[group]["_target_"]
     known = settings_by_key(schema, sections=sections)
     for key, value in leaves(content):
-        if key not in known:
+        if not is_known(key, known):
             reason = _of_another_entry(key, sections, content)
             if not reason and key not in given:
                 reason = _of_another_task(key, content)

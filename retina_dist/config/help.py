@@ -127,6 +127,8 @@ def type_in_words(hint: Any) -> str:
     inner = list(map(type_in_words, get_args(hint)))
     if get_origin(hint) is list:
         return f"list of {inner[0]}"
+    if get_origin(hint) is dict:
+        return f"mapping to {inner[1]}"
     if inner:
         return " or ".join(inner)
     if hint is type(None):

@@ -11,7 +11,7 @@ from pathlib import Path
 from retina_dist.base.errors import ConfigError, first_line
 from retina_dist.base.redaction import MASK
 from retina_dist.base.registry import names_class
-from retina_dist.base.settings import Content, leaves, settings_by_key
+from retina_dist.base.settings import Content, is_known, leaves, settings_by_key
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.run_config import section_types
 
@@ -55,7 +55,7 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
         )
     _check_contents(run, file, given)
     schema, sections = section_types(schema, run)
-    _remove_unknown(run, set(settings_by_key(schema, sections=sections)), given, file)
+    _remove_unknown(run, settings_by_key(schema, sections=sections), given, file)
     return run
 
 
@@ -86,13 +86,13 @@ def config_file(resume: object) -> Path | None:
 
 
 def _remove_unknown(
-    section: Content, known: set[str], given: set[str], file: Path, prefix: str = ""
+    section: Content, known: Content, given: set[str], file: Path, prefix: str = ""
 ) -> None:
     """Remove what has no setting here, unless the command line gives it."""
     for name in list(section):
         key = f"{prefix}{name}"
         is_given = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in given)
-        if key not in known and not is_given:
+        if not is_known(key, known) and not is_given:
             del section[name]
             logger.info(f"{file}: {key} is not a setting of this version")
         elif isinstance(section[name], dict):

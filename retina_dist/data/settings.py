@@ -33,6 +33,14 @@ class ImageDataSettings(DataSettings):
     val_batch_size: int = setting(8, "images of one process", at_least=1, at_most=10**5)
     num_workers: int = setting(2, at_least=0, at_most=10**3)
     shuffle: bool = True
+    class_weights: dict[str, float] | str | None = setting(
+        None,
+        "of each class in the loss: auto (by inverse frequency) or {NAME: WEIGHT}; null: all 1",
+        above=0,
+        at_most=10**6,
+        words=("auto",),
+        remedy="write auto, or {cat: 2, dog: 0.5}",
+    )
     hflip: float = setting(0.5, "probability", fraction=True)
     vflip: float = setting(0.0, "probability", fraction=True)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,6 +88,7 @@ class DetectionTask(ImageTask):
         self.repeats: FloatArray | None = None
         self._read(config.data, config.trainer)
         self.validates = self.val is not None
+        self.check_class_weights()
 
     def _read(self, data: DetectionData, trainer: TrainerConfig) -> None:
         """Set `train`, `val` and `repeats`."""
@@ -154,6 +156,12 @@ class DetectionTask(ImageTask):
             return len(self.train.records)
         return images_per_epoch(self.repeats)
 
+    def class_counts(self) -> np.ndarray:
+        labels = np.concatenate([np.zeros(0, np.int64), *self.train.labels])
+        repeats = np.ones(len(self.train.labels)) if self.repeats is None else self.repeats
+        of_box = np.repeat(repeats, list(map(len, self.train.labels)))
+        return np.bincount(labels, of_box, minlength=len(self.class_names))
+
     def facts(self) -> Iterator[tuple[str, str]]:
         yield "train", describe_split(self.train)
         if self.repeats is not None:
@@ -219,6 +227,7 @@ class DetectionTask(ImageTask):
         model = self.strategy.run_collectively(build)
         saved = (checkpoint or {}).get("model_arguments")
         model.take(self.strategy.on_main(lambda: saved or model.arguments()))
+        self.weigh_classes(model)
         return model
 
     def file_names(self) -> dict[int, str]:

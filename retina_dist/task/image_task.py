@@ -10,12 +10,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
+import numpy as np
 import torch
 from torch import nn
 from typing_extensions import TypeVar
 
-from retina_dist.base.errors import CheckpointError, set_status
+from retina_dist.base.errors import CheckpointError, ConfigError, set_status
 from retina_dist.base.files import write_json
+from retina_dist.base.text import truncate
+from retina_dist.data.class_weights import class_weights
 from retina_dist.data.module import TensorBatch
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.early_stopping import BestMetric
@@ -128,12 +131,17 @@ class ImageTask(Task):
     evaluator: Evaluator | None = None
     evaluator_class: ClassVar[type[Evaluator]]
     data_module: ClassVar[type]
+    class_weights: np.ndarray | None = None  # [K] in the loss, float64
     class_metric: ClassVar[str]  # what a result has `per_class`
 
     @property
     @abstractmethod
     def class_names(self) -> Sequence[str]:
         """The name of each label."""
+
+    @abstractmethod
+    def class_counts(self) -> np.ndarray:
+        """[K] the examples of each class in an epoch."""
 
     @abstractmethod
     def file_names(self) -> Mapping[int, str]:
@@ -164,6 +172,12 @@ class ImageTask(Task):
 
     def describe(self) -> str:
         lines = [f"  {name:<9}{text}" for name, text in self.facts()]
+        if self.class_weights is not None:
+            shown = []
+            for name, weight in zip(self.class_names, self.class_weights, strict=True):
+                if name:
+                    shown.append(f"{name} {weight:.3g}")
+            lines.append(f"  {'loss':<9}class weights {truncate(shown, 8)}")
         for part in (self.train, self.val):
             if part:
                 lines += [f"  warning: {text}" for text in part.warnings]
@@ -184,6 +198,26 @@ class ImageTask(Task):
             f"{source} was trained on other classes than data={self.config.data.name} has "
             f"({difference}); resume with the same data, or start with model.weights={source}."
         )
+
+    def check_class_weights(self) -> None:
+        """Set `class_weights`, once the data is read. Raises ConfigError for an unknown name."""
+        given = self.config.data.class_weights
+        if given is not None:
+            self.class_weights = class_weights(given, self.class_names, self.class_counts())
+
+    def weigh_classes(self, model: nn.Module) -> None:
+        """Give the model the weights of the classes, if there are any.
+
+        Raises ConfigError for a model without a buffer `class_weights`.
+        """
+        if self.class_weights is None:
+            return
+        if "class_weights" not in model._buffers:
+            raise ConfigError(
+                f"data.class_weights={self.config.data.class_weights} has no effect on "
+                f"{type(model).__name__}, which has no buffer class_weights; leave it out."
+            )
+        model.class_weights = torch.tensor(self.class_weights.tolist(), dtype=torch.float64)
 
     def build_data(self) -> TaskData:
         """The batches of this rank: of random images on the device, or of those that are read."""

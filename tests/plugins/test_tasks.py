@@ -36,11 +36,13 @@ class Float64Detection(DetectionTask):
         return super().build_model().double()
 
 
-def test_detection_keeps_the_contract(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["null", "auto"])
+def test_detection_keeps_the_contract(tmp_path: Path, weights: str) -> None:
     """In float32 the batch size may round an activation near 0 to the other side of a ReLU, on one
     CPU and not on another.
     """
     small = ["data=parity", "model.norm=frozen_bn", f"data.root={tmp_path / 'shapes'}"]
+    small.append(f"data.class_weights={weights}")
     task_contract(Float64Detection, load_config("train", small))
 
 

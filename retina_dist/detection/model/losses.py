@@ -31,7 +31,7 @@ def retinanet_losses(
     batch: Batch,
     kind: str,
     beta: float,
-    **focal: float,
+    **focal: Any,
 ) -> dict[str, Tensor]:
     """Mean over real images of classification and box loss, as two scalars under torchvision's
     names.
@@ -46,7 +46,7 @@ def retinanet_losses(
         batch: the boxes and labels, and which images are real.
         kind: a name in `BOX_LOSSES`.
         beta: smooth L1's.
-        focal: `alpha` and `gamma` of `focal_loss`.
+        focal: `alpha`, `gamma` and `class_weights` of `focal_loss`.
     """
     logits = outputs["cls_logits"]
     real = batch.real
@@ -81,7 +81,12 @@ def retinanet_losses(
 
 
 def focal_loss(
-    logits: Tensor, classes: Tensor, weight: Tensor, alpha: float = 0.25, gamma: float = 2.0
+    logits: Tensor,
+    classes: Tensor,
+    weight: Tensor,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """Sigmoid focal loss, summed over anchors and classes, then over images with their weights ->
     scalar.
@@ -93,13 +98,18 @@ def focal_loss(
         weight: [B], of each image.
         alpha: weight of the true class; 1 - alpha is that of the others.
         gamma: how strongly easy anchors count less.
+        class_weights: [K] factors of the loss of each class, at anchors with and without it.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
+    if class_weights is not None:
+        class_weights = class_weights.to(dtype)
     rows = torch.where(classes != IGNORED, weight.to(dtype)[:, None], 0.0)  # [B, A]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and logits.requires_grad):
-        by_anchor = focal_loss_by_element(logits.to(dtype), classes, alpha, gamma).sum(dim=-1)
-        return (by_anchor * rows).sum(dim=1).sum()
-    loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma)
+        each = focal_loss_by_element(logits.to(dtype), classes, alpha, gamma)
+        if class_weights is not None:
+            each = each * class_weights
+        return (each.sum(dim=-1) * rows).sum(dim=1).sum()
+    loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma, class_weights)
     return loss
 
 
@@ -118,7 +128,8 @@ def focal_loss_by_element(
 
 
 class _Focal(torch.autograd.Function):
-    """Loss and gradient together; `rows` [B, A] is each anchor's weight.
+    """Loss and gradient together; `rows` [B, A] is each anchor's weight, `columns` [K] each
+    class's.
 
     With p = sigmoid(x) and s = softplus(x), an absent class costs (1-a) p^g s, with the derivative
     (1-a) p^g (g (1-p) s + p); the true class costs a (1-p)^g (s - x), with the derivative -a
@@ -127,7 +138,13 @@ class _Focal(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, classes: Tensor, rows: Tensor, alpha: float, gamma: float
+        ctx: Any,
+        logits: Tensor,
+        classes: Tensor,
+        rows: Tensor,
+        alpha: float,
+        gamma: float,
+        columns: Tensor | None,
     ) -> Tensor:
         x = logits.to(rows.dtype)
         true = classes.clamp(min=0)[..., None]  # [B, A, 1]
@@ -139,6 +156,9 @@ class _Focal(torch.autograd.Function):
         present, slope = _absent(-x.gather(2, true), gamma)
         loss.scatter_(2, true, torch.where(is_true, alpha * present, loss.gather(2, true)))
         gradient.scatter_(2, true, torch.where(is_true, -alpha * slope, gradient.gather(2, true)))
+        if columns is not None:
+            loss *= columns
+            gradient *= columns
         gradient *= rows[..., None]
         # float16 holds the gradient only after the loss scale has come in
         ctx.save_for_backward(
@@ -155,7 +175,7 @@ class _Focal(torch.autograd.Function):
         # gradient's type), rounded once, into the result.
         scaled = torch.empty_like(gradient, dtype=ctx.dtype)
         torch.mul(gradient, above.reshape(1, 1, 1), out=scaled)
-        return scaled, None, None, None, None
+        return scaled, None, None, None, None, None
 
 
 def _absent(x: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

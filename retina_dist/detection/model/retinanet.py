@@ -72,6 +72,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
 
     mean: Tensor
     std: Tensor
+    class_weights: Tensor | None  # [K] in the classification loss of a training
     # torchvision's, which has no types
     backbone: Pyramid
     anchor_generator: AnchorGenerator
@@ -134,6 +135,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             self.register_buffer(
                 name, torch.tensor(values, dtype=torch.float64)[:, None, None], persistent=False
             )
+        self.register_buffer("class_weights", None, persistent=False)
         self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
 
     def forward(  # type: ignore[override]
@@ -256,6 +258,9 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         0 if it has none.
         """
         matcher = self.proposal_matcher
+        class_weights = None
+        if self.training:
+            class_weights = self.class_weights
         with torch.autocast(anchors.device.type, enabled=False):
             with torch.no_grad():
                 matched = match(
@@ -274,6 +279,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
                 self.smooth_l1_beta,
                 alpha=self.focal_alpha,
                 gamma=self.focal_gamma,
+                class_weights=class_weights,
             )
 
     def detections(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,28 @@ def test_the_loss_is_torchs() -> None:
     target = given.share[:, None] * one_hot[0] + (1 - given.share[:, None]) * one_hot[1]
     expected = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="none")
     torch.testing.assert_close(model.losses(logits, given), expected)
+
+
+def test_class_weights_are_torchs_and_of_a_training_only() -> None:
+    """By hand without smoothing, by torch with it; their sum over a batch divides nothing."""
+    model = Classifier(nn.Identity())
+    given = replace(batch(), share=torch.ones(4))
+    logits = torch.randn(4, 3)
+    plain = model.losses(logits, given)
+    weights = torch.tensor([0.5, 2.0, 4.0], dtype=torch.float64)
+    model.class_weights = weights
+    of_image = weights[given.labels].float()
+    torch.testing.assert_close(model.losses(logits, given), plain * of_image)
+    assert "class_weights" not in model.state_dict()
+
+    model.label_smoothing = 0.1
+    wanted = -(0.9 * F.one_hot(given.labels, 3) + 0.1 / 3) * weights * logits.log_softmax(1)
+    torch.testing.assert_close(model.losses(logits, given), wanted.sum(1).float())
+    model.eval()
+    torch.testing.assert_close(
+        model.losses(logits, given),
+        F.cross_entropy(logits, given.labels, label_smoothing=0.1, reduction="none"),
+    )
 
 
 def test_zero_gamma_makes_every_residual_branch_begin_at_zero() -> None:

@@ -52,6 +52,8 @@ def test_it_keeps_the_contract(drawn: Path) -> None:
     mixed = [
         "data.mixup=0.2",
         "data.cutmix=1",
+        "data.class_weights=auto",
+        "model.label_smoothing=0.1",
         "model.norm=frozen_bn",
         "data.image_size=32",
         "data.val_resize=32",

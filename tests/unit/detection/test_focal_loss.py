@@ -23,21 +23,33 @@ def some_logits(dtype: torch.dtype = torch.float64) -> Tensor:
     return logits.to(dtype)
 
 
-def by_torchvision(logits: Tensor, alpha: float, gamma: float) -> Tensor:
+COLUMNS = torch.tensor([0.5, 2.0, 1.0, 7.25, 0.125], dtype=torch.float64)
+
+
+def by_torchvision(
+    logits: Tensor, alpha: float, gamma: float, columns: Tensor | None = None
+) -> Tensor:
     targets = (
         torch.nn.functional.one_hot(CLASSES.clamp(min=0), 5).to(logits.dtype)
         * (CLASSES >= 0)[..., None]
     )
-    each = sigmoid_focal_loss(logits, targets, alpha, gamma).sum(dim=-1)
+    each = sigmoid_focal_loss(logits, targets, alpha, gamma)
+    if columns is not None:
+        each = each * columns
+    each = each.sum(dim=-1)
     return (torch.where(CLASSES != -2, each, 0.0).sum(dim=1) * WEIGHT).sum()
 
 
+@pytest.mark.parametrize("columns", [None, COLUMNS])
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (0.4, 1.5), (0.5, 0.0)])
-def test_loss_and_gradient_equal_torchvision(alpha: float, gamma: float) -> None:
+def test_loss_and_gradient_equal_torchvision(
+    alpha: float, gamma: float, columns: Tensor | None
+) -> None:
+    """Class weights multiply a class's column, at anchors with the class and without it."""
     ours, theirs = some_logits().requires_grad_(), some_logits().requires_grad_()
     loss, expected = (
-        focal_loss(ours, CLASSES, WEIGHT, alpha, gamma),
-        by_torchvision(theirs, alpha, gamma),
+        focal_loss(ours, CLASSES, WEIGHT, alpha, gamma, columns),
+        by_torchvision(theirs, alpha, gamma, columns),
     )
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     (loss * 3).backward()
@@ -46,11 +58,17 @@ def test_loss_and_gradient_equal_torchvision(alpha: float, gamma: float) -> None
     assert not ours.grad[CLASSES == -2].any()
 
 
-def test_the_textbook_formula_is_what_the_compiler_gets() -> None:
+@pytest.mark.parametrize("columns", [None, COLUMNS])
+def test_the_textbook_formula_is_what_the_compiler_gets(columns: Tensor | None) -> None:
     logits = some_logits()
-    each = focal_loss_by_element(logits, CLASSES).sum(dim=-1)
+    each = focal_loss_by_element(logits, CLASSES)
+    if columns is not None:
+        each = each * columns
+    each = each.sum(dim=-1)
     torch.testing.assert_close(
-        torch.compile(focal_loss, fullgraph=True, backend="eager")(logits, CLASSES, WEIGHT),
+        torch.compile(focal_loss, fullgraph=True, backend="eager")(
+            logits, CLASSES, WEIGHT, class_weights=columns
+        ),
         (torch.where(CLASSES != -2, each, 0.0).sum(dim=1) * WEIGHT).sum(),
     )
 
