@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import OfCheckpoint, command_of_task
-from retina_dist.task.predictor import task_of
+from retina_dist.config.run_config import command_of_task
+from retina_dist.task.predictor import DetectionLimits, task_of
 
 
 @dataclass
-class ExportConfig(OfCheckpoint):
+class ExportConfig(DetectionLimits):
     """`python -m retina_dist.export`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")

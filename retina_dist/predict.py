@@ -27,7 +27,6 @@ class PredictConfig(PredictorConfig):
     output_dir: str | None = setting(
         None, "a folder; null: predictions, predictions-2, ...", writes="folder"
     )
-    score_threshold: float = setting(0.3, at_least=0, below=1)
     format: str = setting(
         "coco", "for a tool too (detectors)", choices=("coco", "fiftyone", "label_studio", "cvat")
     )

@@ -53,7 +53,8 @@ recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
 name run_name experiment_name: output_dir
-iou nms: model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used
+iou iou_threshold nms nms_thr: nms_threshold | model.nms_threshold
+max_det max_per_img: detections_per_image | model.detections_per_image
 config config_file: put it into FOLDER/experiment and give --config-dir FOLDER experiment=NAME
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
 the doctor checks data

@@ -144,13 +144,12 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """
         return [self.probabilities(image)[0] for image in prepared]
 
-    def to_dict(self, output: Tensor, score_threshold: float) -> dict[str, Any]:
+    def to_dict(self, output: Tensor) -> dict[str, Any]:
         """The most probable classes, best first."""
         best = output.topk(min(MAX_CLASSES, len(self.classes)))
         found = []
         for label, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            if score >= score_threshold:
-                found.append({"name": self.classes[label], "score": score})
+            found.append({"name": self.classes[label], "score": score})
         return {"classes": found}
 
     @property

@@ -17,19 +17,20 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
+from retina_dist.config.run_config import OfCheckpoint
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
 from retina_dist.task.calibration import calibrate
-from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
+from retina_dist.task.predictor import LIMITS, PredictorConfig, data_of_checkpoint
 from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
 
-# Settings of evaluate, predict and serve that only a detector has, with their values unless given.
+# Settings of commands that only a detector has, with their values unless given.
 OF_DETECTORS = {
     "format": "coco",
     "results": None,
@@ -38,6 +39,7 @@ OF_DETECTORS = {
     "box_format": None,
     "tile": None,
     "max_detections": None,
+    **dict.fromkeys(LIMITS),
 }
 
 
@@ -95,15 +97,22 @@ def format_table(result: ClassificationResult, resampled: Resampled) -> str:
     return "\n".join(lines)
 
 
+def refuse_settings_of_detectors(config: OfCheckpoint) -> None:
+    """Raise ConfigError for a setting that only a detector has."""
+    for key, default in OF_DETECTORS.items():
+        value = getattr(config, key, default)
+        if value != default:
+            raise ConfigError(
+                f"{key}={value} is for detection, and a classifier has no boxes; leave it out."
+            )
+
+
 def predictor_of(config: PredictorConfig, device: str | torch.device) -> TrainedClassifier:
     """The classifier of `config.checkpoint`.
 
     Raises ConfigError for a setting that only a detector has.
     """
-    for key, default in OF_DETECTORS.items():
-        value = getattr(config, key, default)
-        if value != default:
-            raise ConfigError(f"{key}={value} is for detection; leave it out for a classifier.")
+    refuse_settings_of_detectors(config)
     return TrainedClassifier.from_checkpoint(
         str(config.checkpoint), device=device, precision=config.precision
     )

@@ -16,6 +16,7 @@ from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.redaction import redacted
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.drawn import CLASSES, draw_shape
+from retina_dist.classification.evaluation import refuse_settings_of_detectors
 from retina_dist.classification.model import model_options
 from retina_dist.data.images import AnyImage
 from retina_dist.task.export_formats import (
@@ -49,6 +50,7 @@ def export(config: ExportConfig) -> float:
     """
     output = Path(config.output)
     check_ending(output)
+    refuse_settings_of_detectors(config)
     if config.size is not None:
         raise ConfigError(
             f"size={config.size} is for detectors; leave it out, and a classifier takes its "

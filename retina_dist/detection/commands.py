@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from retina_dist.predict import PredictConfig
     from retina_dist.shards import ShardsConfig
 
+SHOWN_FROM = 0.3  # a score; a detector gives many less sure objects, for its metrics
+
 
 def evaluate(config: EvaluateConfig) -> str:
     """COCO metrics and errors as a table, on the main rank; every rank calls it.
@@ -71,16 +73,20 @@ def predict(config: PredictConfig) -> Path:
     """Write a NAME.jpg of each image, results.json and images.json; return their folder.
 
     results.json holds every detection in COCO's form, images.json the names of its ids. Pictures
-    and the file of a tool (`format`) show those from `score_threshold` on.
+    and the file of a tool (`format`) show the same, or those from `SHOWN_FROM` on where no
+    `score_threshold` is given.
     """
+    shown_from = config.score_threshold
+    if shown_from is None:
+        shown_from = SHOWN_FROM
     plan = plan_predictions(config.input, config.output_dir)
     detector = predictor_of(config, config.device)
     predicted = []
 
     def draw(pixels: Tensor, output: Detections) -> tuple[Image.Image, str]:
-        objects = detector.to_dict(output, config.score_threshold)["detections"]
+        objects = detector.to_dict(output, shown_from)["detections"]
         predicted.append(Predicted("", pixels.shape[2], pixels.shape[1], objects))
-        return _picture_of(detector, pixels, output, config.score_threshold)
+        return _picture_of(detector, pixels, output, shown_from)
 
     outputs = predict_files(detector, plan, draw, config.max_pixels)
     files = [file for file, _ in outputs.values()]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 from typing_extensions import Self, TypedDict
 
-from retina_dist.base.arguments import public
+from retina_dist.base.arguments import check_types, public
 from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
@@ -34,7 +34,7 @@ from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.engine.precision import autocast
 from retina_dist.model.weights import published
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task.predictor import Predictor
+from retina_dist.task.predictor import LIMITS, DetectionLimits, Predictor
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +145,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> list[Detections]:
         """Detections of each image, boxes in pixels of the image.
 
-        All that score above the model's `score_threshold` are given; select by `scores`. No result
-        depends on another image.
+        All that score above the model's `score_threshold` are given; `set_limits` changes it. No
+        result depends on another image.
 
         Args:
             images: one or several images: a file, turned as its EXIF orientation says, a PIL
@@ -157,6 +157,40 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             DataError: an image cannot be read.
         """
         return self.run_each(images)
+
+    @public
+    def set_limits(
+        self,
+        score_threshold: float | None = None,
+        nms_threshold: float | None = None,
+        detections_per_image: int | None = None,
+    ) -> Self:
+        """Replace limits of the checkpoint, and return this detector; None keeps one.
+
+        Args:
+            score_threshold: objects score more, from 0 to below 1.
+            nms_threshold: the IoU up to which objects of a class overlap, from 0 to 1.
+            detections_per_image: how many objects are given at most.
+
+        Raises:
+            ConfigError: an impossible value, or a model of your own without this limit.
+        """
+        limits = DetectionLimits(score_threshold, nms_threshold, detections_per_image)
+        check_types(limits, DetectionLimits)
+        validate(limits)
+        for name, value in vars(limits).items():
+            if value is None:
+                continue
+            if LIMITS[name] not in vars(self.model):
+                raise ConfigError(
+                    f"{name}={value} has no effect on {type(self.model).__name__}, which does not "
+                    f"set {LIMITS[name]}; leave it out."
+                )
+            if name == "score_threshold":  # of scores as they are given, with the temperature
+                given = torch.tensor(value, dtype=torch.float64)
+                value = scaled(given, 1 / self.temperature).item()
+            setattr(self.model, LIMITS[name], value)
+        return self
 
     @public
     def tiled(self, tile: int, overlap: float = 0.2) -> Detector:
@@ -238,8 +272,11 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             detections.update(zip(places, self._detect(together), strict=True))
         return [detections[i] for i in range(len(prepared))]
 
-    def to_dict(self, output: Detections, score_threshold: float) -> dict[str, Any]:
-        """Objects of a category, best first, with boxes as x, y, width, height."""
+    def to_dict(self, output: Detections, score_threshold: float = 0.0) -> dict[str, Any]:
+        """Objects of a category, best first, with boxes as x, y, width, height.
+
+        None scores below `score_threshold`.
+        """
         boxes = box_convert(output["boxes"].to(torch.float64), "xyxy", "xywh").tolist()
         found = []
         scored = zip(boxes, output["scores"].tolist(), output["labels"].tolist(), strict=True)
@@ -265,18 +302,18 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         for label, category_id in enumerate(self.categories.ids):
             if category_id >= 0:
                 categories[str(label)] = {"id": category_id, "name": self.categories.names[label]}
-        limits = {
-            "score_threshold": self.model.score_thresh,
-            "nms_threshold": self.model.nms_thresh,
-            "detections_per_image": self.model.detections_per_img,
-        }
+        limits = {}
+        if self.model.detections_per_img:
+            limits = {name: getattr(self.model, LIMITS[name]) for name in LIMITS}
+            lowest = torch.tensor(limits["score_threshold"], dtype=torch.float64)
+            limits["score_threshold"] = scaled(lowest, self.temperature).item()
         return {
             "categories": categories,
             "input": "uint8 RGB [1, 3, height, width], resized as min_size and max_size say",
             # px, the shorter side, or less where the longer would pass max_size
             "min_size": self.min_size,
             "max_size": self.max_size,
-            **(limits if self.model.detections_per_img else {}),
+            **limits,
             "temperature": self.temperature,
         }
 
@@ -329,8 +366,6 @@ class TiledDetector(Detector):
         self.tile = tile
         self.overlap = overlap
         self.record = detector.record
-        self.nms_threshold = self.model.nms_thresh
-        self.detections_per_image = self.model.detections_per_img
 
     def prepare(self, image: AnyImage) -> Batch:
         pixels = pixels_of(image)
@@ -355,8 +390,8 @@ class TiledDetector(Detector):
                     outputs[i],
                     list(chain.from_iterable(map(self._detect, batch.parts))),
                     batch.windows,
-                    self.nms_threshold,
-                    self.detections_per_image,
+                    self.model.nms_thresh,
+                    self.model.detections_per_img,
                 )
         return outputs
 

@@ -100,6 +100,11 @@ def _check(config: EvaluateConfig) -> None:
         raise ConfigError(
             f"split={config.split} is of a folder, not of annotations; give root=FOLDER instead."
         )
+    if config.results and set(config.limits()) != {None}:
+        raise ConfigError(
+            "score_threshold, nms_threshold and detections_per_image limit a checkpoint's "
+            f"detector; leave them out for results={config.results}."
+        )
     if config.root and (config.images or config.results):
         raise ConfigError(f"root={config.root} has no effect with images or results; leave it out.")
 
@@ -154,7 +159,7 @@ def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detecto
         device=device,
         precision=config.precision,
         model=config.outside_model,
-    )
+    ).set_limits(*config.limits())
     if config.tile:
         return detector.tiled(config.tile, config.tile_overlap)
     return detector

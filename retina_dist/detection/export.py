@@ -86,6 +86,11 @@ def export(config: ExportConfig) -> dict[str, float]:
     output = Path(config.output)
     check_ending(output)
     detector = Detector.from_checkpoint(config.checkpoint, model=config.outside_model)
+    if output.suffix == ".pt" and set(config.limits()) != {None}:
+        raise ConfigError(
+            "a .pt holds no score_threshold, nms_threshold or detections_per_image; leave them out."
+        )
+    detector.set_limits(*config.limits())
     _check_size(detector, config.size, output)
 
     comparison = _Comparison(detector, config)

@@ -32,16 +32,10 @@ class RequestError(UserError):
 
 
 class Scorer:
-    """Answers images with a model, by its `to_dict` and the image's size.
+    """Answers images with a model, by its `to_dict` and the image's size."""
 
-    What scores below `threshold` is left out.
-    """
-
-    def __init__(
-        self, predictor: Predictor, threshold: float = 0.0, max_pixels: int = MAX_PIXELS
-    ) -> None:
+    def __init__(self, predictor: Predictor, max_pixels: int = MAX_PIXELS) -> None:
         self.predictor = predictor
-        self.threshold = threshold
         self.max_pixels = max_pixels
         self.Answer = predictor.Answer
 
@@ -63,7 +57,7 @@ class Scorer:
         outputs = self.predictor.run([prepared for prepared, _, _ in images])
         answers = []
         for output, (_, width, height) in zip(outputs, images, strict=True):
-            found = self.predictor.to_dict(output, self.threshold)
+            found = self.predictor.to_dict(output)
             answers.append({"width": width, "height": height, **found})
         return answers
 

@@ -70,7 +70,7 @@ def server_of(
 
     predictor = model()
     predictor.run_each(torch.zeros(3, 480, 640, dtype=torch.uint8))  # the first pass is the slowest
-    scorer = Scorer(predictor, config.score_threshold, config.max_pixels)
+    scorer = Scorer(predictor, config.max_pixels)
     settings = uvicorn.Config(
         create_app(scorer, config),
         http=HalfOpenProtocol,

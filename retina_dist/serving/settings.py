@@ -19,9 +19,6 @@ class ServeConfig(PredictorConfig):
     api_key: str | None = setting(
         None, "required as `Authorization: Bearer KEY`; better in $RETINA_DIST_API_KEY"
     )
-    score_threshold: float = setting(
-        0.0, "in addition to the checkpoint's own", at_least=0, below=1
-    )
     max_body_mb: float = setting(20.0, "1e6 bytes of a request", at_least=0.001, at_most=2000)
     max_pixels: int = setting(
         50_000_000, "images whose header claims more are refused", at_least=1, at_most=10**9

@@ -56,6 +56,13 @@ RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions
 # Data settings that say where files are.
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 
+# Settings that limit a detector's output, and torchvision's names of them in a model.
+LIMITS = {
+    "score_threshold": "score_thresh",
+    "nms_threshold": "nms_thresh",
+    "detections_per_image": "detections_per_img",
+}
+
 Input = TypeVar("Input", default=Any)
 Output = TypeVar("Output", default=Any)
 Result = TypeVar("Result", default=Any)  # of `evaluate`
@@ -207,8 +214,8 @@ class Predictor(ABC, Generic[Input, Output, Result]):
         """The output for each of what `prepare` made, on the CPU."""
 
     @abstractmethod
-    def to_dict(self, output: Output, score_threshold: float) -> dict[str, Any]:
-        """The output as plain values, an `Answer`, without what scores below `score_threshold`."""
+    def to_dict(self, output: Output) -> dict[str, Any]:
+        """The output as plain values, an `Answer`."""
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -277,7 +284,24 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
 
 
 @dataclass
-class PredictorConfig(OfCheckpoint):
+class DetectionLimits(OfCheckpoint):
+    """Which of its candidates a detector gives; null is what the checkpoint says."""
+
+    score_threshold: float | None = setting(
+        None, "objects score more; null: the checkpoint's, as in the next two", at_least=0, below=1
+    )
+    nms_threshold: float | None = setting(
+        None, "IoU with a better object of the class, at most", fraction=True
+    )
+    detections_per_image: int | None = setting(None, "at most", at_least=1, at_most=10**5)
+
+    def limits(self) -> tuple[float | None, float | None, int | None]:
+        """The arguments of `Detector.set_limits`."""
+        return self.score_threshold, self.nms_threshold, self.detections_per_image
+
+
+@dataclass
+class PredictorConfig(DetectionLimits):
     """The settings of every command that runs a checkpoint's model on images."""
 
     tile: int | None = setting(

@@ -31,7 +31,8 @@ def retinanet_losses(
     batch: Batch,
     kind: str,
     beta: float,
-    **focal: Any,
+    class_weights: Tensor | None = None,
+    **focal: float,
 ) -> dict[str, Tensor]:
     """Mean over real images of classification and box loss, as two scalars under torchvision's
     names.
@@ -46,7 +47,8 @@ def retinanet_losses(
         batch: the boxes and labels, and which images are real.
         kind: a name in `BOX_LOSSES`.
         beta: smooth L1's.
-        focal: `alpha`, `gamma` and `class_weights` of `focal_loss`.
+        class_weights: as for `focal_loss`.
+        focal: `alpha` and `gamma` of `focal_loss`.
     """
     logits = outputs["cls_logits"]
     real = batch.real
@@ -75,7 +77,7 @@ def retinanet_losses(
         target = encode(target, anchors)
     by_image = torch.where(foreground, loss.function(offsets, target, beta), 0.0).sum(dim=1)
     return {
-        "classification": focal_loss(logits, classes, weight, **focal),
+        "classification": focal_loss(logits, classes, weight, class_weights=class_weights, **focal),
         "bbox_regression": (by_image * weight).sum(),
     }
 

@@ -102,7 +102,7 @@ def test_wrong_weights_are_named(override: str, message: str) -> None:
 
 
 def test_auto_beside_balanced_classes_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"class_weights=auto has no effect with data.balanced="):
+    with pytest.raises(ConfigError, match=r"class_weights=auto has no effect beside data.balanced"):
         load_config(
             "train", ["task=classification", "data.class_weights=auto", "data.balanced=true"]
         )

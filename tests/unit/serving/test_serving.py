@@ -26,7 +26,6 @@ from tests.unit.serving.server import (
     expected,
     found_in,
     make_image,
-    score,
     small_detector,
 )
 
@@ -153,14 +152,6 @@ def test_a_bomb_is_not_decoded(detector: Detector, monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(RequestError, match="more than max_pixels"):
         Scorer(detector, max_pixels=MAX_PIXELS).prepare(make_image(size=(150, 134)), 0)
-
-
-def test_detections_below_the_threshold_are_left_out(detector: Detector) -> None:
-    everything = score(Scorer(detector), "image/png", make_image())[0]["detections"]
-    middle = everything[len(everything) // 2]["score"]
-    (entry,) = score(Scorer(detector, threshold=middle), "image/png", make_image())
-    assert entry["detections"] == [found for found in everything if found["score"] >= middle]
-    assert 0 < len(entry["detections"]) < len(everything)
 
 
 def test_the_body_has_a_limit() -> None:
