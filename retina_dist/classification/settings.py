@@ -69,8 +69,8 @@ class ClassificationData(ImageDataSettings):
         super().check()
         if self.balanced and self.class_weights == "auto":
             raise ConfigError(
-                "data.class_weights=auto has no effect beside data.balanced, which draws each class "
-                "equally often; leave one out."
+                "data.class_weights=auto has no effect beside data.balanced, which draws each "
+                "class equally often; leave one out."
             )
         scale = self.crop_scale
         if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:

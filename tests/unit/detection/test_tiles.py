@@ -167,7 +167,7 @@ def test_a_server_answers_from_windows_and_a_classifier_has_none(detector: Detec
     (expected,) = detector.tiled(64).predict(Image.open(io.BytesIO(make_image(size=(150, 100)))))
     assert answers[0]["detections"] == detector.to_dict(expected, 0.0)["detections"] != []
     assert answers[1] == Scorer(detector).predict([small])[0]
-    with pytest.raises(ConfigError, match="tile=640 is for detection; leave it out"):
+    with pytest.raises(ConfigError, match="tile=640 is for detection, and a classifier has no box"):
         predictor_of(PredictConfig(checkpoint="best.pt", input="a.jpg", tile=640), "cpu")
 
 
