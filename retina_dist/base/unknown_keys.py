@@ -53,8 +53,6 @@ recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
 name run_name experiment_name: output_dir
-iou iou_threshold nms nms_thr: nms_threshold | model.nms_threshold
-max_det max_per_img: detections_per_image | model.detections_per_image
 config config_file: put it into FOLDER/experiment and give --config-dir FOLDER experiment=NAME
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
 the doctor checks data
@@ -134,12 +132,11 @@ weights_backbone pretrained_backbone backbone_pretrained: model.backbone_weights
 fpn fpn_out_channels out_channels: model.fpn_channels
 gamma_focal focal: model.focal_gamma
 alpha: model.focal_alpha
-max_det max_detections detections max_dets top_k topk: model.detections_per_image | \
-max_detections | every detection is kept, the checkpoint's model.detections_per_image an image; \
-leave it out
-iou_threshold iou_thres iou_thresh nms_thresh nms_thresh_test nms_iou iou_type iou_types: \
-model.nms_threshold | the one of the checkpoint, model.nms_threshold, is used, and metrics are \
-COCO's, at IoU 0.50 to 0.95; leave it out
+max_det max_detections detections max_dets top_k topk: detections_per_image | \
+model.detections_per_image
+iou nms iou_threshold iou_thres iou_thresh nms_thr nms_thresh nms_thresh_test nms_iou: \
+nms_threshold | model.nms_threshold
+iou_type iou_types: metrics are COCO's, at IoU 0.50 to 0.95; leave it out
 score_thresh score_thresh_test conf_thres min_score: score_threshold | model.score_threshold
 dropout drop_path drop_rate: the network has none; leave it out
 single_cls: the data names its classes; leave it out
@@ -165,7 +162,7 @@ tolerance atol rtol: the bounds are fixed; leave it out
 fix repair: problems are named, files stay as they are; leave it out
 num_shards shards shard_size maxsize max_size_mb: shard_mb
 predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou predict.topk \
-predict.top_k predict.k predict.max_det: select from what predict returns
+predict.top_k predict.k predict.max_det: call set_limits(score_threshold=0.3) of the detector before
 predict.batch_size predict.batch predict.device predict.save predict.verbose: images are taken \
 one by one on the device of from_checkpoint(PATH, device=…)
 fit.epochs fit.max_epochs fit.num_epochs: give it to the trainer, as max_duration="3epochs"

@@ -86,7 +86,7 @@ def test_the_remedy_is_named(override: str) -> None:
 OF_OTHER_COMMANDS = {
     ("train", "trainer.max_duration=2", "steps"): "write trainer.max_duration=2steps.",
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
-    ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "model.nms_threshold, is used",
+    ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "did you mean nms_threshold",
     ("predict", "checkpoint=a.pt", "input=a", "save_txt=true"): "written to output_dir; leave it",
     ("serve", "checkpoint=a.pt", "threshold=0.5"): "did you mean score_threshold?",
     ("predict", "checkpoint=runs/a", "a.jpg", "b.jpg", "c.jpg"): 'write "input=photos/*.jpg"',
@@ -113,7 +113,7 @@ def test_python_names_what_reads_a_checkpoint_and_settings() -> None:
 
 
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
-    "Detector.predict: got an unexpected keyword argument 'conf'; select from what": (
+    "Detector.predict: got an unexpected keyword argument 'conf'; call set_limits": (
         Detector.predict,
         (None, "a.jpg"),
         {"conf": 0.5},
