@@ -191,3 +191,15 @@ def test_a_classifier_has_no_boxes_to_limit(given: str) -> None:
             classifier_of(command(name, given), "cpu")
     with pytest.raises(ConfigError, match=f"{given} is for detection"):
         export_classifier(command("export", given))
+
+
+def test_a_threshold_is_of_the_scores_with_their_temperature(image: Path) -> None:
+    """As they are given: after calibration, in the order that they had before."""
+    calibrated = small_detector()
+    calibrated.record = {"calibration": {"temperature": 2.0}}
+    rows = rows_of(calibrated.predict(image)[0])
+    threshold = (rows[5][1] + rows[6][1]) / 2
+    assert rows[5][1] > rows_of(small_detector().predict(image)[0])[5][1]
+    calibrated.set_limits(score_threshold=threshold)
+    assert rows_of(calibrated.predict(image)[0]) == rows[:6]
+    assert calibrated.metadata()["score_threshold"] == pytest.approx(threshold)
