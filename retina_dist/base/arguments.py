@@ -72,7 +72,7 @@ class KnownArguments:
         return object.__new__(cls)
 
 
-def check_types(config: Any, schema: type, prefix: str = "") -> None:
+def check_types(config: object, schema: type, prefix: str = "") -> None:
     """Raise ConfigError for the first field that is not set or of another type than `schema`'s."""
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):

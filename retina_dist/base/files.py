@@ -271,7 +271,7 @@ class Url:
                     f"{self} could not be {what} ({reason}); check network and credentials."
                 ) from error
 
-    def _open(self) -> tuple[Any, str]:
+    def _open(self) -> tuple[object, str]:
         """The file system, and the path in it."""
         from fsspec.core import url_to_fs
 
@@ -376,7 +376,9 @@ def write_json(target: PathOrUrl, content: object, indent: int | None = 1) -> No
     write_text(target, json.dumps(content, indent=indent) + "\n")
 
 
-def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, escape_formulas: bool = False) -> None:
+def write_csv(
+    path: Path, rows: Iterable[Iterable[object]], *, escape_formulas: bool = False
+) -> None:
     """As `write_bytes`, a row per line; file names that cannot be decoded keep their bytes.
 
     With `escape_formulas`, for tables that people open in a spreadsheet, a text that would be

@@ -146,7 +146,7 @@ def redacted_word(word: str) -> str:
     return masked
 
 
-def redacted_tree(value: Any, is_secret: bool = False) -> Any:
+def redacted_tree(value: object, is_secret: bool = False) -> Any:
     """The same of all text in dictionaries, lists and tuples, and of what a key names a secret.
 
     Of what `is_secret` each text and number is masked; true, false and None tell nothing.

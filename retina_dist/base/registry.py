@@ -209,11 +209,6 @@ def class_of(settings: Any) -> type[Any]:
     raise ConfigError(f"{type(settings).__name__} is not of an entry; register its class first.")
 
 
-def is_custom(settings: object) -> bool:
-    """Whether an object of settings is for a class from outside the package."""
-    return target_of(settings) is not None
-
-
 def target_of(settings: object) -> str | None:
     """The dotted name of the class from outside that settings are for; None for the package's."""
     found = _from_outside.get(type(settings))

@@ -54,7 +54,7 @@ class Limits:
         """All values that the setting may have, () where they are not listed."""
         return self.choices() if callable(self.choices) else self.choices
 
-    def problem(self, key: str, value: Any) -> str:
+    def problem(self, key: str, value: object) -> str:
         """The sentence of the first limit that `value` breaks, "" if it breaks none.
 
         Only a choice may forbid None.
@@ -93,7 +93,7 @@ def entry_name(name: str) -> Any:
     return setting(name, choices=(name,))
 
 
-def setting(default: Any, text: str = "", *, fraction: bool = False, **limits: Any) -> Any:
+def setting(default: object, text: str = "", *, fraction: bool = False, **limits: Any) -> Any:
     """A dataclass field with its default, which is copied if it is a list, and its `Limits`.
 
     `text` is its meaning; `fraction=True` is a number from 0 to 1.

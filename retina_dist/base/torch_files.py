@@ -78,7 +78,7 @@ def _read_checkpoint(source: PathOrUrl) -> bytes:
         ) from error
 
 
-def _reader_of(source: PathOrUrl) -> Callable[[bytes], Any]:
+def _reader_of(source: PathOrUrl) -> Callable[[bytes], object]:
     """The reader for the file's ending. Raises CheckpointError without its library."""
     if not source.name.endswith(".safetensors"):
         return lambda data: torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

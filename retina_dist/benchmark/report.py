@@ -43,7 +43,7 @@ def finish(
 
     Returns what was written.
     """
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "benchmark": kind,
         "arguments": sys.argv[1:],
         "ratios": {name: round(value, 4) for name, value in ratios.items()},

@@ -186,7 +186,7 @@ def measure(
     where = f"{_size(canvas)}, batch {batch_size}"
 
     steps: dict[str, Step] = {}
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, object]] = {}
     for name in config.paths:
         print_redacted(f"{where}: first steps of {name}", sys.stderr)
         warning = warn_of_emulation(strategy.device, name.partition("-")[0])
@@ -226,7 +226,7 @@ def measure(
     ]
 
 
-def _speed(times: Sequence[float], base: Sequence[float], batch_size: int) -> dict[str, Any]:
+def _speed(times: Sequence[float], base: Sequence[float], batch_size: int) -> dict[str, object]:
     """A path's figures: its median step, and its lowest, median and highest ratio to `base`."""
     median = statistics.median(times)
     return {
@@ -253,7 +253,7 @@ def benchmark(config: StepConfig) -> dict[str, Any]:
 
     titles = f"{'ms':>10}{'img/s':>9}{'min':>8}{'ratio':>7}{'max':>7}{'GiB':>7}   first loss"
     print(f"{'path':<18}{'canvas':>11}{'batch':>6}{titles}")
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     ratios: dict[str, float] = {}
     for canvas, batch_size in product(config.canvases, config.batch_sizes):
         for row in measure(config, batch_size, canvas, strategy):

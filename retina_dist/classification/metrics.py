@@ -51,7 +51,7 @@ class ClassificationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: null in place of NaN and of a confusion matrix of more than 2,000 classes."""
-        content: dict[str, Any] = {}
+        content: dict[str, object] = {}
         for name, value in self.metrics.items():
             content[name.removeprefix("val/")] = value if math.isfinite(value) else None
         content["per_class_accuracy"] = self.per_class

@@ -31,7 +31,9 @@ OPTIONS = """Hydra's options work as it documents them: --cfg job (the composed 
 All keys, with every limit: docs/settings.md."""
 
 
-def help_page(name: str, config: Any, document: str, conf: Path, values: Mapping[str, str]) -> str:
+def help_page(
+    name: str, config: object, document: str, conf: Path, values: Mapping[str, str]
+) -> str:
     """The page of the command `name`.
 
     Args:
@@ -91,7 +93,7 @@ def _choices(folder: Path) -> str:
 
 
 def _sections(
-    config: Any, values: Mapping[str, str], prefix: str = ""
+    config: object, values: Mapping[str, str], prefix: str = ""
 ) -> Iterator[tuple[str, list[str]]]:
     """Each section's name and the lines of its keys; first the own ones of `config`."""
     schema = config if isinstance(config, type) else type(config)

@@ -194,7 +194,7 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
     """
     for kind in task.__mro__:
         room = import_module(vars(kind).get("commands", kind.__module__))
-        command: Callable[..., Any] | None = getattr(room, name, None)
+        command: Callable[..., object] | None = getattr(room, name, None)
         if command:
             return command
     raise ConfigError(
@@ -239,7 +239,7 @@ def section_types(schema: type, content: Content) -> tuple[type, dict[str, type]
     return schema, {name: settings_type(content.get(name), kind) for name, kind in kinds.items()}
 
 
-def _section_of_checkpoint(content: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+def _section_of_checkpoint(content: Mapping[str, object], name: str) -> Mapping[str, object] | None:
     """A section of the settings that a checkpoint holds, None without it."""
     for key in ("config", name):
         found = content.get(key)
@@ -249,7 +249,7 @@ def _section_of_checkpoint(content: Mapping[str, Any], name: str) -> Mapping[str
     return content
 
 
-def task_of_checkpoint(content: Mapping[str, Any]) -> str:
+def task_of_checkpoint(content: Mapping[str, object]) -> str:
     """The built-in task that a checkpoint was trained for.
 
     The first one where it names none of them, as a plugin's does.
@@ -260,7 +260,7 @@ def task_of_checkpoint(content: Mapping[str, Any]) -> str:
     return str(section["name"])
 
 
-def data_settings_of(content: Mapping[str, Any], schema: type[T], source: object) -> T:
+def data_settings_of(content: Mapping[str, object], schema: type[T], source: object) -> T:
     """The settings of the data that the checkpoint `source` was trained on, checked.
 
     Nothing in them is looked up or imported. Absent ones have their defaults. Those that `schema`

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -412,7 +412,7 @@ def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]
         raise UserError(f"{folder} cannot be listed ({error}); {remedy}.") from error
 
 
-def _keys(value: Any) -> tuple[str, ...]:
+def _keys(value: object) -> tuple[str, ...]:
     if isinstance(value, msgspec.Raw):
         try:
             value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])

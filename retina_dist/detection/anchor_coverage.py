@@ -122,7 +122,9 @@ def better_anchors(
     return f"{unreached:.1%} are left, tried on these boxes, with {text}"
 
 
-def describe_fit(train: Annotations, data: DetectionData, model: Any) -> Iterator[tuple[str, str]]:
+def describe_fit(
+    train: Annotations, data: DetectionData, model: object
+) -> Iterator[tuple[str, str]]:
     """Lines of the plan: how the anchors and the scale fit the data, and what would fit better.
 
     A large set is judged by a sample, the same at every start. Nothing is said of a resize that

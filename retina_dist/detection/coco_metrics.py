@@ -359,7 +359,7 @@ def _merged(parts: Sequence[Part]) -> Part:
     """
     seen: set[int] = set()
     kept = [np.zeros((0, COLUMNS))]
-    losses: dict[str, Any] = {}
+    losses: dict[str, object] = {}
     for part in parts:
         new = set(part.image_ids) - seen
         seen |= new

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     facts = _format_objects(objects, images, config.output)
     if train.format:
         facts.insert(0, f"{train.format} in {data.root or data.train_annotations}")
-    details: dict[str, Any] = {"images": images, "objects": objects}
+    details: dict[str, object] = {"images": images, "objects": objects}
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
         coverage = coverage_of(splits["train"], data, config.model)
         findings += anchor_findings(coverage, splits["train"], data, config.model)

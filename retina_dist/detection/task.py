@@ -135,10 +135,10 @@ class DetectionTask(ImageTask):
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """The categories that a checkpoint's labels number."""
         # Of any type: `load_checkpoint_state` checks it.
-        state: dict[str, Any] = checkpoint.get("categories", {})
+        state: dict[str, object] = checkpoint.get("categories", {})
         return state
 
-    def classes_in(self, state: Mapping[str, Any], source: object) -> Sequence[str]:
+    def classes_in(self, state: Mapping[str, object], source: object) -> Sequence[str]:
         try:
             return Categories.from_state(state).names
         except UserError as error:

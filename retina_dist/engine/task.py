@@ -116,7 +116,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def build_evaluator(self, data: Any) -> Validator | None:
+    def build_evaluator(self, data: object) -> Validator | None:
         """Metrics of a model over the whole validation set, the main rank's count; None without
         validation data.
         """
@@ -155,7 +155,7 @@ class Task(ABC):
     def draw_inputs(self, data: Any, folder: Path) -> None:
         """Draw the first training batch into the run folder; on the main rank."""
 
-    def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
+    def draw_results(self, model: nn.Module, data: object, folder: Path) -> None:
         """Write what the report shows of the best validation, see docs/extending.md; on the main
         rank.
         """

@@ -36,7 +36,7 @@ class Decay(ABC):
 
     settings: Any
 
-    def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
+    def __init__(self, settings: object, total: int, warmup: int, to_steps: ToSteps) -> None:
         self.settings, self.total, self.warmup = settings, total, warmup
 
     @abstractmethod

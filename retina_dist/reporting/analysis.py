@@ -33,7 +33,7 @@ def can_analyse() -> bool:
 def analysis_of(
     task: str,
     resampled: Resampled,
-    classes: Mapping[str, Mapping[str, Any]],
+    classes: Mapping[str, Mapping[str, object]],
     images: Sequence[dict[str, Any]],
     folder: Path | None,
     times: Mapping[str, float] = {},
@@ -96,7 +96,7 @@ def confusions_of(confusion: Confusion, most: int | None = None) -> list[tuple[s
     return [(labels[i], labels[j], int(counts[i, j])) for i, j in zip(rows, columns, strict=True)]
 
 
-def lines_of(analysis: Mapping[str, Any]) -> list[str]:
+def lines_of(analysis: Mapping[str, object]) -> list[str]:
     """At most twelve lines for a terminal.
 
     They name threshold, types of errors, confusions, IoU of hits, calibration and worst images.

@@ -279,7 +279,7 @@ SECTIONS: dict[str, Callable[[Runs], Iterator[Chart]]] = {
 
 
 def _axes(
-    x_title: str, y_title: str, x: Mapping[str, Any] = {}, y: Mapping[str, Any] = {}
+    x_title: str, y_title: str, x: Mapping[str, object] = {}, y: Mapping[str, object] = {}
 ) -> Trace:
     return {
         "xaxis": {"title": {"text": x_title, "standoff": 8}, **x},

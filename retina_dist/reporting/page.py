@@ -106,7 +106,7 @@ def _plotly() -> str:
     return base64.b64encode(gzip.compress(script, 6, mtime=0)).decode()
 
 
-def format_number(value: Any) -> str:
+def format_number(value: object) -> str:
     """Four digits of a large number, three places of a small one, a dash for None.
 
     >>> format_number(1234.56), format_number(0.5), format_number(None)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.registry import is_custom
+from retina_dist.base.registry import target_of
 from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
@@ -75,7 +75,7 @@ def best_metric(config: RunConfig, validates: bool) -> BestMetric:
     """
     trainer = config.trainer
     monitor = monitor_of(config)
-    outside_loss = monitor.startswith("val/loss_") and is_custom(config.model)
+    outside_loss = monitor.startswith("val/loss_") and target_of(config.model)
     if not outside_loss:  # which the first validation names
         check_metric(monitor, task_class(config).metric_names)
     if trainer.patience and not validates:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from retina_dist.base.errors import UserError, describe_error
-from retina_dist.base.registry import is_custom
+from retina_dist.base.registry import target_of
 from retina_dist.base.text import format_bytes
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import NonFiniteGuard
@@ -140,7 +140,7 @@ class StepMemory:
         if self.on_gpu:
             parts["batches"] *= PREFETCHED
         settings = self.config.strategy
-        if self.world_size > 1 and not is_custom(settings):  # of which nothing is known
+        if self.world_size > 1 and not target_of(settings):  # of which nothing is known
             gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
             if isinstance(settings, HorovodSettings) and self.backend.startswith("Horovod"):
                 fused = int(settings.fusion_mb * 2**20)

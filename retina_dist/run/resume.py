@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch.optim.optimizer import StateDict
 
@@ -360,7 +359,7 @@ def _check_locked(
         )
 
 
-def _value(text: str | None) -> Any:
+def _value(text: str | None) -> object:
     """The value of a setting's text, in which 1 equals 1.0."""
     with contextlib.suppress(ValueError):
         return json.loads(text or "")

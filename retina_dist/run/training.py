@@ -20,7 +20,7 @@ from retina_dist.base.errors import (
     set_status,
 )
 from retina_dist.base.files import write_json
-from retina_dist.base.registry import class_of, is_custom, lookup, names
+from retina_dist.base.registry import class_of, lookup, names, target_of
 from retina_dist.base.text import as_override
 from retina_dist.config.run_config import RunConfig, changed_settings
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
@@ -128,7 +128,7 @@ class Training:
         console.beat = progress.beat
         kinds = [lookup("logger", name) for name in names("logger")]
         kinds = [kind for kind in kinds if kind.settings.is_on(settings)]
-        if is_custom(settings):
+        if target_of(settings):
             kinds.append(class_of(settings))
         loggers: list[MetricLogger] = [kind(settings, folder, step) for kind in kinds]
         if mlflow.is_started:

@@ -25,10 +25,10 @@ class Batcher:
         self.predict = predict
         self.max_batch = max_batch
         self.wait_s = wait_s
-        self._queue: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[object, asyncio.Future[object]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "predict")
 
-    async def submit(self, image: Any) -> Any:
+    async def submit(self, image: object) -> Any:
         """The result for an image; cancel it to take the image out of the queue."""
         future = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, future))
@@ -56,7 +56,7 @@ class Batcher:
                 else:
                     future.set_result(result)
 
-    async def _next_batch(self) -> list[tuple[Any, asyncio.Future[Any]]]:
+    async def _next_batch(self) -> list[tuple[object, asyncio.Future[object]]]:
         """Up to `max_batch` images that are still asked for, and where their results go."""
         item = await self._queue.get()
         if self._queue.qsize() + 1 < self.max_batch:

@@ -160,7 +160,7 @@ class ImageTask(Task):
         """The settings of the data with nothing random in them, for `trainer.overfit_batches`."""
 
     @abstractmethod
-    def classes_in(self, state: Mapping[str, Any], source: object) -> Sequence[str]:
+    def classes_in(self, state: Mapping[str, object], source: object) -> Sequence[str]:
         """The name of each label of the checkpoint `source`, whose `checkpoint_state` is `state`.
 
         Raises CheckpointError where it does not say.
@@ -270,7 +270,7 @@ class ImageTask(Task):
             images.append({"image_id": image_id, "file_name": names[image_id], "losses": losses})
         return images
 
-    def draw_results(self, model: nn.Module, data: Any, folder: Path) -> None:
+    def draw_results(self, model: nn.Module, data: object, folder: Path) -> None:
         """Write metrics.json of the last validation, and `write_results` of the best one.
 
         The results of an earlier start stay where it had a better validation.

@@ -9,7 +9,6 @@ import hashlib
 import html
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retina_dist import __version__
 from retina_dist.base.files import write_text
@@ -93,7 +92,7 @@ def as_markdown(card: Card) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(values: Mapping[str, Any]) -> dict[str, str]:
+def _rows(values: Mapping[str, object]) -> dict[str, str]:
     """The plain values, without lists and sections."""
     rows = {}
     for name, value in values.items():

@@ -79,7 +79,7 @@ def predict_files(
     picture that the disk refuses.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
-    outputs: dict[int, tuple[Path, Any]] = {}
+    outputs: dict[int, tuple[Path, object]] = {}
     for number, (path, file) in enumerate(plan.pictures.items()):
         try:
             pixels = read_image(file, max_pixels=max_pixels)

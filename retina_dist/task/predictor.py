@@ -27,7 +27,7 @@ from retina_dist.base.errors import (
 )
 from retina_dist.base.files import Url, check_folder, parse_path
 from retina_dist.base.redaction import redacted
-from retina_dist.base.registry import is_custom, lookup, names_class
+from retina_dist.base.registry import lookup, names_class, target_of
 from retina_dist.base.settings import make, setting, validate
 from retina_dist.base.text import truncate
 from retina_dist.base.torch_files import remedy_of
@@ -186,7 +186,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
             reason = describe_error(error)
             if isinstance(error, UserError):
                 reason = str(error).split(";")[0].rstrip(".")
-            if "model_arguments" not in content and not is_custom(model):
+            if "model_arguments" not in content and not target_of(model):
                 reason = "its model is from outside the package, which a checkpoint does not name"
             raise CheckpointError(
                 f"{source} does not describe a {cls.kind} ({reason}); {remedy_of(content)}."
@@ -198,7 +198,7 @@ class Predictor(ABC, Generic[Input, Output, Result]):
     @classmethod
     @abstractmethod
     def _read(
-        cls, content: Mapping[str, Any], model: ModelSettings | None
+        cls, content: Mapping[str, object], model: ModelSettings | None
     ) -> tuple[nn.Module, dict[str, Any]]:
         """The network without its weights, and the other arguments of the class.
 
@@ -345,7 +345,7 @@ D = TypeVar("D", bound=ImageDataSettings)
 
 
 def data_of_checkpoint(
-    content: Mapping[str, Any], schema: type[D], source: object, **places: str | None
+    content: Mapping[str, object], schema: type[D], source: object, **places: str | None
 ) -> D:
     """The data settings that the checkpoint `source` holds.
 

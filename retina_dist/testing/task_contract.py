@@ -283,7 +283,7 @@ def _saved(content: dict[str, Any]) -> dict[str, Any]:
     return torch.load(io.BytesIO(sealed(content)), map_location="cpu", weights_only=True)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[Any]:
     """The tensors, arrays and plain values in batches of any class.
 
     Keys of mappings and names of attributes are among them.
@@ -299,7 +299,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield from _leaves(vars(value))
 
 
-def _plain(value: Any) -> list[Any]:
+def _plain(value: object) -> list[Any]:
     """Plain values that are equal for equal batches."""
     plain = []
     for leaf in _leaves(value):
@@ -307,6 +307,6 @@ def _plain(value: Any) -> list[Any]:
     return plain
 
 
-def _elements(value: Any) -> int:
+def _elements(value: object) -> int:
     """Numbers in the tensors and arrays of batches."""
     return sum(math.prod(leaf.shape) for leaf in _leaves(value) if hasattr(leaf, "tolist"))

@@ -79,7 +79,7 @@ class DetectionModel(nn.Module, ABC):
         """Plain values for a checkpoint, of which the model is made again without its entry."""
         return {}
 
-    def take(self, arguments: Mapping[str, Any]) -> None:
+    def take(self, arguments: Mapping[str, object]) -> None:
         """Take from `arguments`, the main rank's or a checkpoint's, what no tensor carries."""
 
 

@@ -186,7 +186,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         del found["weights"], found["backbone_weights"]
         return found | {"num_classes": self.num_classes, "norm_eps": batch_norm_eps(self)}
 
-    def take(self, arguments: Mapping[str, Any]) -> None:
+    def take(self, arguments: Mapping[str, object]) -> None:
         """Take the epsilon of the batch norms, unless the settings give one."""
         eps = eps_of(arguments)
         if self.settings.norm_eps is None and eps is not None:

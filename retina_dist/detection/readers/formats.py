@@ -94,7 +94,7 @@ class AnnotationReader(ABC):
     title = ""
     file_settings: ClassVar[Sequence[str]] = FILE_SETTINGS  # those of them that it reads
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: object) -> None:
         self.settings = settings
 
     @classmethod

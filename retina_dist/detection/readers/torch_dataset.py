@@ -149,7 +149,7 @@ class ItemReader:
         categories = [{"id": label, "name": name} for label, name in enumerate(self.names)]
         return {"images": images, "annotations": boxes, "categories": categories}
 
-    def _target(self, number: int) -> tuple[Mapping[str, Any], tuple[int, int]]:
+    def _target(self, number: int) -> tuple[Mapping[str, object], tuple[int, int]]:
         """An item's dictionary of boxes, and (height, width) of its image."""
         annotation = getattr(self.dataset, "annotation", None)
         if not callable(annotation):
@@ -164,7 +164,7 @@ class ItemReader:
             raise DataError(f"{problem}; return size=(height, width) too.") from error
         return target, (height, width)
 
-    def _item(self, number: int) -> tuple[Any, Mapping[str, Any]]:
+    def _item(self, number: int) -> tuple[object, Mapping[str, object]]:
         item = self.dataset[number]
         parts = item if isinstance(item, (tuple, list)) else ()
         if len(parts) == 3:
@@ -174,7 +174,7 @@ class ItemReader:
         kind = type(item).__name__
         raise DataError(f"{self}[{number}] is a {kind} of another form; return {ITEM}.")
 
-    def _boxes(self, number: int, target: Mapping[str, Any], box_format: str) -> list[Entry]:
+    def _boxes(self, number: int, target: Mapping[str, object], box_format: str) -> list[Entry]:
         """The boxes of an item in COCO's form, without ids."""
         columns = self._columns(number, target)
         boxes = columns.pop("boxes")
@@ -186,7 +186,7 @@ class ItemReader:
         values = [labels, boxes.tolist(), *(column.tolist() for column in columns.values())]
         return [dict(zip(keys, entry, strict=True)) for entry in zip(*values, strict=True)]
 
-    def _columns(self, number: int, target: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _columns(self, number: int, target: Mapping[str, object]) -> dict[str, Tensor]:
         """Boxes [n, 4] as they were given, and what else an item has [n] of."""
         where = f"{self}[{number}]"
         for key in ("boxes", "labels"):
@@ -214,7 +214,7 @@ class ItemReader:
                 raise DataError(f"{self}[{number}] {problem}; {remedy}.")
         return labels
 
-    def _array(self, number: int, key: str, values: Any) -> Tensor:
+    def _array(self, number: int, key: str, values: object) -> Tensor:
         try:
             return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
@@ -245,7 +245,7 @@ class _ByValue:
     do not import those.
     """
 
-    def __init__(self, value: Any, name: str) -> None:
+    def __init__(self, value: object, name: str) -> None:
         self.value = value
         self.name = name
 

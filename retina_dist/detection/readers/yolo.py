@@ -374,7 +374,7 @@ def box_of(where: str, words: Sequence[str], names: Sequence[str]) -> Box:
     return Box(names[int(index)], corners)
 
 
-def _checked(names: Any, path: PathOrUrl) -> list[str]:
+def _checked(names: object, path: PathOrUrl) -> list[str]:
     if isinstance(names, list):
         names = dict(enumerate(names))
     if not isinstance(names, dict):
