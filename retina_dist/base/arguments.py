@@ -7,12 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 from typing_extensions import ParamSpec
 
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.settings import MISSING, is_of, limits_of, wrong_type
+from retina_dist.base.text import truncate
 from retina_dist.base.unknown_keys import alias, unknown_argument
 
 P = ParamSpec("P")
@@ -29,7 +30,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            _check_call(function, function.__qualname__, args, kwargs)
+            _check_call(function, function.__name__, args, kwargs)
             return function(*args, **kwargs)
         except UserError as error:
             raise error.with_traceback(None) from None
@@ -37,18 +38,24 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _check_call(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> None:
+def _check_call(
+    function: Callable[..., object], name: str, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
     """Raise ConfigError where `function`, called `name`, does not take these arguments."""
     signature = inspect.signature(function)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         needed = []
+        others = []
         for key, parameter in signature.parameters.items():
-            is_needed = parameter.default in (parameter.empty, MISSING)
-            if is_needed and key not in ("self", "cls", "settings", "name"):
+            if parameter.default not in (parameter.empty, MISSING):
+                others.append(key)
+            elif key not in ("self", "cls", "settings", "name"):
                 needed.append(f"{key}=…")
         hint = f"write {name}({', '.join(needed)})"
+        if others:
+            hint += f", perhaps with {truncate(others)}, by name"
         for key in kwargs.keys() - signature.parameters:
             hint = alias(f"{function.__name__}.{key}", ()) or hint
         raise ConfigError(f"{name}: {error}; {hint}.") from None

@@ -61,7 +61,7 @@ class Limits:
         """
         options = self.options
         if options and value not in options:
-            sentence = f"{key}={as_text(value)} is not one of {', '.join(map(str, options))}"
+            sentence = f"{key}={as_text(value)} is not one of {', '.join(map(as_text, options))}"
             by_spelling = {str(option).lower(): option for option in options}
             for near in difflib.get_close_matches(str(value).lower(), by_spelling, 1):
                 return f"{sentence}; did you mean {by_spelling[near]}?"
@@ -300,7 +300,9 @@ def _is_number(text: str) -> bool:
 
 def wrong_type(key: str, value: object, hint: object, remedy: str = "") -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
-    given = type(value).__name__ if is_dataclass(value) else as_text(value)[:80]
+    given = type(value).__name__
+    if isinstance(value, str | int | float | list | None):
+        given = as_text(value)[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
     remedy = _MEANT.get((key, given), remedy)
     if remedy:
@@ -322,9 +324,8 @@ def wrong_type(key: str, value: object, hint: object, remedy: str = "") -> str:
             return f"{sentence}; write {_REMEDIES[kind]}."
     if "list" in str(hint):
         return f"{sentence}; write each item in digits."
-    return (
-        f"{sentence}; give {key}.NAME=VALUE, in Python the trainer's class, such as rd.ModelConfig."
-    )
+    section = kinds_of(hint)[0].__name__.replace("DetectorSettings", "ModelConfig")
+    return f"{sentence}; give {key}.NAME=VALUE, in Python rd.{section}(NAME=VALUE)."
 
 
 def _in_words(hint: object, plural: bool = False) -> str:

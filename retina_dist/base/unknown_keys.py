@@ -46,7 +46,7 @@ logger loggers: logging
 freeze freeze_backbone frozen_stages: model.trainable_layers
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
-format: data.format | output=model.onnx
+format: data.format | output=model.onnx | the format is recognised; leave it out
 split: data.val_split
 help: --help, alone
 recipe preset: write experiment=NAME
@@ -87,7 +87,7 @@ fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overf
 max_time time: trainer.max_duration=12epochs
 min_epochs min_steps: trainer.max_duration says how long; leave it out
 num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones \
-verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir \
+v verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir \
 overwrite find_unused_parameters do_train do_eval push_to_hub: leave it out
 save_weights_only val save save_best save_best_only save_last load_best_model_at_end: best.pt \
 and last.pt are kept, and the end is validated; leave it out
@@ -239,7 +239,7 @@ def unknown_argument(name: str, schema: type, key: str) -> str:
     for section in ("", "data.", "model.", "trainer.", "optimizer."):
         known |= {f"{section}{argument}": argument for argument in own}
 
-    hint = "docs/settings.md lists them."
+    hint = f"it has {', '.join(own)}."
     meant = alias(key, known)
     if meant:
         hint = f"did you mean {known.get(meant.partition('=')[0], meant)}?"
@@ -304,7 +304,7 @@ def _key_of_value(
 ) -> str:
     """The key that a value without one may be of: a run's, a file's or a folder's."""
     is_run = word.endswith(".pt") or os.path.isdir(f"{word}/checkpoints")
-    keys = ["data.root", "input", "root", "run", "output"]
+    keys = ["data.root", "input", "root", "run", "other", "output"]
     if is_run or (is_one_of_several and "checkpoint" in known):
         keys = ["checkpoint", "resume", *keys[1:]]
     for key in keys:

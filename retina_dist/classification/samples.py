@@ -143,6 +143,18 @@ def read_samples(
     return Samples(names, sources, numbers, known, tuple(said), form)
 
 
+def _like_splits(rows: Sequence[Row]) -> list[str]:
+    """A warning where every class has the same folders, as splits have the same classes."""
+    below: dict[str, set[str]] = {}
+    for name, _, label in rows:
+        below.setdefault(label, set()).update(name.split("/")[1:-1])
+    first, *others = below.values()
+    if not others or len(first) < 2 or any(each != first for each in others):
+        return []
+    these = truncate(sorted(below))
+    return [f"{these} hold the same folders; if these are splits, rename them to train and val"]
+
+
 def _empty_classes(rows: Sequence[Row]) -> list[str]:
     """A warning that names the folders of classes without an image, beside those of the rows."""
     name, source, _ = rows[0]
@@ -193,7 +205,7 @@ def _rows(
         rows = _from_folders(tree, split)
     warnings = _unread(tree, tables, split)
     if not tables and rows and split == "train":
-        warnings += _empty_classes(rows)
+        warnings += _empty_classes(rows) + _like_splits(rows)
     if len(tables) == 1:
         warnings += _unlabelled(tree, rows or ())
     return form, rows, warnings

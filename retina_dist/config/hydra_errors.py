@@ -52,6 +52,8 @@ def unreadable(text: str) -> str:
     """Message for an override that Hydra cannot parse, with the quotes that it needs."""
     key, _, value = text.partition("=")
     sentence = f"{text} cannot be read as KEY=VALUE"
+    if re.search(r"\s[\w.]+=", value):
+        return f"{sentence}; these are several settings, so leave the quotes around them out."
     quoted = as_override(key, value.rstrip(","))
     if value.startswith("~/"):  # which the shell leaves as it is
         return f"{sentence}; write {key}=$HOME{value[1:]}."
@@ -133,7 +135,7 @@ def _sentence(command: str, error: Exception) -> str:
     if several:
         key, value = several.groups()
         quoted = as_override(key, value)
-        lists = f'write "{key}=[{value}]" for a list, {quoted} for a text, a point in a number'
+        lists = f'write "{key}=[{value}]" where a list is asked for, {quoted} where a text is'
         return (
             f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
         )

@@ -173,7 +173,7 @@ class Tree:
         place = self.root / file
         parse = HEADS.get(_ending(file), _text_head)
         try:
-            with reading(place, "an annotation", "restore or remove it"):
+            with reading(place, "an annotation", "restore or remove it", "check its path"):
                 if isinstance(place, Url):
                     return parse(place.read_bytes())
                 with open_regular(place) as content:

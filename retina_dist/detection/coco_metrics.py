@@ -236,9 +236,7 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
         "image": {each["id"] for each in coco["images"]},
         "category": {each["id"] for each in coco["categories"]},
     }
-    id_of = {Path(each["file_name"]).stem: each["id"] for each in coco["images"]}
-    if len(id_of) < len(coco["images"]):
-        id_of = {}  # two images of one name
+    id_of = _ids_by_stem(coco)
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
@@ -265,6 +263,14 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
     if not entries:
         logger.warning(f"{path} has no detection, so no object is found.")
     return rows
+
+
+def _ids_by_stem(coco: Entry) -> dict[str, int]:
+    """The id of each image by its file's name without ending; {} where two have one name."""
+    ids = {Path(each["file_name"]).stem: each["id"] for each in coco["images"]}
+    if len(ids) < len(coco["images"]):
+        return {}
+    return ids
 
 
 class Part(NamedTuple):

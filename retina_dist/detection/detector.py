@@ -79,7 +79,6 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     task = "detection"
     Answer = ImageResult
 
-    @public
     def __init__(
         self,
         model: DetectionModel,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from retina_dist.base.errors import ConfigError, DataError
@@ -25,7 +26,7 @@ from retina_dist.detection.pictures import write_report_details
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import implausible_boxes
+from retina_dist.detection.splits import implausible_boxes, misread_boxes
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
@@ -148,6 +149,12 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     coco = annotations.coco
     rows = read_results(Path(str(config.results)), coco)
+    image_ids = rows[:, 0].astype(np.int64)
+    found = replace(annotations.truth, boxes=rows[:, 1:5], image_ids=image_ids)
+    misread = misread_boxes(annotations, found)
+    if misread:
+        remedy = "write each bbox as x, y, width, height in pixels"
+        raise DataError(f"{config.results}: {misread[0]}; {remedy}.")
     limit = config.max_detections or MAX_DETECTIONS
     return evaluate_rows(coco, rows, max_detections=limit), annotations
 

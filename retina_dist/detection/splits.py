@@ -196,11 +196,7 @@ def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
     """
     objects = part.truth.of_objects(~part.truth.crowd)
     boxes = objects.boxes
-    if len(boxes) and (np.abs(boxes[:, 2:]) <= 1).all():
-        remedy = "multiply shares of the image by its width and height"
-        return "no box is larger than one pixel", remedy
-
-    misread = _misread(part, objects)
+    misread = misread_boxes(part, objects)
     if misread is not None:
         return misread
 
@@ -211,10 +207,17 @@ def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:
     return f"no box is left ({', '.join(causes)})", remedy
 
 
-def _misread(part: Annotations, objects: GroundTruth) -> tuple[str, str] | None:
-    """The form in which most boxes would fit, and the remedy, where they do not as they were
-    read.
+def misread_boxes(part: Annotations, objects: GroundTruth) -> tuple[str, str] | None:
+    """The form in which most boxes of objects in these images would fit, and the remedy, where
+    they do not as they were read.
     """
+    if len(objects.boxes) and (np.abs(objects.boxes[:, 2:]) <= 1).all():
+        remedy = "multiply shares of the image by its width and height"
+        return "no box is larger than one pixel", remedy
+    return _misread(part, objects)
+
+
+def _misread(part: Annotations, objects: GroundTruth) -> tuple[str, str] | None:
     if part.box_format == "xywh":
         return None
     rows = objects.rows_in([record.image_id for record in part.records])

@@ -184,7 +184,8 @@ def find_gpu(name: str) -> Memory:
     if len(near) == 1:
         return memory_of(near[0], GPUS[near[0]])
     raise ConfigError(
-        f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB."
+        f"gpu={name} is not known; use {', '.join(near or GPUS)}, or its memory, such as gpu=24GiB "
+        "(strategy.device=cuda:0 trains on one)."
     )
 
 

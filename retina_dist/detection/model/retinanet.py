@@ -26,6 +26,7 @@ from torchvision.ops import FrozenBatchNorm2d, nms
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from retina_dist.base.arguments import public
+from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.backbone import Backbone, Pyramid, children_of
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
@@ -368,6 +369,11 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
 
     No weights are loaded. Raises ConfigError.
     """
+    if settings.get("weights") or settings.get("backbone_weights"):
+        raise ConfigError(
+            "build_retinanet loads no weights; leave them out, or use rd.Trainer or "
+            "rd.Detector.from_checkpoint(PATH)."
+        )
     return RetinaNet(ModelConfig(num_classes=num_classes, **settings), num_classes)
 
 

@@ -102,7 +102,7 @@ def _is_top(above: PathOrUrl) -> bool:
     files = [*listed, *(f"annotations/{name}" for name in names_in(above / "annotations"))]
     tree = Tree(above, files)
     tree.is_whole = True
-    return any(lookup("reader", name).claims(tree) for name in ("coco", "yolo"))
+    return any(lookup("reader", name).claims(tree) for name in ("coco", "yolo", "voc"))
 
 
 def _seen(tree: Tree) -> str:

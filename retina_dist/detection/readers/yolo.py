@@ -140,7 +140,7 @@ class YoloReader(FolderReader):
         if scan.items["train"] and used <= {""}:
             example = escape(layout.expected(scan.items["train"][0].file))
             problem = f"no training image has a label file, such as {example}"
-            raise DataError(f"{place.tree.root}: {problem}; add them.")
+            raise DataError(f"{place.tree.root}: {problem}; add them there, or in labels/.")
         self._above = layout.above
         if layout.above == layout.root:
             self.count_left_out(scan, place._replace(tree=layout.tree, images=layout.tree))

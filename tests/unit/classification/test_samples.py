@@ -268,3 +268,21 @@ def test_images_that_no_table_has_are_counted(tmp_path: Path) -> None:
     draw(tmp_path / "images/a.png", tmp_path / "images/b.png", tmp_path / "images/c.png")
     (tmp_path / "labels.csv").write_text("file,label\na.png,cat\nb.png,dog\n")
     assert read(tmp_path).warnings == ("1 image without a label: images/c.png; left out",)
+
+
+def test_folders_that_look_like_splits_are_named(tmp_path: Path) -> None:
+    for split in ("seg_a", "seg_b"):
+        for label in ("cat", "dog"):
+            folder = tmp_path / split / label
+            folder.mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(folder / f"{split}.png")
+    said = "seg_a, seg_b hold the same folders; if these are splits, rename them to train and val"
+    train = read_samples(tmp_path, "train")
+    assert train is not None
+    assert said in train.warnings
+    Image.new("RGB", (8, 8)).save(tmp_path / "seg_a" / "c.png")
+    (tmp_path / "seg_a" / "bird").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "seg_a" / "bird" / "b.png")
+    train = read_samples(tmp_path, "train")
+    assert train is not None
+    assert said not in train.warnings

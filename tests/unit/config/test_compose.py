@@ -175,7 +175,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("trainer.gradient_clip=[1", "trainer.gradient_clip=[1 cannot be read as KEY=VALUE"),
         (
             "data.min_sizes=640,800",
-            'is more than one value; write "data.min_sizes=[640,800]" for a list',
+            'is more than one value; write "data.min_sizes=[640,800]" where a list',
         ),
         ("data.root=${nope}", "data.root: Interpolation key 'nope' not found."),
         ("~optimizer.lr", "optimizer.lr is not set; give optimizer.lr="),

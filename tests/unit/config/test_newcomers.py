@@ -34,6 +34,7 @@ from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
 from retina_dist.tracking.callbacks import Callback
+from retina_dist.tracking.settings import LoggingConfig
 
 REMEDIES = {
     # what other tools call it
@@ -58,6 +59,9 @@ REMEDIES = {
     "data.mean=[0.5,0.5,0.5]": "images are normalised as for the weights of ImageNet; leave it",
     "schedule.T_max=12": "the schedule ends with trainer.max_duration; leave it out",
     "optimizer.lr_step_size=3": "write schedule=multistep schedule.milestones=[3epochs].",
+    "data.root=a data.batch_size=2": "are several settings, so leave the quotes around them out",
+    "data.root=a,b": "where a list is asked for, 'data.root=\"a,b\"' where a text is",
+    "model.norm=batchnorm": "is not one of null, frozen_bn, bn, sync_bn",
     "data.hsv_h=1": "did you mean data.photometric=0.5?",
     # shortened
     "model=retinanet": "did you mean retinanet_r18 or retinanet_r50 or",
@@ -88,12 +92,13 @@ OF_OTHER_COMMANDS = {
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
     ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "did you mean nms_threshold",
     ("predict", "checkpoint=a.pt", "input=a", "save_txt=true"): "written to output_dir; leave it",
+    ("report", "runs/a", "runs/b"): "write run=runs/a other=runs/b.",
     ("serve", "checkpoint=a.pt", "threshold=0.5"): "did you mean score_threshold?",
     ("predict", "checkpoint=runs/a", "a.jpg", "b.jpg", "c.jpg"): 'write "input=photos/*.jpg"',
     ("export", "runs/a", "a.onnx"): "write checkpoint=runs/a output=a.onnx",
     ("export", "a.pt", "a.onnx"): "write checkpoint=a.pt output=a.onnx",
     ("export", "checkpoint=a.pt", "output=a.onnx", "opset=11"): "leave it out",
-    ("export", "checkpoint=a.pt", "output=a.pt2", "size=640"): "write size=[640,640].",
+    ("export", "checkpoint=a.pt", "output=a.pt2", "size=640"): "write size=[640,640] for 640 px",
     ("predict", "checkpoint=a.pt", "input=a", "image_size=640"): "the size of the training is used",
 }
 
@@ -112,26 +117,41 @@ def test_python_names_what_reads_a_checkpoint_and_settings() -> None:
         Trainer.from_config({"data.root": "a"})  # type: ignore[arg-type]
 
 
+REQUIRED = {
+    "data": DetectionData(root="a"),
+    "optimizer": OptimizerConfig(lr=0.1),
+    "max_duration": "2steps",
+}
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
-    "Detector.predict: got an unexpected keyword argument 'conf'; call set_limits": (
+    "^predict: got an unexpected keyword argument 'conf'; call set_limits": (
         Detector.predict,
         (None, "a.jpg"),
         {"conf": 0.5},
     ),
-    r"Trainer.evaluate: too many positional arguments; write Trainer.evaluate\(\)": (
+    r"^evaluate: too many positional arguments; write evaluate\(\)\.": (
         Trainer.evaluate,
         (None, "mine"),
         {},
     ),
-    "from_checkpoint: missing a required argument: 'path'; its first argument is the path": (
+    "^from_checkpoint: missing a required argument: 'path'; its first argument is the path": (
         Detector.from_checkpoint,
         (),
         {"checkpoint": "runs/a"},
     ),
-    r"OptimizerConfig: too many .*; write OptimizerConfig\(lr=…\)": (
+    r"too many .*; write from_checkpoint\(path=…\), perhaps with device, precision, model, by name": (
+        Detector.from_checkpoint,
+        ("runs/a", "cuda"),
+        {},
+    ),
+    r"OptimizerConfig: too many .*; write OptimizerConfig\(lr=…\), perhaps with name, lr_rule,": (
         OptimizerConfig,
         ("sgd", *range(20)),
         {},
+    ),
+    r"LoggingConfig has no argument wandb; it has tensorboard, mlflow": (
+        LoggingConfig,
+        (),
+        {"wandb": True},
     ),
     r"TorchDatasetConfig: missing .*; write TorchDatasetConfig\(train=…, categories=…\)": (
         TorchDatasetConfig,
@@ -143,15 +163,25 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         ("resnet50", 3),
         {},
     ),
+    "build_retinanet loads no weights; leave them out": (
+        build_retinanet,
+        (),
+        {"num_classes": 3, "weights": "coco"},
+    ),
     "callbacks=.* is not a list of Callbacks; give objects of classes below rd.Callback": (
         Trainer,
         (),
-        {
-            "data": DetectionData(root="a"),
-            "optimizer": OptimizerConfig(lr=0.1),
-            "max_duration": "2steps",
-            "callbacks": [print],
-        },
+        {**REQUIRED, "callbacks": [print]},
+    ),
+    r"logging=wandb is not a section; give .* in Python rd\.LoggingConfig\(NAME=VALUE\)": (
+        Trainer,
+        (),
+        {**REQUIRED, "logging": "wandb"},
+    ),
+    r"model=Linear is not a section; give .* in Python rd\.ModelConfig\(NAME=VALUE\)": (
+        Trainer,
+        (),
+        {**REQUIRED, "model": torch.nn.Linear(1, 1)},
     ),
 }
 

@@ -273,6 +273,30 @@ def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
     assert evaluate(EvaluateConfig(**files, box_format="xyxy"))[0].stats["AP"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("factor", "shift", "said"),
+    [(1, 1, "they are two corners"), (0.001, 0, "no box is larger than one pixel"), (1, 0, "")],
+)
+def test_results_in_another_form_are_an_error(
+    tmp_path: Path, factor: float, shift: float, said: str
+) -> None:
+    places = [(60.0 + i, 60.0, 35.0, 35.0) for i in range(5)]
+    truth = truth_of([1], *(box(1, CAT, place) for place in places))
+    truth["images"] = [{**truth["images"][0], "width": 100, "height": 100}]
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    written = np.array(places) * factor
+    written[:, 2:] += shift * written[:, :2]
+    write_results(rows_of(*((1, each, 0.9, CAT) for each in written)), tmp_path / "results.json")
+    files = {"results": str(tmp_path / "results.json"), "annotations": str(tmp_path / "truth.json")}
+    if not said:
+        evaluate(EvaluateConfig(**files))
+        return
+    with pytest.raises(
+        DataError, match=f"results.json: .*{said}.*; write each bbox as x, y, width"
+    ):
+        evaluate(EvaluateConfig(**files))
+
+
 def test_more_detections_are_counted_beside_the_official_numbers(tmp_path: Path) -> None:
     """101 objects of a class, all found: COCO counts 100 of them."""
     places = [(13.0 * (i % 12), 13.0 * (i // 12), 12.0, 12.0) for i in range(101)]
@@ -457,7 +481,7 @@ def test_images_that_no_rank_read_are_left_out(
 def test_an_id_that_is_not_there_is_answered_with_those_that_are(
     tmp_path: Path, key: str, has: list[int]
 ) -> None:
-    coco = {"images": [{"id": 7}], "categories": [{"id": 1}, {"id": 2}]}
+    coco = {"images": [{"id": 7, "file_name": "a.png"}], "categories": [{"id": 1}, {"id": 2}]}
     entry = {"image_id": 7, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5, key: 0}
     (tmp_path / "results.json").write_text(json.dumps([entry]))
     with pytest.raises(DataError, match=rf"{key[:-3]} 0, .*lacks; give its ids, such as \{has}"):
