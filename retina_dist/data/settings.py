@@ -41,6 +41,8 @@ class ImageDataSettings(DataSettings):
         words=("auto",),
         remedy="write auto, or {cat: 2, dog: 0.5}",
     )
+    license: str | None = setting(None, "of the data, for the model card; null: as its files say")
+    source: str | None = setting(None, "where the data is from, as license")
     hflip: float = setting(0.5, "probability", fraction=True)
     vflip: float = setting(0.0, "probability", fraction=True)
 

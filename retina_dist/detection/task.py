@@ -28,6 +28,8 @@ from retina_dist.detection.data.synthetic import (
     synthetic_batch,
 )
 from retina_dist.detection.model.build import DetectionModel, build_model
+from retina_dist.detection.model.retinanet import RetinaNet
+from retina_dist.detection.model.weights import source_of
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import (
@@ -238,6 +240,7 @@ class DetectionTask(ImageTask):
         data = self.config.data
         described = super().metadata(model) | {
             "categories": self.train.categories.state(),
+            "origin": dict(self.train.truth.origin),
             "input": {
                 "min_size": data.val_min_size or max(data.min_sizes),
                 "max_size": data.max_size,
@@ -246,6 +249,8 @@ class DetectionTask(ImageTask):
         arguments = model.arguments()
         if arguments:
             described["model_arguments"] = arguments
+        if isinstance(model, RetinaNet):
+            described["origin"]["weights"] = source_of(self.config.model)
         return described
 
     def largest_batch(self, size: int, device: torch.device) -> Batch:

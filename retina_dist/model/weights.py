@@ -14,7 +14,8 @@ from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import WeightsEnum, get_weight
+from torchvision import models
+from torchvision.models import WeightsEnum, get_model_weights, get_weight
 
 from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.base.files import PathOrUrl, Url, parse_path
@@ -83,6 +84,16 @@ def published(name: str) -> WeightsEnum:
         raise ConfigError(
             f"{name} is not known to torchvision; give a name such as {EXAMPLES}."
         ) from error
+
+
+def publication_of(source: str) -> WeightsEnum | None:
+    """torchvision's weights of that full name, or whose file has the name of this one."""
+    name = source.rpartition("/")[2]
+    for network in models.list_models():
+        for key, weights in get_model_weights(network).__members__.items():
+            if name in (f"{type(weights).__name__}.{key}", Path(weights.url).name):
+                return weights
+    return None
 
 
 # Our own checkpoints (averaged weights are "ema" and then "model"), torchvision's references

@@ -115,6 +115,7 @@ class Endpoint:
             card = model_card(self.scorer.predictor, Path(checkpoint).name)
             card.get("Training data", {}).pop("root", None)
             card.pop("Model settings", None)  # the path of its weights
+            card.get("Starting weights", {}).pop("weights", None)
         page = files("retina_dist.serving").joinpath("page.html").read_text("utf-8")
         page = page.replace("{{ card }}", json.dumps(card).replace("<", "\\u003c"))
         return HTMLResponse(page, headers={"Content-Security-Policy": POLICY})

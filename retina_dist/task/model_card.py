@@ -13,6 +13,7 @@ from pathlib import Path
 from retina_dist import __version__
 from retina_dist.base.files import write_text
 from retina_dist.base.redaction import redacted
+from retina_dist.model.weights import is_torchvision_name, publication_of
 from retina_dist.task.predictor import Predictor
 
 MAX_CLASSES = 100  # named in a card
@@ -21,13 +22,15 @@ USE = (
     "where a mistake does harm, let a person decide."
 )
 
+UNKNOWN = "unknown"
+
 Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
 
 
 def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None = None) -> Card:
     """The sections Model, Intended use and Versions and, after a run, those of its training.
 
-    These are Model settings, Training data and Figures.
+    These are Model settings, Starting weights, Training data and Figures.
     """
     record = predictor.record
     names = predictor.class_names
@@ -49,20 +52,48 @@ def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None =
     settings = config.get("model")
     if settings:
         card["Model settings"] = _rows(settings)
+        card["Starting weights"] = _starting_weights(settings | _origin(record))
+    elif is_torchvision_name(checkpoint):
+        card["Starting weights"] = _starting_weights({"weights": checkpoint})
     data = config.get("data")
     if data:
-        images = f"{data.get('batch_size')} images over {record.get('world_size')} processes"
-        card["Training data"] = {
-            "root": redacted(str(data.get("root") or data.get("train_annotations"))),
-            "fingerprint of its images": str(record.get("images")),
-            "length": f"{record['step']} steps of {images}",
-        }
+        card["Training data"] = _training_data(record, data)
     metrics = record.get("metrics")
     if metrics:
         card["Figures"] = {name: f"{value:.4g}" for name, value in metrics.items()}
 
     card["Versions"] = record.get("versions") or {"retina_dist": __version__}
     return card
+
+
+def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of its data's license and source, and of its starting weights."""
+    return {name: text for name, text in (record.get("origin") or {}).items() if text}
+
+
+def _training_data(record: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:
+    images = f"{data.get('batch_size')} images over {record.get('world_size')} processes"
+    stated = {"license": UNKNOWN, "source": UNKNOWN} | _origin(record)
+    return {
+        "root": redacted(str(data.get("root") or data.get("train_annotations"))),
+        "fingerprint of its images": str(record.get("images")),
+        "length": f"{record['step']} steps of {images}",
+        "license": str(data.get("license") or stated["license"]),
+        "source": redacted(str(data.get("source") or stated["source"])),
+    }
+
+
+def _starting_weights(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Where the weights that a training started from are from, and under which license."""
+    source = settings.get("weights")
+    if not source:
+        return {"weights": "none, random numbers"}
+    known = publication_of(str(source))
+    return {
+        "weights": redacted(str(source)),
+        "license": known.meta.get("license", UNKNOWN) if known else UNKNOWN,
+        "source": known.url if known else UNKNOWN,
+    }
 
 
 def write_card(

@@ -52,7 +52,17 @@ from retina_dist.task.image_task import Evaluator
 from retina_dist.tracking.console import configure_logging, heartbeat
 
 # What a checkpoint says of its training.
-RECORD = ("step", "metrics", "best", "config", "images", "world_size", "versions", "calibration")
+RECORD = (
+    "step",
+    "metrics",
+    "best",
+    "config",
+    "images",
+    "world_size",
+    "versions",
+    "calibration",
+    "origin",
+)
 # Data settings that say where files are.
 PLACES = ("root", "train_annotations", "train_images", "val_annotations", "val_images", "classes")
 

@@ -100,6 +100,18 @@ def load_backbone_weights(model: nn.Module, source: str, backbone: str) -> Weigh
     return report
 
 
+def source_of(settings: ModelConfig) -> str | None:
+    """What `weights_of` names, not checked."""
+    source = settings.weights or settings.backbone_weights
+    if not source or not re.fullmatch("[A-Z0-9_]+", source):  # such as COCO_V1 or DEFAULT
+        return source
+    family = get_model_weights(settings.backbone).__name__
+    if settings.weights:
+        variant = {"v1": "", "v2": "_V2"}[settings.variant]
+        family = f"RetinaNet_ResNet50_FPN{variant}_Weights"
+    return f"{family}.{source}"
+
+
 def weights_of(settings: ModelConfig) -> str | None:
     """The file, URL or torchvision's full name that `weights`, else `backbone_weights`, means.
     Nothing is read.
@@ -108,16 +120,11 @@ def weights_of(settings: ModelConfig) -> str | None:
     a file that does not exist.
     """
     backbone = settings.backbone
-    source = settings.weights or settings.backbone_weights
+    source = source_of(settings)
     if source is None:
         return None
     known = get_model_weights(backbone)
     family = known.__name__
-    if settings.weights:
-        variant = {"v1": "", "v2": "_V2"}[settings.variant]
-        family = f"RetinaNet_ResNet50_FPN{variant}_Weights"
-    if re.fullmatch("[A-Z0-9_]+", source):  # such as COCO_V1 or DEFAULT
-        source = f"{family}.{source}"
     is_published = is_torchvision_name(source)
     of_backbone = source.removeprefix(f"{family}.") in known.__members__
     if is_published and not settings.weights and not of_backbone:

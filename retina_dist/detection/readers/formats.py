@@ -219,6 +219,7 @@ class Scan(NamedTuple):
         names: of classes. left_out: of each split.
         ids: of the classes, where the format numbers them itself.
         warnings: of each split.
+        facts: on the data set: `license` and `url`.
     """
 
     items: dict[str, list[Item]]
@@ -226,11 +227,12 @@ class Scan(NamedTuple):
     ids: dict[str, int]
     left_out: dict[str, list[LeftOut]]
     warnings: dict[str, list[str]]
+    facts: dict[str, str]
 
     @classmethod
     def empty(cls) -> Scan:
         """With nothing in it."""
-        return cls(defaultdict(list), set(), {}, defaultdict(list), defaultdict(list))
+        return cls(defaultdict(list), set(), {}, defaultdict(list), defaultdict(list), {})
 
 
 class FolderReader(FileReader):
@@ -287,8 +289,9 @@ class FolderReader(FileReader):
         items = Items(found, ids, folder, self.shares, scan.warnings[place.split])
         if self.shares:
             items = items.sized(self.settings.max_pixels)
+        licenses = [{"name": scan.facts.get("license", "")}]
         return Content(
-            items.as_coco(),
+            items.as_coco() | {"info": scan.facts, "licenses": licenses},
             folder,
             root if len(place.tree.files) > 1 else root / place.tree.files[0],
             items.warnings,

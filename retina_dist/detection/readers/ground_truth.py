@@ -25,6 +25,7 @@ MAX_INTEGER = 2**53
 MAX_AREA = 1e10  # in px^2; the metric's "all areas" end there, and leave out a box beyond
 NO_ID = -1  # of an object without one
 CHUNK = 4096  # objects that are decoded at a time
+MAX_LICENSES = 12  # that are named; COCO has eight
 MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
 # What to do about a value of another type, or an absent one.
 FORMS = {
@@ -83,6 +84,16 @@ class CocoJson(msgspec.Struct):
     images: list[CocoImage]
     annotations: list[msgspec.Raw]
     categories: list[CocoCategory]
+    info: object = None
+    licenses: object = None
+
+    def origin(self) -> dict[str, str]:
+        """`license` and `source` of the data, "" where the file does not state them."""
+        info = self.info if isinstance(self.info, dict) else {}
+        licenses = self.licenses if isinstance(self.licenses, list) else []
+        names = [each.get("name", "") for each in licenses if isinstance(each, dict)]
+        source = info.get("url") or info.get("description", "")
+        return {"license": truncate(names, MAX_LICENSES), "source": truncate([source])}
 
 
 class CocoDictionary(CocoJson):
@@ -97,6 +108,7 @@ class CocoContent(msgspec.Struct):
     images: list[CocoImage]
     objects: np.ndarray
     categories: list[CocoCategory]
+    origin: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,7 @@ class GroundTruth:
         boxes: x, y, width, height in pixels as in the file, float64 [A, 4].
         areas: in square pixels, float64 [A].
         crowd: which objects are crowd regions, bool [A].
+        origin: the `license` and the `source` of the data, "" where nothing states them.
     """
 
     images: Sequence[CocoImage]
@@ -122,6 +135,7 @@ class GroundTruth:
     boxes: np.ndarray
     areas: np.ndarray
     crowd: np.ndarray
+    origin: dict[str, str]
 
     def of_images(self, ids: Collection[int]) -> GroundTruth:
         """The part about these images."""
@@ -205,7 +219,7 @@ def decode_coco(content: bytes) -> CocoContent | Entry:
         # json knows NaN and encodings other than UTF-8; `make_ground_truth` says what is wrong
         decoded: Entry = json.loads(content)
         return decoded
-    return CocoContent(found.images, np.concatenate(parts), found.categories)
+    return CocoContent(found.images, np.concatenate(parts), found.categories, found.origin())
 
 
 def make_ground_truth(
@@ -259,6 +273,7 @@ def make_ground_truth(
         boxes=boxes,
         areas=areas,
         crowd=crowd == 1,
+        origin=content.origin,
     )
     return truth, [*warnings, *(f"{source}: {each}" for each in said)]
 
@@ -287,7 +302,8 @@ def parse_dictionary(content: Entry, source: object) -> tuple[CocoContent, list[
         for word in re.findall(r"\w+", str(error)):
             remedy = FORMS.get(word, remedy)
         raise DataError(f"{source}: {_place_of(error, content)}; {remedy}.") from error
-    return CocoContent(found.images, _as_array(found.annotations), found.categories), warnings
+    objects = _as_array(found.annotations)
+    return CocoContent(found.images, objects, found.categories, found.origin()), warnings
 
 
 def _place_of(error: msgspec.ValidationError, content: Entry) -> str:

@@ -125,6 +125,9 @@ class YoloReader(FolderReader):
         scan = Scan.empty()
         layout = Layout(place.tree)
         names = class_names_of(layout.tree, layout.config)
+        stated = layout.config.content.get("roboflow") if layout.config else None
+        if isinstance(stated, dict):
+            scan.facts.update(stated)
         scan.ids.update(zip(names, range(len(names)), strict=True))
         used: set[str] = set()
         for split, images in layout.splits().items():

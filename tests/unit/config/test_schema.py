@@ -128,6 +128,8 @@ FREE += (
     "backbone",
     "device",
     "gpu",
+    "license",
+    "data.source",
 )  # tried when used
 
 

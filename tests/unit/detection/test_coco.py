@@ -83,6 +83,29 @@ def changed(section: str, **values: Any) -> dict[str, Any]:
     return coco
 
 
+@pytest.mark.parametrize(
+    ("info", "licenses", "license", "source"),
+    [
+        (
+            {"url": "http://a", "description": "b"},
+            [{"name": "MIT"}, {"name": "CC0"}],
+            "MIT, CC0",
+            "http://a",
+        ),
+        ({"description": "pets"}, [], "", "pets"),
+        ("none", {"name": "MIT"}, "", ""),
+        ({"url": None}, ["MIT", {"id": 1}], "", ""),
+    ],
+)
+def test_a_json_states_its_license_and_source(
+    info: Any, licenses: Any, license: str, source: str
+) -> None:
+    content = {**COCO, "info": info, "licenses": licenses}
+    for form in (content, decode_coco(json.dumps(content).encode())):
+        truth, _ = make_ground_truth(form, "x.json")
+        assert truth.origin == {"license": license, "source": source}
+
+
 def test_boxes_follow_their_images(tmp_path: Path):
     found = load(tmp_path, COCO)
     assert [(r.image_id, r.path, r.width, r.height) for r in found.records] == [

@@ -112,9 +112,10 @@ def test_the_model_card_says_what_the_checkpoint_says(tmp_path: Path, detector: 
         "metrics": {"coco/AP": 0.51234},
         "config": {
             "data": {"root": "https://me:secret@host/data|a", "batch_size": 8},
-            "model": {"backbone": "resnet18"},
+            "model": {"backbone": "resnet18", "backbone_weights": "DEFAULT"},
         },
         "versions": {"torch": "2.15.0"},
+        "origin": {"license": "CC BY 4.0", "weights": "ResNet18_Weights.DEFAULT"},
     }
     export(settings(tmp_path / "state_dict.pt", intended_use="Count animals."))
     rows = dict(
@@ -125,6 +126,11 @@ def test_the_model_card_says_what_the_checkpoint_says(tmp_path: Path, detector: 
     assert rows["root"] == "https://host/data\\|a"
     assert rows["length"] == "40 steps of 8 images over 2 processes"
     assert (rows["coco/AP"], rows["backbone"], rows["torch"]) == ("0.5123", "resnet18", "2.15.0")
+    text = (tmp_path / "state_dict_card.md").read_text()
+    started = text.partition("## Starting weights")[2].partition("## ")[0]
+    assert "| weights | ResNet18_Weights.DEFAULT |\n| license | unknown |" in started
+    assert "| source | https://download.pytorch.org/models/resnet18-f37072fd.pth |" in started
+    assert (rows["license"], rows["source"]) == ("CC BY 4.0", "unknown"), "of the data"
     assert (rows["classes"], rows["images and use"]) == ("2: cat, dog", "Count animals.")
     assert rows["SHA-256"] == hashlib.sha256((tmp_path / "state_dict.pt").read_bytes()).hexdigest()
 

@@ -141,6 +141,15 @@ def test_a_data_yaml_of_another_machine(tmp_path: Path) -> None:
     assert (read(tmp_path, "train"), read(tmp_path, "val")) == expected
 
 
+def test_roboflow_states_a_license(tmp_path: Path) -> None:
+    roboflow(tmp_path)
+    assert split_of(tmp_path, "train").truth.origin == {"license": "", "source": ""}
+    with (tmp_path / "data.yaml").open("a") as config:
+        config.write("roboflow:\n  license: CC BY 4.0\n  url: https://universe.roboflow.com/a/b\n")
+    origin = split_of(tmp_path, "train").truth.origin
+    assert origin == {"license": "CC BY 4.0", "source": "https://universe.roboflow.com/a/b"}
+
+
 # formats
 
 
