@@ -25,6 +25,7 @@ USE = (
 UNKNOWN = "unknown"
 
 Card = dict[str, dict[str, str]]  # rows of a name and a value, by section
+Values = Mapping[str, Any]
 
 
 def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None = None) -> Card:
@@ -66,12 +67,12 @@ def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None =
     return card
 
 
-def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(record: Values) -> dict[str, str]:
     """What a checkpoint says of its data's license and source, and of its starting weights."""
     return {name: text for name, text in (record.get("origin") or {}).items() if text}
 
 
-def _training_data(record: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:
+def _training_data(record: Values, data: Values) -> dict[str, str]:
     images = f"{data.get('batch_size')} images over {record.get('world_size')} processes"
     stated = {"license": UNKNOWN, "source": UNKNOWN} | _origin(record)
     return {
@@ -83,7 +84,7 @@ def _training_data(record: Mapping[str, Any], data: Mapping[str, Any]) -> dict[s
     }
 
 
-def _starting_weights(settings: Mapping[str, Any]) -> dict[str, str]:
+def _starting_weights(settings: Values) -> dict[str, str]:
     """Where the weights that a training started from are from, and under which license."""
     source = settings.get("weights")
     if not source:
