@@ -200,10 +200,17 @@ def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None 
         graph=partial(export_graph, detector.model, size, detector.temperature),
         input_name=INPUT,
         output_names=OUTPUTS,
-        state=detector.model.state_dict(),
+        state=_state_of(detector.model),
         with_state=partial(_with_state, detector),
         metadata=metadata,
     )
+
+
+def _state_of(model: DetectionModel) -> dict[str, Tensor]:
+    """The tensors for torchvision's class, which has one class layer."""
+    if isinstance(model, RetinaNet) and model.settings.known_classes:
+        return as_torchvision(model).state_dict()
+    return model.state_dict()
 
 
 def run_exported(run: Runner, batch: Batch) -> Detections:

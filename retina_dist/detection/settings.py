@@ -221,9 +221,19 @@ class ModelConfig(DetectorSettings):
     backbone_weights: str | None = setting(
         None, "torchvision's IMAGENET1K_V1 or DEFAULT, a run folder, file or URL"
     )
+    add_classes: bool = setting(
+        False, "the detector of weights=RUN, with its settings, learns the data's new classes alone"
+    )
+    known_classes: list[list[str]] | None = setting(
+        None, "what add_classes keeps, in the groups that were learnt together; it is set by that"
+    )
 
     def __post_init__(self) -> None:
-        """Settle the norm here, so that checkpoints and resumes have it without the weights."""
+        """Settle what the weights decide, so that checkpoints and resumes have it without them."""
+        if self.add_classes and self.known_classes is None:
+            from retina_dist.detection.model.added_classes import known_network
+
+            vars(self).update(known_network(self.weights), add_classes=True)
         self.norm = norm_for(self.norm, self.weights or self.backbone_weights)
 
     def check(self) -> None:
@@ -254,6 +264,8 @@ class ModelConfig(DetectorSettings):
             weights += "; model.trainable_layers keeps random ones: give model.backbone_weights"
         if self.norm == "frozen_bn" and (self.weights or self.backbone_weights):
             weights += NORMS_FROZEN
+        if self.known_classes:
+            weights += "; learns its new classes, all else stays as it is"
         network = f"RetinaNet {self.variant}, {self.backbone}, pyramid of {self.fpn_channels}"
         return f"{network}; weights: {weights}"
 

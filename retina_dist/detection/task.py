@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from retina_dist.base.errors import CheckpointError, UserError
+from retina_dist.base.errors import CheckpointError, ConfigError, UserError
 from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.samplers import FloatArray, images_per_epoch
@@ -103,6 +104,9 @@ class DetectionTask(ImageTask):
         reader = data.reader()
         self.train, self.val = read_splits(data, num_classes, reader=reader)
         self.test = unread_test(data, reader, validates=self.val is not None)
+        known = getattr(self.config.model, "known_classes", None)
+        if known:
+            self._add_to(list(chain.from_iterable(known)))
         if trainer.overfit_batches:
             self.train = first_images_with_objects(
                 self.train, trainer.overfit_batches * data.batch_size
@@ -112,6 +116,20 @@ class DetectionTask(ImageTask):
         if trainer.fast_dev_run and self.val is not None:
             self.val = first_images_with_objects(self.val, 2 * data.val_batch_size)
         self.repeats = repeats_of(data, self.train)
+
+    def _add_to(self, known: Sequence[str]) -> None:
+        """Number the labels after those that the weights know."""
+        own = self.train.categories
+        names = self.config.data.name
+        if own.repeated_names or set(own.names) <= {*known}:
+            raise ConfigError(
+                f"data={names} has no new class beside {truncate(known)}, or two of one name; "
+                "give data of classes to add."
+            )
+        self.train = self.train.with_labels(own.after(known))
+        if self.val is not None:
+            labels = self.train.categories.matched(self.val.truth.categories, names)
+            self.val = self.val.with_labels(labels)
 
     @staticmethod
     def prepare(config: DetectionRunConfig) -> None:

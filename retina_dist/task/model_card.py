@@ -9,6 +9,7 @@ import hashlib
 import html
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from retina_dist import __version__
 from retina_dist.base.files import write_text

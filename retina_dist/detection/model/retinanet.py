@@ -28,6 +28,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Detections
+from retina_dist.detection.model.added_classes import GroupedClassLayer
 from retina_dist.detection.model.backbone import Backbone, Pyramid, children_of
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
 from retina_dist.detection.model.losses import retinanet_losses
@@ -121,6 +122,13 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             bg_iou_thresh=settings.background_iou,
         )
         replace_strided_convs(self)
+        if settings.known_classes:
+            sizes = list(map(len, settings.known_classes))
+            sizes.append(num_classes - sum(sizes))
+            layer = GroupedClassLayer(channels, settings.anchors_per_cell, sizes)
+            self.head.classification_head.cls_logits = layer
+            self.requires_grad_(False)
+            layer.added[-1].requires_grad_(True)
         self.settings = settings
         self.num_classes = num_classes
         self.focal_alpha = settings.focal_alpha
@@ -138,6 +146,13 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             )
         self.register_buffer("class_weights", None, persistent=False)
         self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
+
+    def train(self, mode: bool = True) -> RetinaNet:
+        """As usual, but that no statistic changes where classes are known."""
+        super().train(mode)
+        if self.settings.known_classes:
+            self.backbone.eval()
+        return self
 
     def forward(  # type: ignore[override]
         self, batch: Batch
@@ -395,6 +410,8 @@ def as_torchvision(
 
 
 def _as_torchvisions(module: nn.Module) -> nn.Module:
+    if isinstance(module, GroupedClassLayer):
+        return module.merged()
     kind = TORCHVISIONS.get(type(module))
     return as_kind(kind, module) if kind else module
 

@@ -70,6 +70,12 @@ class Annotations:
             found.update(repr(image).encode() + boxes.tobytes() + labels.tobytes())
         return found.hexdigest()
 
+    def with_labels(self, categories: Categories) -> Annotations:
+        """The same with the labels of `categories`, which have these names among others."""
+        places = [categories.names.index(name) for name in self.categories.names]
+        labels = [np.array(places)[each] for each in self.labels]
+        return replace(self, labels=labels, categories=categories)
+
     def with_rows(self, rows: Sequence[int]) -> Annotations:
         """The images of these rows, the ground truth of these alone, and the counts of
         their boxes.

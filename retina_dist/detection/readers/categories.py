@@ -4,6 +4,7 @@ names decide.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,16 @@ class Categories:
         if wrong:
             raise DataError(_disagreement(wrong, ours, source))
         return Categories(tuple(ids), self.names)
+
+    def after(self, known: Sequence[str]) -> Categories:
+        """Labels of the names `known`, then of these others.
+
+        A known name that is none of these gets an id that none of these has.
+        """
+        id_of = {"": -1, **dict(zip(self.names, self.ids, strict=True))}
+        names = [*known, *(name for name in self.names if name not in known)]
+        free = itertools.count(max(self.ids) + 1)
+        return Categories(tuple(id_of.get(name, next(free)) for name in names), tuple(names))
 
     def renumbered_by(self, other: Categories) -> bool:
         """Whether `other`, which has the same labels, gives another id to one of them."""

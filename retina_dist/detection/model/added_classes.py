@@ -1,0 +1,77 @@
+"""Classes that a trained detector learns beside those it knows, which stay as they are to the bit.
+
+Only the rows of the added classes in the class layer train. Each group of classes keeps a
+convolution of its own: the rows of one convolution with more outputs may be computed by another
+kernel, with other last digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from retina_dist.base.errors import CheckpointError
+from retina_dist.detection.readers.categories import Categories
+from retina_dist.engine.checkpoint.store import load_checkpoint
+
+PRIOR = 0.01  # the score that a new class starts with; Lin et al. 2017, section 4.1
+
+
+class GroupedClassLayer(nn.Conv2d):
+    """RetinaNet's `cls_logits` of several groups of classes: [B, C, H, W] -> [B, A * K, H, W].
+
+    The first group has the names of torchvision's layer, so that its weights fit.
+
+    Args:
+        channels: C.
+        anchors: A, of a position.
+        sizes: the number of classes of each group, K in all.
+    """
+
+    def __init__(self, channels: int, anchors: int, sizes: Sequence[int]) -> None:
+        first, *others = [anchors * size for size in sizes]
+        super().__init__(channels, first, 3, padding=1)
+        self.anchors = anchors
+        self.added = nn.ModuleList(nn.Conv2d(channels, rows, 3, padding=1) for rows in others)
+        for conv in (self, *self.added):
+            nn.init.normal_(conv.weight, std=0.01)
+            nn.init.constant_(conv.bias, -math.log((1 - PRIOR) / PRIOR))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._side_by_side([super().forward(x), *(conv(x) for conv in self.added)], 1)
+
+    def merged(self) -> nn.Conv2d:
+        """One convolution that computes the same, but for rounding."""
+        one = nn.Conv2d(self.in_channels, 1, 3, padding=1)
+        for name in ("weight", "bias"):
+            parts = [getattr(conv, name).detach() for conv in (self, *self.added)]
+            setattr(one, name, nn.Parameter(self._side_by_side(parts, 0)))
+        one.out_channels = len(one.weight)
+        return one
+
+    def _side_by_side(self, parts: Sequence[Tensor], dim: int) -> Tensor:
+        """Parts with A * K_i values along `dim` as one with A * K, by anchor and then by class."""
+        by_anchor = [part.unflatten(dim, (self.anchors, -1)) for part in parts]
+        return torch.cat(by_anchor, dim + 1).flatten(dim, dim + 1)
+
+
+def known_network(weights: str | None) -> Mapping[str, object]:
+    """The settings of the detector `weights`, with its classes as those that are known.
+
+    Raises CheckpointError for what is not a RetinaNet of a run.
+    """
+    content = load_checkpoint(weights) if weights else {}
+    arguments = content.get("model_arguments")
+    if not isinstance(arguments, dict):
+        raise CheckpointError(
+            f"model.add_classes=true needs the checkpoint of a RetinaNet, not {weights}; "
+            "give model.weights=RUN."
+        )
+    names = Categories.from_state(content.get("categories", {})).names
+    known = list(arguments.get("known_classes") or ())
+    learnt = names[len(list(chain.from_iterable(known))) :]
+    return {**arguments, "known_classes": [*known, list(learnt)], "num_classes": None}
