@@ -116,6 +116,7 @@ FAMILIES = {
         entries={
             "csv": "retina_dist.tracking.loggers.CsvLogger",
             "tensorboard": "retina_dist.tracking.loggers.TensorBoardLogger",
+            "mlflow": "retina_dist.tracking.mlflow.MlflowRun",
         },
     ),
 }

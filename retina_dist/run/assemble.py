@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retina_dist.base.errors import set_status
 from retina_dist.base.redaction import redacted_tree
-from retina_dist.base.registry import as_dict
+from retina_dist.base.registry import as_dict, class_of, lookup, target_of
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import flattened
 from retina_dist.config.run_config import RunConfig
@@ -31,7 +31,7 @@ from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.console import configure_logging, heartbeat
-from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
+from retina_dist.tracking.loggers import RunLoggers, TrackedRun
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +46,15 @@ def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics,
     """As `train`; returns the run folder too, None for a dry run.
 
     What outlives a change of the processes of an elastic job is made here: the ownership of the
-    folders and the MLflow run end after the strategy, when no rank waits for another any more.
+    folders and trackers such as MLflow end after the strategy, when no rank waits for another any
+    more.
     """
     configure_torch(config.trainer)
     with (
         configure_logging(detect_launch().rank) as console,
         heartbeat(),
         RunOpener() as opener,
-        MlflowRun(config.logging) as mlflow,
+        RunLoggers() as loggers,
         build_strategy(config) as strategy,
     ):
 
@@ -67,9 +68,7 @@ def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics,
             training = assemble(strategy, planned, run)
             if training is None:
                 return {}
-            if planned.mlflow_server and strategy.is_main:
-                mlflow.start(planned.mlflow_server, tracked_run(planned, run, strategy))
-            return training.fit(console, mlflow, callbacks)
+            return training.fit(console, loggers, callbacks)
 
         return strategy.run_elastic(train_with_these_processes), opener.folder
 
@@ -130,11 +129,17 @@ def assemble(strategy: DistributedStrategy, planned: PlannedRun, run: Run) -> Tr
     if config.logging.plots and not run.resume_step:
         strategy.on_main(partial(task.draw_inputs, data, run.folder))
     logger.info(f"writing to {run.folder}")
-    return Training(config, strategy, task, planned.plan, data, run, state, checkpoints)
+    kinds = [lookup("logger", name) for name in planned.loggers]
+    if target_of(config.logging):
+        kinds.append(class_of(config.logging))
+    describe = partial(tracked_run, planned, run, strategy)
+    return Training(
+        config, strategy, task, planned.plan, data, run, state, checkpoints, kinds, describe
+    )
 
 
 def tracked_run(planned: PlannedRun, run: Run, strategy: DistributedStrategy) -> TrackedRun:
-    """What MLflow is told of the run."""
+    """What trackers are told of the run."""
     config = planned.config
     checkpoints = checkpoint_folder(config, run.folder.resolve())
     root = getattr(config.data, "root", None)

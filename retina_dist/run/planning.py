@@ -31,7 +31,6 @@ from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import find_gpu
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import why_alone
-from retina_dist.tracking.mlflow import tracking_server
 
 if TYPE_CHECKING:
     from retina_dist.run.memory import MemoryPlan
@@ -51,7 +50,7 @@ class PlannedRun:
         best: The metric of the best checkpoint; None where the task has no validation data.
         images: The digest of the training set.
         description: The lines that say all this.
-        mlflow_server: The URI of the MLflow server to use, if any.
+        loggers: The entries of the loggers that it makes.
     """
 
     config: RunConfig
@@ -61,7 +60,7 @@ class PlannedRun:
     best: BestMetric | None
     images: str
     description: str
-    mlflow_server: str | None
+    loggers: list[str]
 
 
 def plan_run(
@@ -106,12 +105,12 @@ def plan_run(
     logger.info(description)
     if memory and memory.problem:
         raise ConfigError(memory.problem, collective=True)
-    server = None
+    loggers: list[str] = []
     if not config.dry_run:
-        server = strategy.on_main(partial(tracking_server, config.logging))
+        loggers = strategy.on_main(config.logging.chosen)
     trainer = replace(config.trainer, precision=requested.trainer.precision)
     recorded = replace(config, trainer=trainer)
-    return PlannedRun(config, recorded, task, plan, best, images, description, server)
+    return PlannedRun(config, recorded, task, plan, best, images, description, loggers)
 
 
 def agreed_precision(config: RunConfig, strategy: DistributedStrategy) -> str:

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -20,7 +20,6 @@ from retina_dist.base.errors import (
     set_status,
 )
 from retina_dist.base.files import write_json
-from retina_dist.base.registry import class_of, lookup, names, target_of
 from retina_dist.base.text import as_override
 from retina_dist.config.run_config import RunConfig, changed_settings
 from retina_dist.engine.checkpoint.store import BEST, CheckpointStore
@@ -39,8 +38,12 @@ from retina_dist.run.resume import Run, checkpoint_folder
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.tracking.callbacks import Callback, CallbackList, TrainingStart
 from retina_dist.tracking.console import Console, print_redacted
-from retina_dist.tracking.loggers import LoggerCollection, MetricLogger, TensorBoardLogger
-from retina_dist.tracking.mlflow import MlflowRun
+from retina_dist.tracking.loggers import (
+    LoggerCollection,
+    RunLoggers,
+    TensorBoardLogger,
+    TrackedRun,
+)
 from retina_dist.tracking.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -61,9 +64,11 @@ class Training:
     run: Run
     state: TrainState
     checkpoints: CheckpointStore
+    logger_kinds: Sequence[type]
+    describe: Callable[[], TrackedRun]
 
     def fit(
-        self, console: Console, mlflow: MlflowRun, callbacks: Sequence[Callback] = ()
+        self, console: Console, loggers: RunLoggers, callbacks: Sequence[Callback] = ()
     ) -> Metrics:
         """Train to the end of the plan and return the metrics of the last validation.
 
@@ -71,7 +76,7 @@ class Training:
         """
         started = time.perf_counter()
         watch = PreemptionWatch()
-        heard = CallbackList([*self._loggers(console, mlflow), *callbacks])
+        heard = CallbackList([*self._loggers(console, loggers), *callbacks])
         loop = self._loop(heard, watch)
         start = TrainingStart(
             self.state.model,
@@ -94,7 +99,7 @@ class Training:
                     "lower optimizer.lr or set trainer.gradient_clip."
                 )
         except Exception as error:
-            self._write_failure(error, time.perf_counter() - started, loop, mlflow)
+            self._write_failure(error, time.perf_counter() - started, loop, loggers)
             raise
         finally:
             heard.on_end()
@@ -109,8 +114,8 @@ class Training:
             self._log_results(times)
         return metrics
 
-    def _loggers(self, console: Console, mlflow: MlflowRun) -> list[Callback]:
-        """Progress, the package's loggers, a custom one and MLflow, on the main rank."""
+    def _loggers(self, console: Console, made: RunLoggers) -> list[Callback]:
+        """Progress, the package's loggers and a custom one, on the main rank."""
         if not self.strategy.is_main:
             return []
         settings = self.config.logging
@@ -126,13 +131,9 @@ class Training:
         )
         console.write = progress.write
         console.beat = progress.beat
-        kinds = [lookup("logger", name) for name in names("logger")]
-        kinds = [kind for kind in kinds if kind.settings.is_on(settings)]
-        if target_of(settings):
-            kinds.append(class_of(settings))
-        loggers: list[MetricLogger] = [kind(settings, folder, step) for kind in kinds]
-        if mlflow.is_started:
-            loggers.append(mlflow)
+        loggers = []
+        for kind in self.logger_kinds:
+            loggers.append(made.make(kind, settings, folder, step, self.describe))
         heard = [each for each in loggers if isinstance(each, Callback)]
         return [progress, LoggerCollection(*loggers), *heard]
 
@@ -171,7 +172,7 @@ class Training:
         )
 
     def _write_failure(
-        self, error: Exception, seconds: float, loop: TrainLoop, mlflow: MlflowRun
+        self, error: Exception, seconds: float, loop: TrainLoop, loggers: RunLoggers
     ) -> None:
         is_main = self.strategy.is_main
         if is_main:
@@ -185,7 +186,7 @@ class Training:
         if is_main and others_wait and not isinstance(error, Preempted):
             self._write_report()
         if together:
-            mlflow.end_with(error, within_s=self.config.strategy.timeout_s / 2)
+            loggers.end_with(error, within_s=self.config.strategy.timeout_s / 2)
             # launchers end the others as soon as one has gone
             self.strategy.run_collectively(lambda: None)
 

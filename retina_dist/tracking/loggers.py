@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import write_csv
+from retina_dist.base.files import PathOrUrl, write_csv
 from retina_dist.base.text import NUMBER
 from retina_dist.tracking.callbacks import Callback
-from retina_dist.tracking.settings import LoggerSettings, TensorBoardSettings
+from retina_dist.tracking.settings import LoggerSettings, LoggingConfig, TensorBoardSettings
 
 STEP = "step"
 
@@ -35,6 +37,78 @@ class MetricLogger(Protocol):
     def close(self) -> None:
         """Called at the end; a subclass that keeps nothing open inherits this."""
         return
+
+
+@dataclass
+class TrackedRun:
+    """What a tracker is told of a run.
+
+    Args:
+        folder: The run folder, whose images, tables and settings are uploaded at the end.
+        checkpoints: Where the run keeps its checkpoints and, for a resume, its id there.
+        best: The best checkpoint, uploaded with `logging.mlflow_checkpoint`.
+        params: Every setting by its dotted key, without secrets.
+        data_name: The name of the data set.
+        data_source: Its folder or URL.
+        digest: A digest of the training data.
+        note: The page of the run, as Markdown.
+        tags: More facts, such as versions.
+        resumes: Whether the run was started before, so that its MLflow run is continued.
+    """
+
+    folder: Path
+    checkpoints: PathOrUrl
+    best: PathOrUrl
+    params: Mapping[str, str] = field(default_factory=dict)
+    data_name: str = ""
+    data_source: str = ""
+    digest: str = ""
+    note: str = ""
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+
+
+class Tracker(MetricLogger):
+    """A logger that outlives the restarts of an elastic job: it is made and told of the run once.
+
+    `end_with` is called when the run has ended, on the way with how long it may take.
+    """
+
+    def begin(self, run: TrackedRun) -> None: ...
+
+    def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None: ...
+
+
+class RunLoggers(AbstractContextManager["RunLoggers"]):
+    """Makes the loggers of a run, a `Tracker` only once, and ends trackers after everything."""
+
+    def __init__(self) -> None:
+        self.trackers: dict[type, Tracker] = {}
+
+    def make(
+        self,
+        kind: type[Any],
+        settings: LoggingConfig,
+        folder: Path,
+        resume_step: int | None,
+        describe: Callable[[], TrackedRun],
+    ) -> MetricLogger:
+        """A logger of that class; `describe` says what a tracker is told."""
+        if kind in self.trackers:
+            return self.trackers[kind]
+        made: MetricLogger = kind(settings, folder, resume_step)
+        if isinstance(made, Tracker):
+            made.begin(describe())
+            self.trackers[kind] = made
+        return made
+
+    def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None:
+        """End the trackers."""
+        for tracker in self.trackers.values():
+            tracker.end_with(error, within_s)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end_with(error)
 
 
 class LoggerCollection(Callback):

@@ -18,15 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retina_dist.base.errors import ConfigError, Preempted, describe_error, set_status
-from retina_dist.base.files import PathOrUrl, read_bytes, write_json
+from retina_dist.base.errors import Preempted, describe_error, set_status
+from retina_dist.base.files import read_bytes, write_json
 from retina_dist.base.redaction import redacted
 from retina_dist.base.text import format_duration, name_of_run, pluralize
-from retina_dist.tracking.loggers import MetricLogger
+from retina_dist.tracking.loggers import TrackedRun, Tracker
 from retina_dist.tracking.settings import MLFLOW_PARENT, MlflowSettings
 
 logger = logging.getLogger(__name__)
@@ -54,71 +53,19 @@ CLIENT = {
 }
 
 
-def tracking_server(settings: MlflowSettings) -> str | None:
-    """The URI of the MLflow server to use, None without one.
-
-    `logging.mlflow=auto` logs why a named server is not used; `true` raises ConfigError.
-    """
-    uri = settings.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if settings.mlflow == "false" or not (uri or settings.mlflow == "true"):
-        return None
-    if not uri:
-        raise ConfigError(
-            "logging.mlflow=true needs a server; set MLFLOW_TRACKING_URI or logging.mlflow_uri."
-        )
-    try:
-        importlib.import_module("mlflow")
-        return uri
-    except Exception as error:  # a package that does not fit the others raises all kinds
-        cause = describe_error(error)
-        reason = f'mlflow cannot be imported ({cause}); pip install "retina-dist[mlflow]"'
-        if settings.mlflow == "true":
-            raise ConfigError(f"logging.mlflow=true, but {reason}.") from error
-    logger.info(f"no MLflow: {redacted(uri)} is named, but {reason}, or set logging.mlflow=false.")
-    return None
-
-
-@dataclass
-class TrackedRun:
-    """What MLflow is told of a run.
-
-    Args:
-        folder: The run folder, whose images, tables and settings are uploaded at the end.
-        checkpoints: Where the run keeps its checkpoints and, for a resume, its MLflow id.
-        best: The best checkpoint, uploaded with `logging.mlflow_checkpoint`.
-        params: Every setting by its dotted key, without secrets.
-        data_name: The name of the data set.
-        data_source: Its folder or URL.
-        digest: A digest of the training data.
-        note: The page of the run, as Markdown.
-        tags: More facts, such as versions.
-        resumes: Whether the run was started before, so that its MLflow run is continued.
-    """
-
-    folder: Path
-    checkpoints: PathOrUrl
-    best: PathOrUrl
-    params: Mapping[str, str] = field(default_factory=dict)
-    data_name: str = ""
-    data_source: str = ""
-    digest: str = ""
-    note: str = ""
-    tags: Mapping[str, Any] = field(default_factory=dict)
-    resumes: bool = False
-
-
-class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
+class MlflowRun(Tracker, AbstractContextManager["MlflowRun"]):
     """Logs metrics during a training; at its end uploads files of the run, and sets the status.
 
     After `start` it joins the run MLFLOW_RUN_ID, whose status it leaves, or continues the run of a
-    resume; else it makes one. Without `start`, and on every rank but the main one, it does nothing.
+    resume; else it makes one.
     No method raises because of the server; only `end_with` waits for it, with limits. Requests are
     repeated while it is away. It warns of the first failure, and at the end of missing values.
     """
 
-    def __init__(self, settings: MlflowSettings) -> None:
-        self.settings = settings
-        self.is_started = False
+    settings = MlflowSettings
+
+    def __init__(self, settings: MlflowSettings, *places: object) -> None:
+        self.options = settings
         self._run: Any = None
         self._values: list[tuple[str, float, int, int]] = []
         self._num_refused = 0  # values
@@ -129,13 +76,13 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         self._made_at = time.monotonic()
         self._succeeded_at = 0.0
 
+    def begin(self, run: TrackedRun) -> None:
+        self.start(str(self.options.server()), run)
+
     def start(self, uri: str, run: TrackedRun) -> None:
-        """Start to send to the server `uri`; a second call, of an elastic restart, does nothing."""
-        if self.is_started:
-            return
+        """Start to send to the server `uri`."""
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
-        self.is_started = True
         self.mlflow = importlib.import_module("mlflow")
         self.uri = uri
         self.where = redacted(uri)
@@ -159,14 +106,14 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
         at most a minute, or for `logging.mlflow_wait_s`; at most ten seconds after a preemption,
         and never longer than `within_s`. Later calls do nothing.
         """
-        if self._status or not self.is_started:
+        if self._status:
             return
         self._status = "FAILED" if error else "FINISHED"
         if isinstance(error, Preempted | KeyboardInterrupt):
             self._status = "KILLED"
             within_s = min(within_s, PREEMPTED_S)
         now = time.monotonic()
-        patience = self.settings.mlflow_wait_s
+        patience = self.options.mlflow_wait_s
         if patience is None:
             patience = min(PATIENCE_S, max(MIN_PATIENCE_S, now - self._made_at))
         self._succeeded_at = now
@@ -223,7 +170,7 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
             if path.suffix in DOCUMENTS:
                 self._send(self.client.log_artifact, self.id, str(path))
         best = self.run.best
-        if self.settings.mlflow_checkpoint and isinstance(best, Path) and best.is_file():
+        if self.options.mlflow_checkpoint and isinstance(best, Path) and best.is_file():
             self._send(self.client.log_artifact, self.id, str(best), "checkpoints")
 
     def _send(
@@ -334,15 +281,15 @@ class MlflowRun(MetricLogger, AbstractContextManager["MlflowRun"]):
             tags["mlflow.parentRunId"] = parent
         else:
             experiment_id = self._experiment()
-        name = self.settings.run_name or name_of_run(self.run.folder)
+        name = self.options.run_name or name_of_run(self.run.folder)
         return self.client.create_run(experiment_id, run_name=name, tags=resolve_tags(tags))
 
     def _experiment(self) -> str:
         """The id of the experiment that the settings or the environment name, made if absent."""
         by_environment = os.environ.get("MLFLOW_EXPERIMENT_ID")
-        if by_environment and not self.settings.experiment:
+        if by_environment and not self.options.experiment:
             return by_environment
-        name = self.settings.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        name = self.options.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         name = name or "retina_dist"
         with suppress(self.mlflow.MlflowException):  # it exists
             self.client.create_experiment(name)

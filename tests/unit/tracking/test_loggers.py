@@ -4,12 +4,16 @@ import pytest
 from PIL import Image
 
 from retina_dist.base.errors import DataError
+from retina_dist.base.registry import lookup, names
 from retina_dist.tracking.loggers import (
     CsvLogger,
     LoggerCollection,
+    RunLoggers,
     TensorBoardLogger,
+    TrackedRun,
+    Tracker,
 )
-from retina_dist.tracking.settings import LoggerSettings, TensorBoardSettings
+from retina_dist.tracking.settings import LoggerSettings, LoggingConfig, TensorBoardSettings
 from tests.metric_files import read_metrics
 
 
@@ -151,3 +155,59 @@ def test_tensorboard_gets_images_and_hyperparameters(tmp_path):
     started = b"".join(events.PluginTagToContent("hparams").values())
     assert b"optimizer.lr" in started
     assert b"cells" in started
+
+
+class Told(Tracker):
+    """Notes what it hears."""
+
+    settings = LoggerSettings
+
+    def __init__(self, settings, folder, resume_step):
+        self.events = [("made", folder, resume_step)]
+
+    def log(self, metrics, step):
+        self.events.append(("log", step))
+
+    def begin(self, run):
+        self.events.append(("begin", run.note))
+
+    def end_with(self, error, within_s=math.inf):
+        self.events.append(("end", error, within_s))
+
+
+def test_a_tracker_is_made_once_for_all_restarts_and_ended_after_them(tmp_path):
+    """Another logger is made for each, from the step that it resumes."""
+    error = ValueError()
+    told = iter(["first", "second"])
+
+    def describe():
+        return TrackedRun(tmp_path, tmp_path, tmp_path, note=next(told))
+
+    loggers = RunLoggers()
+    for step in (None, 7):
+        given = (LoggingConfig(), tmp_path, step, describe)
+        tracker = loggers.make(Told, *given)
+        collection = LoggerCollection(loggers.make(CsvLogger, *given), tracker)
+        collection.on_log({"train/loss": 1.0}, (step or 0) + 5)
+        collection.on_end()
+    assert lines(tmp_path / "metrics.csv") == ["step,train/loss", "5,1.0", "12,1.0"]
+    loggers.__exit__(ValueError, error, None)
+    assert tracker.events == [
+        ("made", tmp_path, None),
+        ("begin", "first"),
+        ("log", 5),
+        ("log", 12),
+        ("end", error, math.inf),
+    ]
+
+
+def test_the_settings_choose_entries_and_each_entry_says_its_name(monkeypatch):
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert LoggingConfig().chosen() == ["csv", "tensorboard"]
+    assert LoggingConfig(tensorboard=False).chosen() == ["csv"]
+    pytest.importorskip("mlflow")
+    assert LoggingConfig(mlflow_uri="file:///a").chosen() == ["csv", "tensorboard", "mlflow"]
+    for name in names("logger"):
+        assert lookup("logger", name).settings.entry == name
+        assert issubclass(LoggingConfig, lookup("logger", name).settings)

@@ -12,7 +12,7 @@ import pytest
 
 from retina_dist.base.errors import ConfigError, Preempted, activity
 from retina_dist.tracking import mlflow as mlflow_run
-from retina_dist.tracking.mlflow import MlflowRun, TrackedRun, tracking_server
+from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
 from retina_dist.tracking.settings import LoggingConfig
 from tests.commands import wait_for
 
@@ -32,7 +32,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
 
 
 def server(**settings: Any) -> str | None:
-    return tracking_server(LoggingConfig(**settings))
+    return LoggingConfig(**settings).server()
 
 
 def test_a_server_without_the_package(
