@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.settings import ClassificationData, ClassifierConfig
 from retina_dist.config.run_config import (
+    AugmentationConfig,
     DataSettings,
     ModelSettings,
     RunConfig,
@@ -35,6 +36,7 @@ from retina_dist.config.run_config import (
     name_of_root,
     task_class,
 )
+from retina_dist.data.augmentation import FunctionSettings
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
@@ -67,6 +69,9 @@ class _Run(TrainerConfig):
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    augmentation: AugmentationConfig | Callable[..., object] = field(
+        default_factory=AugmentationConfig
+    )
     seed: int = RunConfig.seed
     output_dir: str | None = RunConfig.output_dir
     resume: str | None = RunConfig.resume
@@ -81,6 +86,10 @@ class _Run(TrainerConfig):
         self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DetectionData | ClassificationData) and self.data.name == MISSING:
             self.data = self.data.with_values(name=name_of_root(self.data.root))
+        if not isinstance(self.augmentation, AugmentationConfig):
+            given = self.augmentation
+            self.augmentation = FunctionSettings()
+            vars(self.augmentation)["function"] = given
         to_steps(
             str(self.max_duration), key="max_duration", num_images=1, batch_size=1
         )  # raises for no duration
@@ -144,7 +153,8 @@ class Trainer(_Run):
     `Trainer`'s own arguments are the keys of `trainer`, such as `max_duration` and `precision`;
     those of the other sections are the arguments of `DetectionData`, `ModelConfig` and so on.
     `data` is a `DetectionData` for files or a `TorchDatasetConfig` for your own
-    `torch.utils.data.Dataset`. `callbacks` hear of each step, row of metrics and validation, see
+    `torch.utils.data.Dataset`. `augmentation` is a function of your own, such as a torchvision
+    pipeline, see docs/data.md. `callbacks` hear of each step, row of metrics and validation, see
     `Callback`. The settings are checked here: raises ConfigError, which names the key.
 
     Under torchrun, horovodrun or mpirun every process makes the same Trainer and calls the same

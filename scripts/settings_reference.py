@@ -165,7 +165,7 @@ def yaml_schema() -> dict[str, Any]:
         if name:
             found = {"properties": {name: found}}
         _merge(properties, found["properties"])
-    for name in ("task", "optimizer", "schedule", "strategy"):
+    for name in ("task", "optimizer", "schedule", "strategy", "augmentation"):
         properties[name]["properties"]["name"] = {"enum": list(names(name))}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

@@ -97,6 +97,15 @@ FAMILIES = {
             "constant": "retina_dist.optim.learning_rate.Constant",
         },
     ),
+    "augmentation": Family(
+        section="augmentation",
+        contract="collections.abc.Callable",
+        settings="retina_dist.config.run_config.AugmentationConfig",
+        entries={
+            "none": "retina_dist.config.run_config.NoAugmentation",
+            "function": "retina_dist.data.augmentation.FunctionAugmentation",
+        },
+    ),
     "strategy": Family(
         section="strategy",
         contract="retina_dist.strategies.base.DistributedStrategy",

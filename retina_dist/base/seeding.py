@@ -72,3 +72,19 @@ def torch_seed(*key: int | str) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derived_seed(*key))
         yield
+
+
+@contextmanager
+def every_seed(*key: int | str) -> Iterator[None]:
+    """Seed Python, NumPy and torch's CPU generator by `key`; then they are as they were before."""
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
+    seed = derived_seed(*key)
+    try:
+        with torch_seed(*key):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.buckets import Buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
 from retina_dist.data.samplers import BatchSpec
+
+if TYPE_CHECKING:
+    from retina_dist.data.augmentation import KeyedAugmentation
 
 # With torchvision's own settings.
 AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}
@@ -123,7 +126,13 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
     """
 
     def __init__(
-        self, samples: Samples, settings: ClassificationData, *, seed: int = 0, train: bool = True
+        self,
+        samples: Samples,
+        settings: ClassificationData,
+        *,
+        seed: int = 0,
+        train: bool = True,
+        augment: KeyedAugmentation | None = None,
     ) -> None:
         super().__init__(
             samples.sources, None, bad_images=settings.bad_images, max_pixels=settings.max_pixels
@@ -138,6 +147,10 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         self._epoch = -1
         # The image at each place of `_epoch`; with `balanced` it changes.
         self._order = np.arange(len(samples))
+        self.augment = augment
+        if augment is not None:
+            with self.skipping_bad_images():
+                augment.check(self.read(0))
 
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
         drawn = [self.drawn(place, spec.epoch) for place in spec.indices]
@@ -184,16 +197,22 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         self, drawn: Drawn, place: int, epoch: int, fetched: Contents
     ) -> tuple[Tensor, float]:
         """The image at a place, transformed and mixed, and its share in the mixture."""
-        pixels = self.read(drawn.image, fetched)
         if not self.train:
+            pixels = self.read(drawn.image, fetched)
             return eval_transform(pixels, self.size, self.settings.val_short_side), 1.0
-        image = self.transform(pixels, self.size, (self.seed, epoch, place))
+        image = self._augmented(drawn.image, fetched, (self.seed, epoch, place))
         if not drawn.kind:
             return image, 1.0
         key = (self.seed, epoch, place, "partner")
-        other = self.transform(self.read(drawn.partner, fetched), self.size, key)
+        other = self._augmented(drawn.partner, fetched, key)
         with torch_seed(self.seed, epoch, place, "mix"):
             return mix(drawn.kind, self.alphas[drawn.kind], image, other)
+
+    def _augmented(self, index: int, fetched: Contents, key: tuple[int | str, ...]) -> Tensor:
+        image = self.read(index, fetched)
+        if self.augment is not None:
+            (image,) = self.augment(image, key=key)
+        return self.transform(image, self.size, key)
 
 
 def class_balanced_order(labels: np.ndarray, seed: int, epoch: int) -> np.ndarray:
@@ -223,11 +242,13 @@ class ClassificationDataModule(DataModule[ImageBatch]):
         train: Samples | None,
         val: Samples | None,
         seed: int = 0,
+        augment: KeyedAugmentation | None = None,
         **job: Any,
     ) -> None:
         training = validation = None
         if train is not None:
-            training = _in_one_bucket(ClassificationDataset(train, settings, seed=seed))
+            dataset = ClassificationDataset(train, settings, seed=seed, augment=augment)
+            training = _in_one_bucket(dataset)
         if val is not None:
             validation = _in_one_bucket(ClassificationDataset(val, settings, train=False))
         super().__init__(settings, training, validation, seed=seed, **job)

@@ -21,6 +21,7 @@ from retina_dist.base.errors import CheckpointError, ConfigError, first_line
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import (
     FAMILIES,
+    Entry,
     as_dict,
     class_of,
     lookup,
@@ -32,6 +33,7 @@ from retina_dist.base.settings import (
     MISSING,
     Content,
     defaults_of,
+    entry_name,
     flattened,
     make,
     sections_of,
@@ -104,6 +106,38 @@ class ModelSettings(KnownArguments):
     """Base of all model settings; empty."""
 
 
+@dataclass
+class AugmentationConfig(Entry):
+    """Settings of every augmentation of one's own, which comes before those of `data`."""
+
+    family: ClassVar[str] = "augmentation"
+    default_entry: ClassVar[str] = "none"
+
+    name: str = setting("none", "the group entry's name")
+
+
+AugmentationSettings = AugmentationConfig  # the name that a class from outside extends
+
+
+@dataclass
+class NoAugmentationSettings(AugmentationSettings):
+    """The settings of `data` alone."""
+
+    name: str = entry_name("none")
+
+
+class NoAugmentation:
+    """A sample as it is."""
+
+    settings = NoAugmentationSettings
+
+    def __init__(self, settings: NoAugmentationSettings) -> None:
+        pass
+
+    def __call__(self, *sample: object) -> object:
+        return sample
+
+
 def norm_for(norm: str | None, weights: str | None) -> str:
     """`model.norm`, or what null means.
 
@@ -125,6 +159,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     seed: int = setting(0, at_least=0)
     output_dir: str | None = setting(
@@ -151,6 +186,8 @@ class RunConfig:
             raise ConfigError(
                 "data.synthetic has no images to overfit; leave trainer.overfit_batches out."
             )
+        if getattr(self.data, "synthetic", None) and self.augmentation.name != "none":
+            raise ConfigError("data.synthetic has no images to augment; leave augmentation out.")
         if self.trainer.compile and getattr(self.model, "activation_checkpointing", False):
             raise ConfigError(
                 "trainer.compile=true cannot trace model.activation_checkpointing=true; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from retina_dist.base.errors import DataError, ImageError, UserError
+from retina_dist.base.errors import ConfigError, DataError, ImageError, UserError
 from retina_dist.base.files import Url, open_regular, parse_path, read_bytes
 from retina_dist.base.text import truncate
 
@@ -61,6 +62,28 @@ class DatasetItem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.dataset}[{self.number}]"
+
+
+class ByValue:
+    """Pickles an object with the classes of the main script or notebook that it needs: data workers
+    do not import those.
+    """
+
+    def __init__(self, value: object, name: str) -> None:
+        self.value = value
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        try:
+            content = cloudpickle.dumps(self.value)
+        except Exception as error:  # whatever the dataset holds refuses in its own way
+            reason = f"{type(error).__name__}: {error}"
+            remedy = "open files when they are read, or set data.num_workers=0"
+            problem = f"{self.name} cannot be sent to data workers ({reason})"
+            raise ConfigError(f"{problem}; {remedy}.") from error
+        return pickle.loads, (content,)  # in the worker, of what this process has sent
 
 
 # of a file: its name, first byte and the byte after the last

@@ -172,6 +172,9 @@ class ImageTask(Task):
 
     def describe(self) -> str:
         lines = [f"  {name:<9}{text}" for name, text in self.facts()]
+        augmentation = self.config.augmentation.name
+        if augmentation != "none":
+            lines.append(f"  {'augment':<9}{augmentation}, before the flips and others of data")
         if self.class_weights is not None:
             shown = []
             for name, weight in zip(self.class_names, self.class_weights, strict=True):
@@ -236,8 +239,14 @@ class ImageTask(Task):
             )
 
         data = config.data
+        augmentation = config.augmentation.name
         if config.trainer.overfit_batches:
             data = self.unaugmented()
+            augmentation = "none"
+        if augmentation != "none":
+            from retina_dist.data.augmentation import augmentation_of
+
+            share["augment"] = augmentation_of(config.augmentation)
         module: TaskData = self.data_module(
             data,
             train=self.train,

@@ -56,6 +56,12 @@ def test_an_own_dataset_is_trained_on(folder: Path) -> None:
     assert (folder / "runs" / "squares" / "checkpoints" / "last.pt").exists()
 
 
+def test_an_own_augmentation_is_applied(folder: Path) -> None:
+    printed = run_command("examples.own_augmentation", "mine", "2steps", cwd=folder).stdout
+    assert "'coco/AP': " in printed
+    assert (folder / "runs" / "mine" / "first_batch.jpg").exists()
+
+
 def test_an_own_task_is_trained(folder: Path) -> None:
     line = ["--config-dir", "examples/conf", "task=line", "trainer.max_duration=8epochs"]
     (folder / "own_task.py").symlink_to(ROOT / "examples" / "own_task.py")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from retina_dist.data.buckets import Buckets, make_buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset
@@ -17,6 +18,7 @@ from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
 from retina_dist.detection.settings import DetectionData
 
 if TYPE_CHECKING:
+    from retina_dist.data.augmentation import KeyedAugmentation
     from retina_dist.detection.readers.annotations import Annotations
 
 
@@ -30,7 +32,13 @@ class DetectionDataset(ImageDataset[Batch]):
     """
 
     def __init__(
-        self, annotations: Annotations, transform: EvalTransform, *, seed: int = 0, **reading: Any
+        self,
+        annotations: Annotations,
+        transform: EvalTransform,
+        *,
+        seed: int = 0,
+        augment: KeyedAugmentation | None = None,
+        **reading: Any,
     ) -> None:
         records = annotations.records
         # tensors are shared between processes, not copied
@@ -38,6 +46,7 @@ class DetectionDataset(ImageDataset[Batch]):
         self.sizes = torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2)
         super().__init__([record.path for record in records], self.sizes, **reading)
         self.transform = transform
+        self.augment = augment
         self.seed = seed
         self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
@@ -46,6 +55,9 @@ class DetectionDataset(ImageDataset[Batch]):
         labels = np.concatenate([np.zeros(0, np.int64), *annotations.labels])
         self._boxes = torch.from_numpy(boxes)
         self._labels = torch.from_numpy(labels)
+        if augment is not None:
+            with self.skipping_bad_images():
+                augment.check(self.read(0), *self.boxes_of(0))
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
         samples: list[Sample] = []
@@ -65,18 +77,23 @@ class DetectionDataset(ImageDataset[Batch]):
         """Image `index` as it is in the batches of `spec`; `fetched` as for `read`."""
         again, index = divmod(index, len(self))
         image = self.read(index, fetched)
-        rows = slice(*self._ends[index : index + 2].tolist())
+        stored = image.shape[1], image.shape[2]
         image_id = int(self.image_ids[index])
-        key = (self.seed, spec.epoch, image_id, again)
+        key: tuple[int, ...] = (self.seed, spec.epoch, image_id)
+        if again:
+            key = (*key, again)
+        boxes, labels = self.boxes_of(index)
+        if self.augment is not None:
+            image, boxes, labels = self.augment(image, boxes, labels, key=key)
         ready = self.transform(
-            image,
-            self._boxes[rows],
-            self._labels[rows],
-            min_size=spec.min_size,
-            canvas=spec.padded_shape,
-            key=key if again else key[:3],
+            image, boxes, labels, min_size=spec.min_size, canvas=spec.padded_shape, key=key
         )
-        return Sample(*ready, image_id, (image.shape[1], image.shape[2]))
+        return Sample(*ready, image_id, stored)
+
+    def boxes_of(self, index: int) -> tuple[Tensor, Tensor]:
+        """Boxes [n, 4] xyxy and labels [n] of image `index`."""
+        rows = slice(*self._ends[index : index + 2].tolist())
+        return self._boxes[rows], self._labels[rows]
 
 
 class CocoDataModule(DataModule[Batch]):
@@ -89,6 +106,7 @@ class CocoDataModule(DataModule[Batch]):
         train: Annotations | None,
         val: Annotations | None,
         seed: int = 0,
+        augment: KeyedAugmentation | None = None,
         **job: Any,
     ) -> None:
         training = None
@@ -100,14 +118,14 @@ class CocoDataModule(DataModule[Batch]):
             "max_pixels": settings.max_pixels,
         }
         if train is not None:
-            augment = TrainTransform(
+            transform = TrainTransform(
                 max_size=settings.max_size,
                 hflip=settings.hflip,
                 vflip=settings.vflip,
                 photometric=settings.photometric,
                 scale_jitter=settings.scale_jitter,
             )
-            dataset = DetectionDataset(train, augment, **reading)
+            dataset = DetectionDataset(train, transform, augment=augment, **reading)
             training = dataset, buckets_of(settings, dataset.sizes)
             repeats = repeats_of(settings, train)
         if val is not None:

@@ -5,7 +5,6 @@ images in every epoch.
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torchvision.tv_tensors import BoundingBoxes
 from retina_dist.base.errors import ConfigError, DataError, ImageError
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import pixels_of
-from retina_dist.data.sources import DatasetItem
+from retina_dist.data.sources import ByValue, DatasetItem
 from retina_dist.detection.readers.categories import Entry, check_names
 from retina_dist.detection.readers.formats import AnnotationReader, Content
 from retina_dist.detection.settings import DetectionData
@@ -118,7 +117,7 @@ class ItemReader:
         return f"{self.split} dataset"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ItemReader, (_ByValue(self.dataset, str(self)), self.split)
+        return ItemReader, (ByValue(self.dataset, str(self)), self.split)
 
     def pixels(self, number: int) -> Tensor:
         """Image `number`, uint8 [3, h, w] RGB."""
@@ -238,25 +237,3 @@ class ItemReader:
             raise ImageError(f"{self}[{number}]: {error}") from error
         upright = pixels.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
         return upright.permute(2, 0, 1)
-
-
-class _ByValue:
-    """Pickles an object with the classes of the main script or notebook that it needs: data workers
-    do not import those.
-    """
-
-    def __init__(self, value: object, name: str) -> None:
-        self.value = value
-        self.name = name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle
-
-        try:
-            content = cloudpickle.dumps(self.value)
-        except Exception as error:  # whatever the dataset holds refuses in its own way
-            reason = f"{type(error).__name__}: {error}"
-            remedy = "open files in __getitem__, or set data.num_workers=0"
-            problem = f"{self.name} cannot be sent to data workers ({reason})"
-            raise ConfigError(f"{problem}; {remedy}.") from error
-        return pickle.loads, (content,)  # in the worker, of what this process has sent
