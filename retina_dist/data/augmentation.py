@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -46,9 +46,10 @@ class FunctionAugmentation:
     settings = FunctionSettings
 
     def __init__(self, settings: FunctionSettings) -> None:
-        self.function: Any = settings.function
+        self.function = settings.function
 
     def __call__(self, *sample: object) -> object:
+        assert callable(self.function), "checked with the settings"
         return self.function(*sample)
 
 
