@@ -21,6 +21,7 @@ from retina_dist.data.sources import ByValue
 
 Function: TypeAlias = Callable[..., object]
 Sample: TypeAlias = tuple[Tensor, ...]  # an image, in detection with its boxes and labels
+XYXY = BoundingBoxFormat.XYXY
 NUM_CHECKED = 8  # draws of the first image, so that one with a probability of a half is seen
 
 
@@ -79,7 +80,7 @@ class KeyedAugmentation:
                 return (self._pixels(self.function(image)),)
 
         size = (image.shape[1], image.shape[2])
-        boxes = BoundingBoxes(sample[1].clone(), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
+        boxes = BoundingBoxes(sample[1].clone(), format=XYXY, canvas_size=size)
         with every_seed(*key, "augmentation"):
             result = self.function(image, {"boxes": boxes, "labels": sample[2].clone()})
         if not (isinstance(result, tuple) and isinstance(result[-1], Mapping)):
@@ -120,9 +121,9 @@ class KeyedAugmentation:
                 f"augmentation={self.name} returns labels {list(labels.shape)} for "
                 f"{len(boxes)} boxes; return one for each."
             )
-        form = getattr(target["boxes"], "format", "XYXY")
-        inside = BoundingBoxes(boxes.float(), format=form, canvas_size=size)  # type: ignore[call-overload]
-        inside = F.convert_bounding_box_format(inside, new_format=BoundingBoxFormat.XYXY)
+        form = getattr(target["boxes"], "format", XYXY)
+        inside = BoundingBoxes(boxes.float(), format=form, canvas_size=size)
+        inside = F.convert_bounding_box_format(inside, new_format=XYXY)
         inside, valid = F.sanitize_bounding_boxes(F.clamp_bounding_boxes(inside))
         return inside.as_subclass(Tensor), labels[valid]
 

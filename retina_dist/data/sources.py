@@ -80,7 +80,7 @@ class ByValue:
             content = cloudpickle.dumps(self.value)
         except Exception as error:  # whatever the dataset holds refuses in its own way
             reason = f"{type(error).__name__}: {error}"
-            remedy = "open files when they are read, or set data.num_workers=0"
+            remedy = "open files in __getitem__ or __call__, or set data.num_workers=0"
             problem = f"{self.name} cannot be sent to data workers ({reason})"
             raise ConfigError(f"{problem}; {remedy}.") from error
         return pickle.loads, (content,)  # in the worker, of what this process has sent
