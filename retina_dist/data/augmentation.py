@@ -36,8 +36,7 @@ class FunctionSettings(AugmentationSettings):
         """Raise ConfigError without a function."""
         if not callable(self.function):
             raise ConfigError(
-                f"augmentation={self.function} is no function; give one in Python, "
-                "rd.Trainer(augmentation=FUNCTION)."
+                f"augmentation={self.function} is no function; give rd.Trainer one, in Python."
             )
 
 

@@ -298,7 +298,7 @@ def test_python_takes_any_function(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with Image.open(trainer.run_folder / "first_batch.jpg") as sheet:
         assert (np.asarray(sheet) > 200).mean() > 0.4
     assert load_checkpoint(trainer.checkpoint)["config"]["augmentation"] == {"name": "function"}
-    with pytest.raises(ConfigError, match=r"augmentation=None is no function; give one in"):
+    with pytest.raises(ConfigError, match=r"augmentation=None is no function; give rd.T"):
         load_config("train", [f"resume={trainer.run_folder}"])
     with pytest.raises(ConfigError, match=r"augmentation=3 is no function"):
         rd.Trainer(data=data, optimizer=trainer.optimizer, max_duration="1steps", augmentation=3)
