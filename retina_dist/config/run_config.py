@@ -193,6 +193,30 @@ class RunConfig:
                 "trainer.compile=true cannot trace model.activation_checkpointing=true; "
                 "leave one out."
             )
+        if self.trainer.virtual_ranks:
+            self._check_virtual_ranks()
+
+    def _check_virtual_ranks(self) -> None:
+        """Raise ConfigError for what would make the bits depend on the processes."""
+        trainer = self.trainer
+        allowed = {
+            "trainer.accumulate": (trainer.accumulate, (1,)),
+            "trainer.precision": (trainer.precision, ("fp32", "tf32")),
+            "trainer.compile": (trainer.compile, (False,)),
+            "strategy.compression": (self.strategy.compression, ("none",)),
+            "model.norm": (getattr(self.model, "norm", None), ("frozen_bn", "bn", None)),
+        }
+        given = f"trainer.virtual_ranks={trainer.virtual_ranks}"
+        for key, (value, good) in allowed.items():
+            if value not in good:
+                raise ConfigError(
+                    f"{given} excludes {key}={value}; use {key}={str(good[0]).lower()}."
+                )
+        if trainer.num_threads is None:
+            raise ConfigError(
+                f"{given} needs trainer.num_threads, as an operator's sums depend on it; "
+                "give trainer.num_threads=1."
+            )
 
 
 def changed_settings(config: RunConfig) -> list[tuple[str, str, str]]:

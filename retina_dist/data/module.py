@@ -293,7 +293,7 @@ class DataModule(Generic[AnyBatch]):
         rank: this process's number.
         world_size: how many processes share the images.
         device: for a GPU, batches are made in page-locked memory.
-        sampling: `accumulate`, `seed` and `repeats` of `TrainSampler`.
+        sampling: `accumulate`, `seed`, `repeats` and `virtual_ranks` of `TrainSampler`.
     """
 
     def __init__(

@@ -18,6 +18,12 @@ from retina_dist.data.buckets import Buckets, IntArray
 FloatArray = npt.NDArray[np.float64]
 
 
+def own_slots(group: IntArray, count: int, rank: int, world_size: int) -> list[IntArray]:
+    """The rank's run of the `count` slots of a group of images."""
+    own = count // world_size
+    return np.array_split(group, count)[rank * own : (rank + 1) * own]
+
+
 def divide_up(count: int, size: int) -> int:
     """How many groups of `size` hold `count`: the quotient, rounded up."""
     return -(-count // size)
@@ -49,6 +55,10 @@ class TrainSampler:
     over ranks of the sum of weight * (mean over the slot) is the mean over the step. Padding
     samples fill every slot to one size, so every rank takes part in every micro-batch, with one
     shape per bucket.
+
+    With `virtual_ranks` V, which excludes `accumulate`, a step has V slots at any `world_size`, and
+    rank r has the r-th of `world_size` equal runs of them as its micro-batches; a weight is
+    len(slot) * V / n.
     """
 
     buckets: Buckets
@@ -59,6 +69,7 @@ class TrainSampler:
     seed: int = 0
     shuffle: bool = True
     repeats: FloatArray | None = None
+    virtual_ranks: int | None = None
 
     def __post_init__(self) -> None:
         self.num_images = self.buckets.num_images
@@ -79,8 +90,10 @@ class TrainSampler:
 
     def num_micro_batches(self, step: int) -> int:
         """`accumulate`, or in an epoch's short step as few as hold its images, so that batch norms
-        see many at a time.
+        see many at a time; with virtual ranks one for each of this rank's.
         """
+        if self.virtual_ranks:
+            return self.virtual_ranks // self.world_size
         _, consumed = self.position(step)
         remaining = self.num_images - consumed
         if remaining >= self._full_step:
@@ -95,16 +108,20 @@ class TrainSampler:
         sizes = self.buckets.min_sizes
         min_size = sizes[derived_seed(self.seed, "min_size", epoch, step) % len(sizes)]
         padded_shape = self.buckets.padded_shape(batch % self.buckets.num_images, min_size)
-        slot_size = divide_up(self._full_step, self.world_size * self.accumulate)
+        num_slots = self.virtual_ranks or self.world_size  # of a group, over all ranks
+        slot_size = divide_up(self._full_step, num_slots * self.accumulate)
+        num_groups = 1 if self.virtual_ranks else self.num_micro_batches(step)
+        slots: list[IntArray] = []
+        for group in np.array_split(batch, num_groups):
+            slots += own_slots(group, num_slots, self.rank, self.world_size)
         specs: list[BatchSpec] = []
-        for group in np.array_split(batch, self.num_micro_batches(step)):
-            slot = np.array_split(group, self.world_size)[self.rank]
+        for slot in slots:
             spec = BatchSpec(
                 epoch=epoch,
                 indices=tuple(slot.tolist()),
                 padded_shape=padded_shape,
                 min_size=min_size,
-                weight=len(slot) * self.world_size / len(batch),
+                weight=len(slot) * num_slots / len(batch),
                 size=slot_size,
             )
             specs.append(spec)

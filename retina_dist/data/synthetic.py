@@ -21,7 +21,7 @@ from torch import Tensor
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import parse_path, read_bytes
 from retina_dist.base.seeding import derived_seed
-from retina_dist.data.samplers import divide_up
+from retina_dist.data.samplers import divide_up, own_slots
 
 AnyBatch = TypeVar("AnyBatch")
 
@@ -50,7 +50,9 @@ class SyntheticData(Generic[AnyBatch]):
         accumulate: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        virtual_ranks: int | None = None,
     ) -> None:
+        num_slots = virtual_ranks or world_size
         self.batch_size = batch_size
         self.steps_per_epoch = divide_up(num_images, batch_size)
         if batch_size < world_size * accumulate:
@@ -61,9 +63,9 @@ class SyntheticData(Generic[AnyBatch]):
         images = np.arange(batch_size) % num_images
         self.batches: list[AnyBatch] = []
         for group in np.array_split(images, accumulate):
-            slot = np.array_split(group, world_size)[rank]
-            weight = len(slot) * world_size / batch_size
-            self.batches.append(make_batch(slot.tolist(), weight))
+            for slot in own_slots(group, num_slots, rank, world_size):
+                weight = len(slot) * num_slots / batch_size
+                self.batches.append(make_batch(slot.tolist(), weight))
 
     def train_steps(self, start: int, stop: int) -> Iterator[Sequence[AnyBatch]]:
         """The micro-batches, once for each step from `start` up to `stop`."""

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -346,12 +348,17 @@ class CocoEvaluator(Evaluator[CocoResult]):
 
     def _gathered(self, parts: list[Part]) -> Part:
         """All ranks' parts as one: ascending image ids, and rows by image."""
-        own = _merged(parts)
-        losses = {name: float(total) for name, total in own.losses.items()}
-        plain = (own.image_ids, torch.from_numpy(own.rows), losses, own.num_images)
+        if not self.fixed_order:
+            parts = [_merged(parts)]
+        plain = []
+        for part in parts:
+            losses = {name: float(total) for name, total in part.losses.items()}
+            plain.append((part.image_ids, torch.from_numpy(part.rows), losses, part.num_images))
         ranks = []
-        for image_ids, rows, losses, num_images in self.strategy.gather_objects(plain):
+        for image_ids, rows, losses, num_images in chain(*self.strategy.gather_objects(plain)):
             ranks.append(Part(image_ids, rows.numpy(), losses, num_images))
+        if self.fixed_order:
+            ranks.sort(key=itemgetter(0))  # by the images of a batch
         all_ranks = _merged(ranks)
         by_image = np.argsort(all_ranks.rows[:, 0], kind="stable")
         return all_ranks._replace(

@@ -42,6 +42,12 @@ class TrainerConfig(KnownArguments):
     accumulate: int | str = setting(
         1, "micro-batches a step; auto: as few as fit the GPU", at_least=1, words=("auto",)
     )
+    virtual_ranks: int | None = setting(
+        None,
+        "shards of a step, a power of two: the same bits on as many processes, or a half ...",
+        at_least=1,
+        at_most=2**16,
+    )
     precision: str = setting(
         "fp32",
         "tf32: a GPU rounds matrix inputs; auto: bf16 or fp16 where the hardware has it",
@@ -99,6 +105,11 @@ class TrainerConfig(KnownArguments):
         """
         return 1 if isinstance(self.accumulate, str) else self.accumulate
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether only operations that give the same bits each time are used."""
+        return self.deterministic or self.virtual_ranks is not None
+
 
 def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> int:
     """Optimizer steps in `duration`, rounded up to whole steps; an epoch is ceil(num_images /
@@ -147,7 +158,9 @@ class Plan:
     num_images: int
     batch_size: int
     world_size: int
+    # micro-batches of a process; with virtual ranks one for each of its own
     accumulate: int
+    virtual_ranks: int | None
     steps_per_epoch: int
     total_steps: int
     stop_step: int
@@ -168,6 +181,11 @@ class Plan:
         if more:
             return (fewest, fewest + 1)
         return (fewest,)
+
+    @property
+    def shards(self) -> int:
+        """The virtual ranks of one process, 1 without any."""
+        return self.accumulate if self.virtual_ranks else 1
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0 is the first), before any group's own
@@ -213,6 +231,7 @@ class Plan:
         images = pluralize(self.batch_size, "image")
         processes = pluralize(self.world_size, "process")
         share = " or ".join(map(str, self.micro_batches))
+        micro_batches = "virtual ranks" if self.virtual_ranks else "accumulated"
         epoch = (
             f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
         )
@@ -223,7 +242,7 @@ class Plan:
         if self.validate_every:
             validate = f"every {pluralize(self.validate_every, 'step')}"
         rows = {
-            "batch": f"{images} a step = {processes} x {self.accumulate} accumulated x {share}",
+            "batch": f"{images} a step = {processes} x {self.accumulate} {micro_batches} x {share}",
             "epoch": epoch,
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",
@@ -264,6 +283,9 @@ def resolve_plan(
             f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; "
             f"use at most {batch_size}."
         )
+    accumulate = trainer.micro_batches
+    if trainer.virtual_ranks:
+        accumulate = _virtual_ranks_of_process(trainer.virtual_ranks, batch_size, world_size)
     total = steps("trainer.max_duration", trainer.max_duration)
     stop = total
     if trainer.stop_after is not None:
@@ -277,7 +299,8 @@ def resolve_plan(
         num_images=num_images,
         batch_size=batch_size,
         world_size=world_size,
-        accumulate=trainer.micro_batches,
+        accumulate=accumulate,
+        virtual_ranks=trainer.virtual_ranks,
         steps_per_epoch=steps("an epoch", "1epoch"),
         total_steps=total,
         stop_step=stop,
@@ -289,3 +312,21 @@ def resolve_plan(
         check_every=steps("trainer.check_replicas_every", trainer.check_replicas_every),
         profile_steps=steps("trainer.profile", trainer.profile or "0steps"),
     )
+
+
+def _virtual_ranks_of_process(virtual_ranks: int, batch_size: int, world_size: int) -> int:
+    """How many of the virtual ranks each process has. Raises ConfigError where they have no tree or
+    no images.
+    """
+    given = f"trainer.virtual_ranks={virtual_ranks}"
+    if virtual_ranks & (virtual_ranks - 1):
+        power = 1 << virtual_ranks.bit_length()
+        raise ConfigError(f"{given} is not a power of two; use {power // 2} or {power}.")
+    if virtual_ranks > batch_size:
+        raise ConfigError(f"{given} exceeds data.batch_size={batch_size}; lower it or raise that.")
+    if virtual_ranks % world_size:
+        raise ConfigError(
+            f"{given} cannot be shared out to {world_size} processes; "
+            f"start a power of two, at most {virtual_ranks}."
+        )
+    return virtual_ranks // world_size

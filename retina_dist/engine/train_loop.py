@@ -70,7 +70,7 @@ class TrainLoop:
         self.checkpoint_minutes = train_step.settings.checkpoint_minutes
         self.stop_reason = stop_reason
         self.resume_with = resume_with
-        self.state.meter.mean_over_ranks = self.strategy.all_reduce
+        self.state.meter.mean_over_ranks = train_step.mean_over_ranks
         self.last_loss = math.nan
         self.speeds: list[float] = []  # of each log line, in images per second
         self.stop = StopConsensus(self.strategy)

@@ -61,7 +61,7 @@ class TrainStep:
         self.autocast = autocast(strategy.device, self.settings.precision)
         self.guard = guard or NonFiniteGuard(state, plan, strategy)
         model = compiled(state.model) if self.settings.compile else state.model
-        self.net = strategy.prepare(model, plan.accumulate)
+        self.net = self._prepare(model)
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1:
             self.timer.watch(state.model.parameters())
@@ -82,10 +82,9 @@ class TrainStep:
         last_of_epoch = (state.step + 1) % self.plan.steps_per_epoch == 0
         if last_of_epoch in self._unchecked:
             self._unchecked.remove(last_of_epoch)
-            weights = [batch.weight for batch in micro_batches]
+            weights = [batch.weight / self.plan.shards for batch in micro_batches]
             check_shares(weights, self.strategy, state.step + 1, self.skips_images)
-        losses = self._accumulate(micro_batches)
-        self.strategy.reduce_gradients()  # 1. the mean over ranks
+        losses, weight = self._compute_gradients(micro_batches)  # 1. the mean over ranks
         timer.mark("communication")
         state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
         # 3. as applied
@@ -95,7 +94,6 @@ class TrainStep:
             self.settings.gradient_clip_algorithm,
         )
         finite = self.guard.accept(norm)
-        weight = sum(batch.weight for batch in micro_batches)
         if not self._layouts_checked:
             check_layouts(state.optimizer)
             self._layouts_checked = True
@@ -108,7 +106,7 @@ class TrainStep:
             timer.mark("other")
             timer.end_step()
             return {}
-        average_statistics(state.model, self.strategy, weight)
+        self._average_statistics(weight)
         if state.ema:
             state.ema.update(state.model)
         timer.mark("optimizer")
@@ -119,7 +117,7 @@ class TrainStep:
             "train/loss": total,
             **parts,
             "train/grad_norm": norm,
-            WEIGHT: torch.full_like(total, weight),
+            WEIGHT: torch.zeros_like(total) + weight,
         }
 
     def _update_scale(self, finite: bool) -> None:
@@ -132,6 +130,24 @@ class TrainStep:
         scaler.update()
         if overflowed and scaler.get_scale() >= before:
             scaler.update(before * scaler.get_backoff_factor())
+
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
+        """The mean over ranks of what steps returned; collective."""
+        return self.strategy.all_reduce(values)
+
+    def _prepare(self, model: nn.Module) -> nn.Module:
+        return self.strategy.prepare(model, self.plan.accumulate)
+
+    def _average_statistics(self, weight: Any) -> None:
+        average_statistics(self.state.model, self.strategy, weight)
+
+    def _compute_gradients(self, micro_batches: MicroBatches) -> tuple[Scalars, Any]:
+        """Give the parameters the mean gradients over ranks; returns this rank's share of the
+        losses and its weight.
+        """
+        losses = self._accumulate(micro_batches)
+        self.strategy.reduce_gradients()
+        return losses, sum(batch.weight for batch in micro_batches)
 
     def _accumulate(self, micro_batches: MicroBatches) -> Scalars:
         """Add the gradients of all micro-batches and return their weighted losses, which sum up to

@@ -29,14 +29,14 @@ def configure_torch(settings: TrainerConfig) -> None:
     """Set the number of threads and deterministic algorithms of this process."""
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
-    if settings.deterministic:
+    if settings.same_bits:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it
-    torch.use_deterministic_algorithms(settings.deterministic)
+    torch.use_deterministic_algorithms(settings.same_bits)
 
 
 def build_strategy(config: RunConfig) -> DistributedStrategy:
     """The strategy of the settings and the launcher, not entered yet."""
-    return strategy_of(config.strategy, deterministic=config.trainer.deterministic)
+    return strategy_of(config.strategy, deterministic=config.trainer.same_bits)
 
 
 def agreed_channels_last(config: RunConfig, strategy: DistributedStrategy) -> bool:
@@ -117,7 +117,12 @@ def build_train_step(
     guard: NonFiniteGuard | None = None,
 ) -> TrainStep:
     """One optimizer step in the settings' precision and clipping."""
-    return TrainStep(
+    kind = TrainStep
+    if plan.virtual_ranks:
+        from retina_dist.engine.virtual_ranks import VirtualRankStep
+
+        kind = VirtualRankStep
+    return kind(
         state,
         plan,
         strategy,

@@ -140,8 +140,10 @@ class StepMemory:
         if self.on_gpu:
             parts["batches"] *= PREFETCHED
         settings = self.config.strategy
+        gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
+        if plan.virtual_ranks:  # sums of 1, 2, 4 ... shards
+            parts["gradients"] += gradients * (plan.shards.bit_length() - 1)
         if self.world_size > 1 and not target_of(settings):  # of which nothing is known
-            gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
             if isinstance(settings, HorovodSettings) and self.backend.startswith("Horovod"):
                 fused = int(settings.fusion_mb * 2**20)
                 parts["communication"] += min(gradients, fused)
@@ -161,6 +163,7 @@ class StepMemory:
                 raise NotEstimated(f"{kind}.largest_batch does not say what batches are like")
             if self.on_gpu:  # as the copy to the device makes it
                 batch = batch.to(torch.device("cpu"))
+            plan = replace(plan, virtual_ranks=None)  # a shard is a micro-batch
             guard = _Applied(state, plan, self.strategy)
             step = build_train_step(self.config, state, plan, self.strategy, guard)
             # DDP's gradients are views of its buckets, and stay

@@ -128,6 +128,14 @@ class DistributedStrategy(ABC):
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         """[*] -> the same tensor, overwritten with `src`'s values."""
 
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        """[world_size, *] -> [world_size, *]: row r is what rank r has for this rank, in the row of
+        its number.
+
+        By default a gather of everything, which sends `world_size` times as much.
+        """
+        return self.all_gather(rows[None])[:, self.rank]
+
     def all_reduce_max_async(self, level: int, question: str = "stop") -> Callable[[], int]:
         """Start an async MAX all-reduce.
 
@@ -241,6 +249,11 @@ def _unpacked(payload: Tensor) -> Any:
     # onto the CPU: the number of the sender's GPU may belong to another process's GPU here
     buffer = io.BytesIO(payload.cpu().numpy().tobytes())
     return torch.load(buffer, map_location="cpu", weights_only=True)
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """The elements of a dense tensor as a contiguous vector over the same memory."""
+    return x.as_strided((x.numel(),), (1,))
 
 
 def to_wire(gradient: Tensor, compression: str, scale: float, world_size: int) -> Tensor:

@@ -274,6 +274,11 @@ class DDPStrategy(DistributedStrategy):
         dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        received = torch.empty_like(rows)
+        dist.all_to_all_single(received, rows.contiguous())
+        return received
+
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         dist.broadcast(x, src)
         return x

@@ -30,6 +30,7 @@ from retina_dist.base.errors import ConfigError, activity, first_line, is_collec
 from retina_dist.strategies.base import (
     DistributedStrategy,
     ReduceOp,
+    in_memory_order,
     take_fp16,
     to_wire,
 )
@@ -276,9 +277,8 @@ class HorovodStrategy(DistributedStrategy):
         flat = [to_wire(gradient.flatten(), "bf16", 1.0, self.world_size) for gradient in gradients]
         shares = torch.cat(flat)
         padded = nn.functional.pad(shares, (0, -len(shares) % self.world_size))
-        with self._waiting():
-            received = self.hvd.alltoall(padded.view(torch.uint8)).view(torch.bfloat16)
-        pieces = received.view(self.world_size, -1)  # mine, as each rank has it
+        rows = padded.view(torch.uint8).view(self.world_size, -1)
+        pieces = self.all_to_all(rows).view(torch.bfloat16)  # mine, as each rank has it
         piece = pieces.float().sum(0).to(torch.bfloat16)
         means = self.all_gather(piece.view(torch.uint8)).view(torch.bfloat16)[: len(shares)]
         for gradient, mean in zip(gradients, means.split(sizes), strict=True):
@@ -311,10 +311,15 @@ class HorovodStrategy(DistributedStrategy):
     def all_gather(self, rows: Tensor) -> Tensor:
         return self._synchronize(self.hvd.allgather_async(rows.contiguous()))
 
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        handle = self.hvd.alltoall_async(rows.contiguous(), name=f"exchange.{rows.dtype}")
+        received, _ = self._synchronize(handle)
+        return received
+
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return self._synchronize(self.hvd.broadcast_async_(x, src))
 
-    def _synchronize(self, handle: object) -> Tensor:
+    def _synchronize(self, handle: object) -> Any:
         """The result of an asynchronous operation.
 
         Polled for, since Horovod's own wait sleeps at least a millisecond at a time.
@@ -418,11 +423,6 @@ class HorovodMembership:
     def sync(self) -> None: ...
 
     def restore(self) -> None: ...
-
-
-def in_memory_order(x: Tensor) -> Tensor:
-    """The elements of a dense tensor as a contiguous vector over the same memory."""
-    return x.as_strided((x.numel(),), (1,))
 
 
 def _import_horovod() -> Any:

@@ -46,10 +46,12 @@ class Evaluator(ABC, Generic[Result]):
         autocast: the context of the forward passes, for their precision.
         best: the metric that chooses `best_result` among the results of several validations.
 
-    `temperature` divides the logits of the scores.
+    `temperature` divides the logits of the scores. With `fixed_order` sums over images have one
+    order, on any number of ranks.
     """
 
     temperature = 1.0
+    fixed_order = False
 
     def __init__(
         self,
@@ -229,6 +231,7 @@ class ImageTask(Task):
             "accumulate": config.trainer.micro_batches,
             "rank": self.strategy.rank,
             "world_size": self.strategy.world_size,
+            "virtual_ranks": config.trainer.virtual_ranks,
         }
         if config.data.synthetic:
             return SyntheticData(
@@ -266,6 +269,7 @@ class ImageTask(Task):
             self.evaluator = self.evaluator_class(
                 self.val, data.val_batches, self.strategy, autocast_context, best
             )
+            self.evaluator.fixed_order = bool(trainer.virtual_ranks)
         return self.evaluator
 
     def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, Any]]:
