@@ -6,11 +6,14 @@
     python -m retina_dist.parity task=classification_parity   the other task, with mixup and cutmix
     python -m retina_dist.parity processes=[2,8] launchers=[torchrun] model=retinanet_r50
     python -m retina_dist.parity --config-dir my_conf task=mine strategy=mine launchers=[torchrun]
+    python -m retina_dist.parity bits=true processes=[2,4] steps=50    fp32, with virtual ranks
 
 Every cell of the table is the largest difference from one process: of the losses, the applied
 gradients, the momentum and the weights of each step, and of the final batch norm statistics and
 weight average, each relative to the largest magnitude of its kind, in float64, where rounding
-cannot hide what else differs. Exit code 1 past the tolerance.
+cannot hide what else differs. Exit code 1 past the tolerance. With `bits=true` it is whole runs in
+fp32 with `trainer.virtual_ranks`, by default 4 or as many as there are processes: one SHA-256 for
+all, or exit code 1.
 
 Each launcher starts once for each number of processes and runs all cases; the first job computes
 what one process gives. The output of the jobs goes to stderr.
@@ -41,8 +44,11 @@ from retina_dist.engine.replicas import check_replicas
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.run.build import build_plan, build_state, build_strategy
 from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.launchers import ALONE
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import run_job, usable
+from retina_dist.testing.bits import Digests, train_digests
 from retina_dist.tracking.console import print_redacted
 
 TOLERANCE = 1e-10
@@ -59,6 +65,7 @@ class ParityConfig(LaunchedConfig):
     """`python -m retina_dist.parity`: takes the settings of a training."""
 
     steps: int = setting(2, "a whole and a short one; the third begins epoch 2", at_least=1)
+    bits: bool = setting(False, "compare every bit of runs with trainer.virtual_ranks")
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,12 @@ def compare(config: ParityConfig) -> Differences:
     return differences
 
 
+def train_bits(config: ParityConfig) -> Digests:
+    """The digests of the runs of one job; every rank calls it."""
+    ranks = config.trainer.virtual_ranks or max(4, *config.processes)
+    return train_digests(config, config.steps, ranks, str(config.worker).removesuffix(".json"))
+
+
 def parity(config: ParityConfig) -> bool:
     """Start every installed launcher with each number of processes; print the table.
 
@@ -181,13 +194,15 @@ def parity(config: ParityConfig) -> bool:
     """
     task_class(config).prepare(config)
     starts = list(product(usable(config.launchers), config.processes))
-    columns: dict[str, Differences] = {}
+    if config.bits:
+        starts.insert(0, (ALONE.name, 1))
+    columns: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (launcher, processes) in enumerate(starts, start=1):
             job = f"{launcher} {processes}"
             print_redacted(f"{job} ({number} of {len(starts)})", sys.stderr)
             columns[job] = run_job(launcher, processes, "retina_dist.parity", Path(folder))
-    good = _print_table(config, columns)
+    good = _print_bits(columns) if config.bits else _print_table(config, columns)
     if config.output:
         write_json(Path(config.output), columns)
     return good
@@ -216,6 +231,20 @@ def _print_table(config: ParityConfig, columns: dict[str, Differences]) -> bool:
     if good:
         verdict = "All agree." if all(case.agrees for case in cases) else "All others agree."
     print(f"\n{verdict}")
+    return good
+
+
+def _print_bits(columns: dict[str, Digests]) -> bool:
+    """Print the digests of each job; return whether all jobs have the same."""
+    first, *others = columns
+    good = True
+    for name, digest in columns[first].items():
+        print(f"\n{name:<20}{digest}  {first}")
+        for job in others:
+            mark = "equal" if columns[job][name] == digest else f"! {columns[job][name]}"
+            good = good and mark == "equal"
+            print(f"{'':<20}{mark}  {job}")
+    print(f"\n{'All are equal, to the last bit.' if good else 'Marked with !: other bits.'}")
     return good
 
 
@@ -268,9 +297,9 @@ def _flat(tensors: Tensors) -> Tensor:
 def main(config: ParityConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
-        differences = compare(config)
-        if differences:
-            write_json(Path(config.worker), differences)
+        found: dict[str, Any] = train_bits(config) if config.bits else compare(config)
+        if found and detect_launch().rank == 0:
+            write_json(Path(config.worker), found)
     elif not parity(config):
         sys.exit(1)
 

@@ -1,0 +1,68 @@
+"""Digests of short trainings with virtual ranks, to compare over processes and backends."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, uint8
+
+from retina_dist.config.run_config import RunConfig
+from retina_dist.engine.checkpoint.store import load_checkpoint
+from retina_dist.engine.replicas import leaves_of
+from retina_dist.run.assemble import fit
+
+NORMS = ("frozen_bn", "bn")
+STATE = ("model", "optimizer", "ema")
+
+Digests = dict[str, str]  # SHA-256 by what was trained
+
+
+def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str) -> Digests:
+    """Train in fp32 with each norm, with warm-up, clipping and averaged weights, and validate after
+    each epoch.
+
+    Returns the digests of weights, optimizer and average, and of the rows of metrics.csv without
+    times. Every rank of a job calls it; the runs are written to `place`-NORM.
+    """
+    trainer = replace(
+        config.trainer,
+        virtual_ranks=virtual_ranks,
+        num_threads=config.trainer.num_threads or 1,
+        gradient_clip=config.trainer.gradient_clip or 1.0,
+        ema_decay=config.trainer.ema_decay or 0.9,
+        max_duration=f"{steps}steps",
+        log_every=1,
+    )
+    schedule = replace(config.schedule, warmup=f"{(steps + 1) // 2}steps")
+    config = replace(config, trainer=trainer, schedule=schedule)
+    found: Digests = {}
+    for norm in NORMS if hasattr(config.model, "norm") else ("",):
+        model: Any = config.model
+        if norm:
+            model = replace(model, norm=norm)
+        _, folder = fit(replace(config, model=model, output_dir=f"{place}-{norm}"))
+        assert folder is not None, "no dry run"
+        found |= {f"{norm} {kind}".strip(): value for kind, value in digests_of(folder).items()}
+    return found
+
+
+def digests_of(run: Path) -> Digests:
+    """The digests of a run folder: of its last checkpoint's state, and of its metrics."""
+    checkpoint = load_checkpoint(run / "checkpoints" / "last.pt")
+    state = hashlib.sha256()
+    for name, value in leaves_of({part: checkpoint[part] for part in STATE}):
+        content = repr(value).encode()
+        if isinstance(value, Tensor):
+            content = value.contiguous().flatten().view(uint8).numpy().tobytes()
+        state.update(name.encode() + content)
+
+    metrics = hashlib.sha256()
+    with (run / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            values = {name: value for name, value in row.items() if not name.startswith("time/")}
+            metrics.update(repr(values).encode())
+    return {"weights": state.hexdigest(), "metrics": metrics.hexdigest()}
