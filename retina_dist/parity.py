@@ -196,7 +196,7 @@ def parity(config: ParityConfig) -> bool:
     starts = list(product(usable(config.launchers), config.processes))
     if config.bits:
         starts.insert(0, (ALONE.name, 1))
-    columns: dict[str, dict[str, Any]] = {}
+    columns = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (launcher, processes) in enumerate(starts, start=1):
             job = f"{launcher} {processes}"
@@ -263,6 +263,7 @@ def _settings(case: Case, config: ParityConfig) -> ParityConfig:
     trainer = replace(
         config.trainer,
         accumulate=case.accumulate,
+        virtual_ranks=None,
         gradient_clip=case.clip,
         ema_decay=case.ema_decay,
         precision="fp32",
@@ -297,7 +298,7 @@ def _flat(tensors: Tensors) -> Tensor:
 def main(config: ParityConfig) -> Any:
     """The table, or in a launched process its part."""
     if config.worker:
-        found: dict[str, Any] = train_bits(config) if config.bits else compare(config)
+        found = train_bits(config) if config.bits else compare(config)
         if found and detect_launch().rank == 0:
             write_json(Path(config.worker), found)
     elif not parity(config):

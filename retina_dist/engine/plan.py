@@ -182,11 +182,6 @@ class Plan:
             return (fewest, fewest + 1)
         return (fewest,)
 
-    @property
-    def shards(self) -> int:
-        """The virtual ranks of one process, 1 without any."""
-        return self.accumulate if self.virtual_ranks else 1
-
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0 is the first), before any group's own
         scale.

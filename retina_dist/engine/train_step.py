@@ -41,6 +41,8 @@ class TrainStep:
     torch.compile makes a graph for each shape of a batch; other uses of the model are eager.
     """
 
+    shards = 1  # virtual ranks of this process
+
     def __init__(
         self,
         state: TrainState,
@@ -82,9 +84,9 @@ class TrainStep:
         last_of_epoch = (state.step + 1) % self.plan.steps_per_epoch == 0
         if last_of_epoch in self._unchecked:
             self._unchecked.remove(last_of_epoch)
-            weights = [batch.weight / self.plan.shards for batch in micro_batches]
+            weights = [batch.weight / self.shards for batch in micro_batches]
             check_shares(weights, self.strategy, state.step + 1, self.skips_images)
-        losses, weight = self._compute_gradients(micro_batches)  # 1. the mean over ranks
+        losses = self._compute_gradients(micro_batches)  # 1. the mean over ranks
         timer.mark("communication")
         state.scaler.unscale_(state.optimizer)  # 2. divided by the loss scale
         # 3. as applied
@@ -106,7 +108,7 @@ class TrainStep:
             timer.mark("other")
             timer.end_step()
             return {}
-        self._average_statistics(weight)
+        self._average_statistics(micro_batches)
         if state.ema:
             state.ema.update(state.model)
         timer.mark("optimizer")
@@ -117,7 +119,7 @@ class TrainStep:
             "train/loss": total,
             **parts,
             "train/grad_norm": norm,
-            WEIGHT: torch.zeros_like(total) + weight,
+            WEIGHT: self._weight_of(micro_batches, total),
         }
 
     def _update_scale(self, finite: bool) -> None:
@@ -138,16 +140,20 @@ class TrainStep:
     def _prepare(self, model: nn.Module) -> nn.Module:
         return self.strategy.prepare(model, self.plan.accumulate)
 
-    def _average_statistics(self, weight: Any) -> None:
+    def _average_statistics(self, micro_batches: MicroBatches) -> None:
+        weight = sum(batch.weight for batch in micro_batches)
         average_statistics(self.state.model, self.strategy, weight)
 
-    def _compute_gradients(self, micro_batches: MicroBatches) -> tuple[Scalars, Any]:
+    def _weight_of(self, micro_batches: MicroBatches, total: Tensor) -> Tensor:
+        return torch.full_like(total, sum(batch.weight for batch in micro_batches))
+
+    def _compute_gradients(self, micro_batches: MicroBatches) -> Scalars:
         """Give the parameters the mean gradients over ranks; returns this rank's share of the
-        losses and its weight.
+        losses.
         """
         losses = self._accumulate(micro_batches)
         self.strategy.reduce_gradients()
-        return losses, sum(batch.weight for batch in micro_batches)
+        return losses
 
     def _accumulate(self, micro_batches: MicroBatches) -> Scalars:
         """Add the gradients of all micro-batches and return their weighted losses, which sum up to

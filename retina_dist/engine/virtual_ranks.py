@@ -9,7 +9,6 @@ which is a whole branch of the tree; the branches are then added in the same ord
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +78,7 @@ class VirtualRankStep(TrainStep):
     """
 
     def _prepare(self, model: nn.Module) -> nn.Module:
+        self.shards = self.plan.accumulate
         for module in model.modules():
             if isinstance(module, nn.SyncBatchNorm) or getattr(module, "sum_over_ranks", None):
                 raise ConfigError(
@@ -91,7 +91,7 @@ class VirtualRankStep(TrainStep):
     def mean_over_ranks(self, values: Tensor) -> Tensor:
         return values
 
-    def _compute_gradients(self, micro_batches: MicroBatches) -> tuple[Scalars, Any]:
+    def _compute_gradients(self, micro_batches: MicroBatches) -> Scalars:
         trained = [p for p in self.state.model.parameters() if p.requires_grad]
         first = self._first_shard(micro_batches)
         self._norms = live_norms(self.state.model)
@@ -111,23 +111,24 @@ class VirtualRankStep(TrainStep):
         gradients = tree.total
         sum_over_processes(gradients, self.strategy)
         # by a power of two, which is exact
-        torch._foreach_div_(gradients, self.plan.shards * self.strategy.world_size)
+        torch._foreach_div_(gradients, self.shards * self.strategy.world_size)
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         means = self._mean_over_shards(torch.stack(rows))
         count = len(losses)
+        self._weight = means[count]
         self._statistics = means[count + 1 :]
-        return dict(zip(losses, means[:count], strict=True)), means[count]
+        return dict(zip(losses, means[:count], strict=True))
 
     def _first_shard(self, micro_batches: MicroBatches) -> int:
-        if len(micro_batches) != self.plan.shards:
+        if len(micro_batches) != self.shards:
             raise ConfigError(
                 f"trainer.virtual_ranks={self.plan.virtual_ranks}: the data gives each process "
-                f"{len(micro_batches)} micro-batches, not {self.plan.shards}; "
+                f"{len(micro_batches)} micro-batches, not {self.shards}; "
                 "give TrainSampler virtual_ranks.",
                 collective=True,
             )
-        return self.strategy.rank * self.plan.shards
+        return self.strategy.rank * self.shards
 
     def _row(self, losses: Scalars, batch: TrainBatch) -> Tensor:
         """[E] float64, what is averaged beside gradients: losses, weight, running statistics, each
@@ -151,7 +152,10 @@ class VirtualRankStep(TrainStep):
             tree.add([row])
         return tree.total[0] / len(every)
 
-    def _average_statistics(self, weight: Any) -> None:
+    def _weight_of(self, micro_batches: MicroBatches, total: Tensor) -> Tensor:
+        return self._weight
+
+    def _average_statistics(self, micro_batches: MicroBatches) -> None:
         statistics: list[Tensor] = []
         for norm in self._norms:
             assert norm.running_mean is not None
@@ -159,7 +163,7 @@ class VirtualRankStep(TrainStep):
             statistics += [norm.running_mean, norm.running_var]
         sizes = list(map(len, statistics))
         for statistic, mean in zip(statistics, self._statistics.split(sizes), strict=True):
-            statistic.copy_(torch.where(weight > 0, mean / weight, statistic))
+            statistic.copy_(torch.where(self._weight > 0, mean / self._weight, statistic))
 
 
 def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:

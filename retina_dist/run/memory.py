@@ -142,7 +142,7 @@ class StepMemory:
         settings = self.config.strategy
         gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
         if plan.virtual_ranks:  # sums of 1, 2, 4 ... shards
-            parts["gradients"] += gradients * (plan.shards.bit_length() - 1)
+            parts["gradients"] += gradients * (plan.accumulate.bit_length() - 1)
         if self.world_size > 1 and not target_of(settings):  # of which nothing is known
             if isinstance(settings, HorovodSettings) and self.backend.startswith("Horovod"):
                 fused = int(settings.fusion_mb * 2**20)
@@ -362,7 +362,10 @@ def _fitted(
         return step(plan, max(plan.micro_batches))
 
     remedy = ""
-    if estimate(chosen).peak > limit:
+    virtual_ranks = config.trainer.virtual_ranks
+    if virtual_ranks:  # which fix the micro-batches
+        remedy = f"use trainer.virtual_ranks={2 * virtual_ranks}"
+    elif estimate(chosen).peak > limit:
         enough = _fewest_within(estimate, limit, most=math.ceil(total / ranks))
         least = estimate(enough).peak
         if config.trainer.accumulate == "auto":

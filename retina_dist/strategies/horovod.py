@@ -313,13 +313,13 @@ class HorovodStrategy(DistributedStrategy):
 
     def all_to_all(self, rows: Tensor) -> Tensor:
         handle = self.hvd.alltoall_async(rows.contiguous(), name=f"exchange.{rows.dtype}")
-        received, _ = self._synchronize(handle)
+        received, _ = self._synchronize(handle)  # of an exchange with the numbers of rows
         return received
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
         return self._synchronize(self.hvd.broadcast_async_(x, src))
 
-    def _synchronize(self, handle: object) -> Any:
+    def _synchronize(self, handle: object) -> Tensor:
         """The result of an asynchronous operation.
 
         Polled for, since Horovod's own wait sleeps at least a millisecond at a time.

@@ -6,7 +6,6 @@ import csv
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, uint8
 
@@ -40,10 +39,10 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
     schedule = replace(config.schedule, warmup=f"{(steps + 1) // 2}steps")
     config = replace(config, trainer=trainer, schedule=schedule)
     found: Digests = {}
-    for norm in NORMS if hasattr(config.model, "norm") else ("",):
-        model: Any = config.model
-        if norm:
-            model = replace(model, norm=norm)
+    norms = [{"norm": norm} for norm in NORMS] if hasattr(config.model, "norm") else [{}]
+    for changes in norms:
+        norm = changes.get("norm", "")
+        model = replace(config.model, **changes)
         _, folder = fit(replace(config, model=model, output_dir=f"{place}-{norm}"))
         assert folder is not None, "no dry run"
         found |= {f"{norm} {kind}".strip(): value for kind, value in digests_of(folder).items()}
@@ -53,16 +52,24 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
 def digests_of(run: Path) -> Digests:
     """The digests of a run folder: of its last checkpoint's state, and of its metrics."""
     checkpoint = load_checkpoint(run / "checkpoints" / "last.pt")
-    state = hashlib.sha256()
-    for name, value in leaves_of({part: checkpoint[part] for part in STATE}):
-        content = repr(value).encode()
-        if isinstance(value, Tensor):
-            content = value.contiguous().flatten().view(uint8).numpy().tobytes()
-        state.update(name.encode() + content)
+    state = digest_of({part: checkpoint[part] for part in STATE})
 
     metrics = hashlib.sha256()
     with (run / "metrics.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             values = {name: value for name, value in row.items() if not name.startswith("time/")}
             metrics.update(repr(values).encode())
-    return {"weights": state.hexdigest(), "metrics": metrics.hexdigest()}
+    return {"weights": state, "metrics": metrics.hexdigest()}
+
+
+def digest_of(tree: object) -> str:
+    """The SHA-256 of the names and bits of all tensors and numbers below `tree`, which are on the
+    CPU.
+    """
+    digest = hashlib.sha256()
+    for name, value in leaves_of(tree):
+        content = repr(value).encode()
+        if isinstance(value, Tensor):
+            content = value.detach().contiguous().flatten().view(uint8).numpy().tobytes()
+        digest.update(name.encode() + content)
+    return digest.hexdigest()

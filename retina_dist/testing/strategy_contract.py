@@ -132,6 +132,9 @@ def _check_tensors(strategy: DistributedStrategy, device: torch.device, dtype: t
             gathered = strategy.all_gather(rows[rank].to(device))
             _equal(gathered, torch.cat(rows), f"all_gather of {counts} rows")
 
+    exchanged = strategy.all_to_all(given[rank, :1].expand(world, 2).to(device) * x.new_ones(1))
+    _equal(exchanged, given[:, 0], "all_to_all")
+
     for src in sorted({0, world // 2, world - 1}):
         y = given[rank].clone().to(device)
         _equal(strategy.broadcast(y, src=src), given[src], f"broadcast from rank {src}")

@@ -32,6 +32,7 @@ from retina_dist.testing.strategy_contract import (
     check_training,
     strategy_contract,
 )
+from tests.virtual_ranks import trained_bits
 
 
 def contract() -> dict[str, Any]:
@@ -172,7 +173,15 @@ def bad_input() -> None:
         strategy.run_collectively(read)
 
 
-SCENARIOS = {f.__name__: f for f in (contract, absent, frozen, crash, unequal, bad_input)}
+def same_bits() -> dict[str, str]:
+    """A training with virtual ranks and dropout."""
+    with make_strategy(device="cpu", timeout_s=60) as strategy:
+        return trained_bits(strategy, dropout=0.3)
+
+
+SCENARIOS = {
+    f.__name__: f for f in (contract, absent, frozen, crash, unequal, bad_input, same_bits)
+}
 
 
 def main(name: str, folder: str) -> None:

@@ -93,3 +93,18 @@ def test_a_rank_that_stays_away_ends_the_job_in_the_set_time(kind: str) -> None:
     job = run_ranks(kind, 2, "absent", check=False)
     assert job.exit_code != 0
     assert "rank 0 waited for rank 1 (starting: " in job.output
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        [("ddp", 2), ("horovod", 2)],
+        pytest.param([("mpi", 2), ("ddp", 4), ("horovod", 4)], marks=pytest.mark.long),
+    ],
+    ids=["two processes", "four"],
+)
+def test_virtual_ranks_have_the_same_bits_on_any_backend(jobs: list[tuple[str, int]]) -> None:
+    """With dropout, batch norm, an average, clipping, warm-up and short steps."""
+    expected = run_ranks("single", 1, "same_bits").ranks
+    for kind, processes in jobs:
+        assert run_ranks(kind, processes, "same_bits").ranks == expected * processes, kind

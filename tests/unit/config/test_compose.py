@@ -247,6 +247,25 @@ def test_settings_that_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.accumulate=2", "excludes trainer.accumulate=2; use trainer.accumulate=1."),
+        ("trainer.precision=bf16", "excludes trainer.precision=bf16; use trainer.precision=fp32."),
+        ("trainer.compile=true", "excludes trainer.compile=True; use trainer.compile=false."),
+        ("strategy.compression=fp16", "use strategy.compression=none."),
+        ("model.norm=sync_bn", "excludes model.norm=sync_bn; use model.norm=frozen_bn."),
+        ("trainer.num_threads=null", "needs trainer.num_threads, as an operator's sums depend"),
+    ],
+)
+def test_what_virtual_ranks_exclude(override: str, message: str) -> None:
+    good = ["trainer.virtual_ranks=4", "trainer.num_threads=1", "model.norm=bn"]
+    load_config("train", good)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        load_config("train", [*good, override])
+    assert str(caught.value).startswith("trainer.virtual_ranks=4 ")
+
+
+@pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
         ("predict", ["input=a"], "checkpoint is not set"),

@@ -278,3 +278,17 @@ def test_fractions_are_rounded_up_in_their_share_of_the_epochs() -> None:
         / 4000
     )
     assert times == pytest.approx(repeats, abs=0.035)  # four standard deviations
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_virtual_ranks_are_the_ranks_of_a_job_of_so_many_processes(
+    world_size: int, step: int
+) -> None:
+    """Runs of them, in order; the last step has fewer images than virtual ranks."""
+    buckets = buckets_of(SHAPES * 4)
+    settings = {"batch_size": 11, "seed": 3}
+    every = [specs[0] for specs in job(step, 4, buckets, **settings)]
+    ranks = job(step, world_size, buckets, virtual_ranks=4, **settings)
+    assert [spec for specs in ranks for spec in specs] == every
+    assert {len(specs) for specs in ranks} == {4 // world_size}

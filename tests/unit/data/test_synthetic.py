@@ -33,3 +33,11 @@ def test_ranks_share_the_images_and_their_weights(accumulate: int) -> None:
         assert sorted(i for images, _ in batches for i in images) == list(range(7))
         mean = sum(weight * sum(images) / len(images) for images, weight in batches) / world_size
         assert mean == pytest.approx(3.0)
+
+
+def test_virtual_ranks_are_shared_out_in_runs() -> None:
+    expected = data(virtual_ranks=4).batches
+    assert [images for images, _ in expected] == [[0, 1], [2, 3], [4, 5], [6]]
+    shares = [data(virtual_ranks=4, rank=rank, world_size=2).batches for rank in range(2)]
+    assert shares[0] + shares[1] == expected
+    assert sum(weight for _, weight in expected) == pytest.approx(4)

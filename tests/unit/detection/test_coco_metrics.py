@@ -21,6 +21,7 @@ from retina_dist.detection.coco_metrics import (
     EVALUATORS,
     STATS,
     CocoEvaluator,
+    Part,
     detections_to_rows,
     evaluate_rows,
     installed_evaluators,
@@ -390,6 +391,24 @@ def evaluate_on_ranks(
     for metrics, _ in others:
         assert repr(metrics) == repr(first)  # NaN where undefined
     return first, evaluator
+
+
+def test_losses_in_a_fixed_order_have_the_same_bits_on_any_number_of_ranks() -> None:
+    """1 + 2^-24 + 2^-24 is 1 or 1 + 2^-23 in float32, and .1 + .2 + .3 differs in float64."""
+    ids = [1, 2, *NEIGHBOURS]
+    losses = {1: 0.1, 2: 0.2, ids[2]: 0.3, ids[3]: 1e16}
+    truth = truth_of(ids, *(box(i, CAT, RIGHT) for i in ids))
+
+    def run(strategy: ThreadRank, fixed_order: bool) -> dict[str, float]:
+        batches = [Part([i], np.zeros((0, 7)), {"a": torch.tensor(losses[i])}, 1) for i in ids]
+        evaluator = CocoEvaluator(annotations_of(truth), list, strategy)
+        evaluator.fixed_order = fixed_order
+        own = batches[strategy.rank :: strategy.world_size]
+        return evaluator._gathered(own).losses
+
+    for fixed_order, kinds in ((True, 1), (False, 3)):
+        found = {repr(on_ranks(n, lambda s: run(s, fixed_order))[0]) for n in (1, 2, 4)}  # noqa: B023
+        assert len(found) == kinds
 
 
 TRUTH = truth_of([1, 2, *NEIGHBOURS], *(box(i, CAT, RIGHT) for i in (1, 2, *NEIGHBOURS)))
