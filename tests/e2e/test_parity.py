@@ -83,6 +83,29 @@ def test_past_the_tolerance_is_marked(
     assert len(marked) == (0 if good else sum(case.agrees for case in parity.CASES))
 
 
+@pytest.mark.long  # its parts: tests/unit/engine/test_virtual_ranks.py, tests/distributed
+def test_two_processes_have_the_bits_of_one(tmp_path: Path) -> None:
+    arguments = ("bits=true", "steps=3", "launchers=[torchrun]", "output=found.json")
+    done = run_command("retina_dist.parity", *arguments, cwd=tmp_path)
+    assert "All are equal, to the last bit." in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert list(found) == ["python 1", "torchrun 2"]
+    assert list(found["python 1"]) == [
+        f"{norm} {kind}" for norm in ("frozen_bn", "bn") for kind in ("weights", "metrics")
+    ]
+    assert found["python 1"] == found["torchrun 2"]
+    assert len(set(found["python 1"].values())) == 4
+
+
+def test_a_job_with_other_bits_is_marked(capsys: pytest.CaptureFixture) -> None:
+    one = {"weights": "a1", "metrics": "b1"}
+    assert parity._print_bits({"python 1": one, "torchrun 2": one})
+    assert "!" not in capsys.readouterr().out
+    other = {"python 1": one, "torchrun 2": one, "mpirun 2": {**one, "metrics": "b2"}}
+    assert not parity._print_bits(other)
+    assert "! b2  mpirun 2" in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_the_benchmark_gives_ratios_to_one_plain_process(tmp_path: Path) -> None:
     length = ("steps=1", "warmup=1", "rounds=1", "data.batch_size=1")
