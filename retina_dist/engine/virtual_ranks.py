@@ -94,9 +94,11 @@ class VirtualRankStep(TrainStep):
     def _compute_gradients(self, micro_batches: MicroBatches) -> Scalars:
         trained = [p for p in self.state.model.parameters() if p.requires_grad]
         first = self._first_shard(micro_batches)
-        self._norms = live_norms(self.state.model)
-        statistics = [x for norm in self._norms for x in norm.buffers(recurse=False)]
+        norms = live_norms(self.state.model)
+        statistics = [x for norm in norms for x in norm.buffers(recurse=False)]
         before = [x.clone() for x in statistics]
+        pairs = zip(statistics, before, strict=True)
+        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         tree = TreeSum()
         rows: list[Tensor] = []
         for shard, batch in enumerate(micro_batches, start=first):
@@ -137,12 +139,8 @@ class VirtualRankStep(TrainStep):
         values = torch.stack(list(losses.values())).detach().double()
         if not batch.weight:
             values = torch.zeros_like(values)  # a mean over no examples may be NaN
-        parts = [values, values.new_ones(1)]
-        for norm in self._norms:
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            parts += [norm.running_mean.double(), norm.running_var.double()]
-        return torch.cat(parts) * batch.weight
+        statistics = [statistic.double() for statistic, _ in self._averaged]
+        return torch.cat([values, values.new_ones(1), *statistics]) * batch.weight
 
     def _mean_over_shards(self, rows: Tensor) -> Tensor:
         """[V / world_size, E] -> [E]"""
@@ -156,14 +154,10 @@ class VirtualRankStep(TrainStep):
         return self._weight
 
     def _average_statistics(self, micro_batches: MicroBatches) -> None:
-        statistics: list[Tensor] = []
-        for norm in self._norms:
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            statistics += [norm.running_mean, norm.running_var]
-        sizes = list(map(len, statistics))
-        for statistic, mean in zip(statistics, self._statistics.split(sizes), strict=True):
-            statistic.copy_(torch.where(self._weight > 0, mean / self._weight, statistic))
+        means = self._statistics.split([len(statistic) for statistic, _ in self._averaged])
+        for (statistic, before), mean in zip(self._averaged, means, strict=True):
+            # as before a step of which no image could be read
+            statistic.copy_(torch.where(self._weight > 0, mean / self._weight, before))
 
 
 def _take_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:

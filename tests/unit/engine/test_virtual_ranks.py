@@ -347,3 +347,19 @@ def test_the_plan_names_the_shards() -> None:
     )
     assert "10 images a step = 2 processes x 2 virtual ranks x 2 or 3" in str(plan)
     assert plan.steps_per_epoch == 3
+
+
+def test_a_step_without_images_leaves_the_statistics() -> None:
+    """All of its images are bad: a shard's placeholder is in no statistic."""
+    loop = loop_of(SingleDeviceStrategy("cpu"))
+    loop.train_step._unchecked.clear()
+    norm = loop.state.model.norm
+    before = norm.running_mean.clone()
+    shards = next(loop.data.train_steps(0, 1))
+    for shard in shards:
+        shard.weight = 0.0
+    values = loop.train_step(shards)
+    assert torch.equal(norm.running_mean, before)
+    assert float(values["train/loss"]) == 0.0
+    loop.train_step(next(loop.data.train_steps(0, 1)))
+    assert not torch.equal(norm.running_mean, before)
