@@ -59,13 +59,14 @@ def sum_over_processes(tensors: Sequence[Tensor], strategy: DistributedStrategy)
     for tensor in tensors:
         by_type.setdefault(tensor.dtype, []).append(in_memory_order(tensor))
     for vectors in by_type.values():
-        flat = torch.cat(vectors)
-        padded = nn.functional.pad(flat, (0, -len(flat) % strategy.world_size))
+        sizes = list(map(len, vectors))
+        rest = vectors[0].new_zeros(-sum(sizes) % strategy.world_size)
+        flat = torch.cat([*vectors, rest])
         slices = TreeSum()
-        for own in strategy.all_to_all(padded.view(strategy.world_size, -1)):
+        for own in strategy.all_to_all(flat.view(strategy.world_size, -1)):
             slices.add([own])
-        sums = strategy.all_gather(slices.total[0])[: len(flat)]
-        copy_each(vectors, sums.split(list(map(len, vectors))))
+        sums = strategy.all_gather(slices.total[0])
+        copy_each(vectors, sums.split([*sizes, len(rest)])[: len(sizes)])
 
 
 class VirtualRankStep(TrainStep):
