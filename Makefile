@@ -17,6 +17,7 @@ HOROVOD_GPU ?= $(if $(filter horovod,$(MAKECMDGOALS))$(wildcard /dev/nvidia[0-9]
 HOROVOD := $(VENV)/horovod-$(HOROVOD_GPU)-$(KEY)
 
 train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
+	@$(if $(ARGS),,echo "training: about 4 minutes on two cores, or less; the first steps show how long it takes here")
 	$(RUN) -m retina_dist.train $(ARGS)
 
 test: $(HOROVOD)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
@@ -63,10 +64,13 @@ lint: $(VENV)/installed-$(KEY)  ## Style, types and spelling
 # torchvision first: it brings the one torch that fits it, where a range could pick a lone torch wheel lying about.
 $(VENV)/installed-$(KEY):
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 with venv and ensurepip was found; install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3."; exit 1; }
-	$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --no-compile --upgrade pip
-	$(RUN) -m pip install --quiet --no-compile "torchvision>=0.26,<0.30"
-	$(RUN) -m pip install --quiet --no-compile -e ".[dev]"
+	@echo "set-up 1 of 3: the Python environment $(VENV) of $(PYTHON)"
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --no-compile --upgrade pip
+	@echo "set-up 2 of 3: torch and torchvision, a download of some GB"
+	@$(RUN) -m pip install --quiet --no-compile "torchvision>=0.26,<0.30"
+	@echo "set-up 3 of 3: retina_dist with its extras and tools"
+	@$(RUN) -m pip install --quiet --no-compile -e ".[dev]"
 	rm -f $(VENV)/installed-*
 	touch $@
 

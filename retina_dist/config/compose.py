@@ -58,6 +58,11 @@ SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module stat
 # The entry of the data for a root that was not drawn.
 READERS = {"detection": "data=auto", "classification": "data=folders"}
 DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
+# an entry of the data, settings of drawn ones or a recipe
+CHOOSES_DATA = re.compile(r"data|data\.(shapes|drawn|synthetic)\b.*|experiment")
+# the recipe without any of these, and without a place of data
+DEFAULT_JOB = "experiment=shapes"
+CHOOSES_JOB = re.compile(rf"task|model|optimizer|schedule|trainer|{CHOOSES_DATA.pattern}")
 
 
 def _name_of_root(entry: str, *, _parent_: DictConfig) -> str:
@@ -152,17 +157,21 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
-    """The override, such as data=auto, that a place of data implies."""
+    """The override that a command line implies: data=auto for a place of data, the recipe of the
+    default job where no entry is chosen.
+    """
     given = _values(overrides)
     _, place = place_of_data(overrides)
     is_resumed = config_file(given.get("resume")) is not None
-    if name not in ("train", "doctor", "shards") or place in ("null", "") or is_resumed:
+    if name not in ("train", "doctor", "shards") or is_resumed:
         return []
+    if place in ("null", ""):
+        if name == "shards" or any(map(CHOOSES_JOB.fullmatch, given)):
+            return []
+        return [DEFAULT_JOB]
 
     entry = READERS.get(given.get("task", TASKS[0]))
-    # an entry of the data, settings of drawn ones or a recipe
-    chooses = re.compile(r"(data|data\.(shapes|drawn|synthetic)\b.*|experiment)")
-    if entry is None or any(map(chooses.fullmatch, given)):
+    if entry is None or any(map(CHOOSES_DATA.fullmatch, given)):
         return []
     roots = [root.strip() for root in place.split(",")]
     if any(os.path.isfile(f"{root}/{file}") for root in roots for file in DRAWN):

@@ -164,8 +164,8 @@ class Command:
             compose.register_defaults(self.name, options.overrides, options.also)
             return
         compose.register(self.name, options.overrides)
-        if implied and detect_launch().rank == 0:
-            place, _ = compose.place_of_data(options.overrides)
+        place, _ = compose.place_of_data(options.overrides)
+        if implied and place and detect_launch().rank == 0:
             print_redacted(f"{place} is read by {implied[0]}")
 
 

@@ -64,7 +64,7 @@ REMEDIES = {
     "model.norm=batchnorm": "is not one of null, frozen_bn, bn, sync_bn",
     "data.hsv_h=1": "did you mean data.photometric=0.5?",
     # shortened
-    "model=retinanet": "did you mean retinanet_r18 or retinanet_r50 or",
+    "model=retinanet": "did you mean retinanet_nano or retinanet_r18 or",
     "help": "write --help, alone",
     "epochs": "write trainer.max_duration=12epochs",
     # written as in Python
@@ -365,6 +365,31 @@ def test_a_dry_run_says_what_resume_finds(
 def test_data_of_a_resume_outside_of_a_run_are_read_as_those_of_a_start(tmp_path: Path) -> None:
     overrides = [f"data.root={tmp_path}", f"resume={tmp_path}/other.pt"]
     assert data_entry("train", overrides) == ["data=auto"]
+
+
+def test_a_command_line_without_an_entry_is_the_default_job() -> None:
+    for given in ([], ["optimizer.lr=1e-4", "strategy=ddp", "logging=quiet", "resume=auto"]):
+        assert data_entry("train", given) == data_entry("doctor", given) == ["experiment=shapes"]
+    job, named = load_config("train"), load_config("train", ["experiment=shapes"])
+    assert job == named
+    assert (job.data.min_sizes, job.model.backbone) == ([96], "mobilenet_v3_small")
+    assert load_config("train", ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    ["task=detection", "data=shapes", "data.shapes.seed=1", "model=retinanet_tiny"]
+    + ["optimizer=sgd", "schedule=cosine", "trainer=debug"],
+)
+def test_an_entry_is_not_changed_by_the_recipe_of_the_default_job(chosen: str) -> None:
+    assert data_entry("train", [chosen]) == []
+    config = load_config("train", [chosen])
+    assert (config.data.min_sizes, config.model.backbone) == ([128], "resnet18")
+    assert config.optimizer.lr == {"optimizer=sgd": 0.01}.get(chosen, 1e-3)
+
+
+def test_shards_are_not_made_of_the_default_job() -> None:
+    assert data_entry("shards", []) == []
 
 
 def test_a_dry_run_refuses_the_weights_of_another_tool(
