@@ -26,7 +26,17 @@ from tests.commands import run_command
 
 CONF = config_dir()
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
-SECTIONS = ("data", "model", "optimizer", "schedule", "trainer", "strategy", "logging", "task")
+SECTIONS = (
+    "data",
+    "model",
+    "optimizer",
+    "schedule",
+    "trainer",
+    "strategy",
+    "augmentation",
+    "logging",
+    "task",
+)
 GROUPS = ("task", "data", "model", "optimizer", "schedule", "trainer", "strategy", "logging")
 COCO_IMAGES = 117_266
 OF_CLASSIFICATION = {"classifier", "classifier_tiny", "drawn_classes", "folders", "parity_classes"}
