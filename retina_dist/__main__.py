@@ -79,7 +79,7 @@ def _with_keys(arguments: list[str]) -> list[str]:
     if arguments and not folders:
         return arguments
     if len(folders) != 2:
-        _refuse("error: compare takes two run folders or COCO results.")
+        _refuse("error: compare takes two run folders or COCO results, as compare runs/a runs/b.")
     return [f"run={folders[0]}", f"other={folders[1]}", *arguments[2:]]
 
 

@@ -108,7 +108,8 @@ class _Run(TrainerConfig):
             raise ConfigError(f'config is of type {given}; give rd.load_config("train", [...]).')
         if not issubclass(task_class(config), lookup("task", cls._task)):
             raise ConfigError(
-                f"task={config.task.name} is not for {cls.__name__}; train on the command line."
+                f"task={config.task.name} is not for {cls.__name__}; a classifier is for "
+                "rd.ClassifierTrainer, a detector for rd.Trainer, others train on the command line."
             )
         trainer = _values(config.trainer, TrainerConfig)
         return cls(**trainer, **_values(config, cls), callbacks=list(callbacks))

@@ -50,6 +50,8 @@ class ReportConfig:
 @entry_point("report", ReportConfig)
 def main(config: ReportConfig) -> None:
     """Write it and print where."""
+    if config.output and not config.output.endswith(".html"):
+        raise ConfigError(f"output={config.output} is not HTML, as a report is; give FILE.html.")
     run = Path(config.run)
     output = Path(config.output) if config.output else None
     if config.other:

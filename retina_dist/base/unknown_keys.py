@@ -30,7 +30,8 @@ min_sizes: data.min_sizes | data.image_size | size=[640,640]
 max_size_train: data.max_size
 accumulate_grad_batches: trainer.accumulate
 gradient_clip_val clip_grad: trainer.gradient_clip
-check_val_every_n_epoch val_check_interval val_interval eval_period: trainer.validate_every=1epoch
+check_val_every_n_epoch val_interval: trainer.validate_every=1epoch
+val_check_interval eval_period: trainer.validate_every=1000steps
 checkpoint_period save_period: trainer.checkpoint_every=1epoch
 log_every_n_steps: trainer.log_every
 amp fp16 mixed_precision: trainer.precision=bf16
@@ -58,6 +59,7 @@ checkpoint: evaluate, predict, serve and export take a checkpoint; train takes r
 the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
+run run_dir run_folder: checkpoint | resume
 source image: input
 seed_everything: seed
 patience early_stopping: trainer.patience

@@ -101,7 +101,10 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
-    def val_of(self, data: ClassificationData) -> Samples:
+    def val_of(self, data: Any) -> Samples:
+        if not isinstance(data, ClassificationData):
+            given = type(data).__name__
+            raise ConfigError(f"data is of type {given}; give ClassificationData(root=FOLDER).")
         root = root_of(data.root, data.name)
         read = partial(read_samples, root, classes=self.classes, bad_images=data.bad_images)
         val = read(data.val_split)

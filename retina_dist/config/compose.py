@@ -182,7 +182,7 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
 def place_of_data(overrides: Iterable[str]) -> tuple[str, str]:
     """The key and value of the first override that says where the data are, "null" without one."""
     given = _values(overrides)
-    for key in ("data.root", "data.train_annotations"):
+    for key in ("data.root", "data.train_annotations", "data.train_images"):
         if key in given:
             return key, given[key]
     return "", "null"
@@ -359,8 +359,9 @@ def _entries_with(group: str, section: str) -> list[str]:
 
 def check_overrides(name: str, overrides: Sequence[str]) -> None:
     """Raise ConfigError unless each is KEY=VALUE, and for 2026_01, which Hydra reads as 202601."""
-    if isinstance(overrides, str):
-        raise ConfigError(f'overrides is of type str; give a list such as ["{overrides}"].')
+    if not isinstance(overrides, list | tuple):
+        given = type(overrides).__name__
+        raise ConfigError(f'overrides is of type {given}; give a list such as ["data.root=a"].')
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
         if equals and not value:

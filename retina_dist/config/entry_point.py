@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output, is_disk_full
-from retina_dist.base.settings import limits_of
+from retina_dist.base.settings import MISSING, limits_of
 from retina_dist.base.unknown_keys import alias, in_settings_of
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config import compose
@@ -218,17 +218,18 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
         value = following
 
     settings = [override for override in options.overrides if "=" in override]
-    _, known = compose.described(name, settings, options.also)
+    config, known = compose.described(name, settings, options.also)
     key = flag.lstrip("-").replace("-", "_")
     meant = alias(key, known, value)
-    if not meant and key in known:
+    if key in known or getattr(config, key, None) == MISSING:
         meant = key
     if not meant:
         meant = f"see the keys with {compose.command_of(name)} --help"
     if " " in meant:
         return f"{flag} is not an option; {meant}."
     if "=" not in meant:
-        meant = f"{meant}={value or 'VALUE'}"
+        example = {"true": "true", "false": "true"}.get(known.get(meant, ""), "VALUE")
+        meant = f"{meant}={value or example}"
     return f"{flag} is not an option; settings are written KEY=VALUE: {meant}."
 
 

@@ -408,7 +408,7 @@ def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]
         kept = [entry for entry in os.scandir(folder) if _is_kept(entry.name)]
         return sorted(kept, key=os.DirEntry.is_symlink)
     except OSError as error:
-        remedy = "give yourself the right to read it"
+        remedy = "check its path and the right to read it"
         raise UserError(f"{folder} cannot be listed ({error}); {remedy}.") from error
 
 

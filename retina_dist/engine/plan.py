@@ -33,8 +33,12 @@ class TrainerConfig(KnownArguments):
         MISSING, "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps"
     )
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
-    validate_every: str = setting("1epoch", "0steps: only at the end")
-    checkpoint_every: str = setting("1epoch", "0steps: only at the end")
+    validate_every: str = setting(
+        "1epoch", "0steps: only at the end", remedy="write a duration, such as 1epoch"
+    )
+    checkpoint_every: str = setting(
+        "1epoch", "0steps: only at the end", remedy="write a duration, such as 1epoch"
+    )
     checkpoint_minutes: float | None = setting(
         None, "also after so many minutes", above=0, at_most=10**6
     )

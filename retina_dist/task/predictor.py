@@ -317,12 +317,19 @@ class PredictorConfig(DetectionLimits):
     tile: int | None = setting(
         None, "px: detect in windows of this size too, for small objects", at_least=32
     )
-    tile_overlap: float = setting(
-        0.2, "share of a window that its neighbour repeats", at_least=0, below=0.9
+    tile_overlap: float | None = setting(
+        None, "share of a window that its neighbour repeats; null: 0.2", at_least=0, below=0.9
     )
     device: str = "auto"
     precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
     debug: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError for an overlap of windows without windows."""
+        if self.tile_overlap is not None and self.tile is None:
+            raise ConfigError(
+                f"tile_overlap={self.tile_overlap} has no effect without tile; give tile=640."
+            )
 
 
 def task_of(config: OfCheckpoint) -> type[Task]:

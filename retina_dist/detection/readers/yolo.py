@@ -216,6 +216,10 @@ class Layout:
                     self.warnings.append(f"{where}, which is not there")
                 found.update(dict.fromkeys(images or ()))
             splits[split] = list(found)
+        are_named_alike = config.entries("train") == config.entries("val")
+        if splits["val"] and not are_named_alike and {*splits["train"]} <= {*splits["val"]}:
+            where = f"{self.root / config.file} names other folders for val than for train"
+            raise DataError(f"{where}, but only the images of train are there; correct the file.")
         every = list(chain.from_iterable(splits.values()))
         folders = set(map(posixpath.dirname, every))
         if any(f"{folder}/".startswith("../") for folder in folders):

@@ -290,7 +290,7 @@ def test_what_virtual_ranks_exclude(override: str, message: str) -> None:
             ["data.root", "=", "ok"],
             "data.root is not KEY=VALUE; leave out the spaces around =",
         ),
-        ("train", "data=coco", 'overrides is of type str; give a list such as ["data=coco"].'),
+        ("train", "data=coco", 'overrides is of type str; give a list such as ["data.root=a"].'),
         ("trian", [], "there is no command trian; did you mean train?"),
         (
             "train",

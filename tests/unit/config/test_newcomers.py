@@ -17,9 +17,11 @@ from retina_dist.api import Trainer
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
+from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, load_config
+from retina_dist.config.entry_point import parse
 from retina_dist.convert import ConvertConfig
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
@@ -92,6 +94,9 @@ OF_OTHER_COMMANDS = {
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
     ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "did you mean nms_threshold",
     ("predict", "checkpoint=a.pt", "input=a", "save_txt=true"): "written to output_dir; leave it",
+    ("predict", "checkpoint=a.pt", "input=a", "tile_overlap=0.3"): "without tile; give tile=640.",
+    ("export", "run=runs/a", "output=a.onnx"): "did you mean checkpoint?",
+    ("train", "trainer.val_check_interval=50"): "did you mean trainer.validate_every=50steps?",
     ("report", "runs/a", "runs/b"): "write run=runs/a other=runs/b.",
     ("serve", "checkpoint=a.pt", "threshold=0.5"): "did you mean score_threshold?",
     ("predict", "checkpoint=runs/a", "a.jpg", "b.jpg", "c.jpg"): 'write "input=photos/*.jpg"',
@@ -173,6 +178,17 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {**REQUIRED, "callbacks": [print]},
     ),
+    "validate_every=1 is not a text; write a duration, such as 1epoch": (
+        Trainer,
+        (),
+        {**REQUIRED, "validate_every": 1},
+    ),
+    "overrides is of type dict; give a list such as": (load_config, ("train", {"seed": 1}), {}),
+    "data is of type str; give ClassificationData": (
+        TrainedClassifier.val_of,
+        (None, "photos"),
+        {},
+    ),
     r"logging=wandb is not a section; give .* in Python rd\.LoggingConfig\(NAME=VALUE\)": (
         Trainer,
         (),
@@ -191,6 +207,31 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
     function, args, kwargs = CALLS[said]
     with pytest.raises(ConfigError, match=said):
         function(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "said"),
+    [
+        ("train", "--dry-run", "written KEY=VALUE: dry_run=true."),
+        ("evaluate", "--checkpoint runs/a", "written KEY=VALUE: checkpoint=runs/a."),
+        ("predict", "--checkpoint runs/a", "written KEY=VALUE: checkpoint=runs/a."),
+        ("train", "--data a", "written KEY=VALUE: data.root=a."),
+    ],
+)
+def test_an_option_is_answered_with_the_setting(command: str, flag: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(command, flag.split())
+
+
+def test_images_without_annotations_draw_no_shapes() -> None:
+    assert data_entry("train", ["data.train_images=a"]) == ["data=auto"]
+
+
+def test_a_report_is_no_pdf(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["retina-dist", "report", "run=a", "output=out.pdf"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "output=out.pdf is not HTML, as a report is; give FILE.html." in capsys.readouterr().err
 
 
 def test_a_hook_that_nothing_calls_is_an_error() -> None:

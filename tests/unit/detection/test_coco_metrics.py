@@ -505,3 +505,11 @@ def test_an_id_that_is_not_there_is_answered_with_those_that_are(
     (tmp_path / "results.json").write_text(json.dumps([entry]))
     with pytest.raises(DataError, match=rf"{key[:-3]} 0, .*lacks; give its ids, such as \{has}"):
         read_results(tmp_path / "results.json", coco)
+
+
+def test_scores_above_one_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    coco = {"images": [{"id": 7, "file_name": "a.png"}], "categories": [{"id": 1}]}
+    entry = {"image_id": 7, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 90}
+    (tmp_path / "results.json").write_text(json.dumps([entry]))
+    read_results(tmp_path / "results.json", coco)
+    assert "has scores up to 90; divide percents by 100" in caplog.text

@@ -415,6 +415,10 @@ def test_damaged_labels_of_yolo_are_named(line: str, message: str, tmp_path: Pat
             "data.yaml names 'images/t' for train, which is not there; correct",
         ),
         (
+            "train: ../train/images\nval: ../valid/images\nnames: [cat, dog]\n",
+            "names other folders for val than for train, but only the images of train are there",
+        ),
+        (
             "train: alone\nnames: [cat, dog]\n",
             "no training image has a label file, such as .*a.txt",
         ),

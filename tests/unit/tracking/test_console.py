@@ -37,8 +37,14 @@ def test_help_lists_the_commands_without_importing_torch() -> None:
     [
         ("trian", "there is no command trian; did you mean train?"),
         ("zzz", "there is no command zzz; the commands are train, evaluate,"),
-        ("compare", "error: compare takes two run folders or COCO results."),
-        ("compare a", "error: compare takes two run folders or COCO results."),
+        (
+            "compare",
+            "error: compare takes two run folders or COCO results, as compare runs/a runs/b.",
+        ),
+        (
+            "compare a",
+            "error: compare takes two run folders or COCO results, as compare runs/a runs/b.",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_sentence(
