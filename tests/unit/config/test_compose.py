@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torchvision.models import get_model_weights
 
 from retina_dist.__main__ import COMMANDS, MODULES
 from retina_dist.base.errors import ConfigError
@@ -87,6 +88,13 @@ def test_fine_tuning_is_as_long_as_the_data_needs(num_images: int, epochs: int) 
         "ResNet50_Weights.IMAGENET1K_V2",
         0.01,
     )
+
+
+def test_fine_tuning_on_a_cpu_takes_weights_of_its_own_body_and_freezes_its_norms() -> None:
+    model = load_config("train", ["experiment=finetune_cpu", "data.root=/data"]).model
+    weights = get_model_weights(model.backbone)[model.backbone_weights]
+    assert weights.url.startswith("https://download.pytorch.org/models/mobilenet_v2")
+    assert (model.norm, model.trainable_layers, model.anchors_per_cell) == ("frozen_bn", 3, 2)
 
 
 def test_the_recipe_of_mlperf_is_what_it_published() -> None:
