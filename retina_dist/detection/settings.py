@@ -183,6 +183,9 @@ class ModelConfig(DetectorSettings):
     fpn_channels: int = setting(
         256, "variant v2: a multiple of 32 from 64", at_least=1, at_most=4096
     )
+    head_convs: int = setting(
+        4, "convolutions of each head before its last; torchvision's have 4", at_least=1, at_most=4
+    )
     trainable_layers: int = setting(
         5, "stages that train, counted from the last; 5 is all", at_least=0, at_most=5
     )

@@ -121,6 +121,8 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             fg_iou_thresh=settings.foreground_iou,
             bg_iou_thresh=settings.background_iou,
         )
+        for branch in (self.head.classification_head, self.head.regression_head):
+            del branch.conv[settings.head_convs :]
         replace_strided_convs(self)
         if settings.known_classes:
             sizes = list(map(len, settings.known_classes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torchvision.ops import FrozenBatchNorm2d, box_iou
 from retina_dist.base.errors import ConfigError
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.model import targets
-from retina_dist.detection.model.retinanet import RetinaNet, build_retinanet
+from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision, build_retinanet
 from retina_dist.detection.model.targets import match
 from retina_dist.detection.model.weights import load_backbone_weights
 from retina_dist.model.sync_batch_norm import connect
@@ -103,6 +104,37 @@ def test_losses_and_gradients_equal_torchvision(
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         error = (a.grad - b.grad).norm() / (b.grad.norm() + 1e-12)
         assert error < (1e-12 if variant == "v1" else 1e-10), name
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+def test_shorter_heads_are_the_first_convolutions_of_torchvisions(variant: str) -> None:
+    """A short head computes what a long one does without its last convolutions, also in
+    torchvision's own model of it.
+    """
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"num_classes": 91, "backbone": "resnet18", "variant": variant}
+    long = build_retinanet(**settings, norm="bn")
+    short = build_retinanet(**settings, norm="bn", head_convs=1)
+    gone = {name for name in long.state_dict() if re.search(r"_head\.conv\.[123]\.", name)}
+    assert set(short.state_dict()) == set(long.state_dict()) - gone
+    assert len(gone) == {"v1": 2 * 3 * 2, "v2": 2 * 3 * 3}[variant]
+
+    short.load_state_dict(long.state_dict(), strict=False)
+    features = [torch.randn(2, 256, 4, 6)]
+    for branch, layer, values in (
+        (long.head.classification_head, "cls_logits", 91),
+        (long.head.regression_head, "bbox_reg", 4),
+    ):
+        found = branch.get_submodule(layer)(branch.conv[0](features[0]))
+        expected = found.view(2, 9, values, 4, 6).permute(0, 3, 4, 1, 2).reshape(2, -1, values)
+        name = {91: "cls_logits", 4: "bbox_regression"}[values]
+        assert torch.equal(short.head(features)[name], expected)
+
+    short = short.double()
+    batch = make_batch([3, 0], canvas=SMALL)
+    theirs = as_torchvision(short, SMALL)(*torchvision_inputs(batch))
+    for name, value in short(batch).items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-14)
 
 
 def test_fillers_count_nowhere() -> None:
