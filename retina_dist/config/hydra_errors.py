@@ -135,7 +135,10 @@ def _sentence(command: str, error: Exception) -> str:
     if several:
         key, value = several.groups()
         quoted = as_override(key, value)
-        lists = f'write "{key}=[{value}]" where a list is asked for, {quoted} where a text is'
+        lists = (
+            f'write "{key}=[{value}]" where a list is asked for, {quoted} where a text is, '
+            "a point in a number"
+        )
         return (
             f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
         )
