@@ -61,9 +61,10 @@ def sum_over_processes(tensors: Sequence[Tensor], strategy: DistributedStrategy)
     for vectors in by_type.values():
         sizes = list(map(len, vectors))
         rest = vectors[0].new_zeros(-sum(sizes) % strategy.world_size)
-        flat = torch.cat([*vectors, rest])
+        rows = torch.cat([*vectors, rest]).view(strategy.world_size, -1)
+        rows = strategy.all_to_all(rows)  # what was sent needs no memory any more
         slices = TreeSum()
-        for own in strategy.all_to_all(flat.view(strategy.world_size, -1)):
+        for own in rows:
             slices.add([own])
         sums = strategy.all_gather(slices.total[0])
         copy_each(vectors, sums.split([*sizes, len(rest)])[: len(sizes)])
