@@ -363,9 +363,9 @@ def _fitted(
 
     remedy = ""
     virtual_ranks = config.trainer.virtual_ranks
-    if virtual_ranks:  # which fix the micro-batches
+    if virtual_ranks and 2 * virtual_ranks <= total:
         remedy = f"use trainer.virtual_ranks={2 * virtual_ranks}"
-    elif estimate(chosen).peak > limit:
+    elif not virtual_ranks and estimate(chosen).peak > limit:
         enough = _fewest_within(estimate, limit, most=math.ceil(total / ranks))
         least = estimate(enough).peak
         if config.trainer.accumulate == "auto":
@@ -382,7 +382,7 @@ def _fitted(
         return MemoryPlan(chosen, lines)
     if not remedy:
         has_16_bits = config.trainer.precision in ("auto", "bf16", "fp16")
-        half = "" if has_16_bits else "trainer.precision=bf16, "
+        half = "" if has_16_bits or virtual_ranks else "trainer.precision=bf16, "
         remedy = f"a single image is too much: use {half}smaller images or more memory"
     needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
     problem = f"data.batch_size={total} at trainer.accumulate={chosen} {needs}"

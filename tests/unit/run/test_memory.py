@@ -179,6 +179,7 @@ SMALL = [
     "logging=quiet",
 ]
 X = "that X has beside the CUDA context"
+SHARDS = ["trainer.num_threads=1", "model.norm=frozen_bn"]  # what virtual ranks need
 
 
 def config_of(*more: str) -> RunConfig:
@@ -259,6 +260,8 @@ def test_ranks_agree_and_need_fewer(gpu: Callable[[float], str]) -> None:
         ),
         (2.5, ["trainer.accumulate=auto"], "at trainer.accumulate=8 needs 3.0 GiB"),
         (2.5, ["trainer.precision=bf16"], "is too much: use smaller images or more memory."),
+        (2.8, [*SHARDS, "trainer.virtual_ranks=4"], f" {X}; use trainer.virtual_ranks=8."),
+        (2.5, [*SHARDS, "trainer.virtual_ranks=8"], "is too much: use smaller images or more"),
     ],
 )
 def test_what_is_too_large_names_the_remedy_that_works(
