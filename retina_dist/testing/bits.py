@@ -25,7 +25,8 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
     each epoch.
 
     Returns the digests of weights, optimizer and average, and of the rows of metrics.csv without
-    times. Every rank of a job calls it; the runs are written to `place`-NORM.
+    times. Every rank of a job calls it; the runs are written to `place`-NORM. Raises ConfigError
+    for settings that virtual ranks exclude.
     """
     trainer = replace(
         config.trainer,
@@ -43,7 +44,9 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
     for changes in norms:
         norm = changes.get("norm", "")
         model = replace(config.model, **changes)
-        _, folder = fit(replace(config, model=model, output_dir=f"{place}-{norm}"))
+        run = replace(config, model=model, output_dir=f"{place}-{norm}")
+        run.check()
+        _, folder = fit(run)
         assert folder is not None, "no dry run"
         found |= {f"{norm} {kind}".strip(): value for kind, value in digests_of(folder).items()}
     return found

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from retina_dist import parity
-from retina_dist.base.errors import UserError
+from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.config.compose import load_config
 from retina_dist.parity import ParityConfig
 from retina_dist.strategies.start_processes import run_job
+from retina_dist.testing.bits import train_digests
 from tests.commands import run_command
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -95,6 +97,15 @@ def test_two_processes_have_the_bits_of_one(tmp_path: Path) -> None:
     ]
     assert found["python 1"] == found["torchrun 2"]
     assert len(set(found["python 1"].values())) == 4
+
+
+@pytest.mark.parametrize("override", ["trainer.accumulate=2", "trainer.precision=bf16"])
+def test_bits_are_not_compared_where_virtual_ranks_exclude_a_setting(
+    override: str, tmp_path: Path
+) -> None:
+    config = load_config("parity", ["bits=true", override])
+    with pytest.raises(ConfigError, match=f"virtual_ranks=4 excludes {override}; use "):
+        train_digests(config, 1, 4, str(tmp_path / "run"))
 
 
 def test_a_job_with_other_bits_is_marked(capsys: pytest.CaptureFixture) -> None:
