@@ -301,7 +301,7 @@ def _is_number(text: str) -> bool:
 def wrong_type(key: str, value: object, hint: object, remedy: str = "") -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     given = type(value).__name__
-    if isinstance(value, str | int | float | list | None):
+    if isinstance(value, str | int | float | list | dict | None):
         given = as_text(value)[:80]
     sentence = f"{key}={given} is not {_in_words(hint)}"
     remedy = _MEANT.get((key, given), remedy)

@@ -40,7 +40,9 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
             *above, last = key.split(".")
             for section in above:
                 source = source.get(section) or {}
-                target = target.setdefault(section, {})
+                if not isinstance(target.get(section), dict):  # such as null or auto
+                    target[section] = {}
+                target = target[section]
             target[last] = source.get(last)
     except (OSError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(

@@ -365,6 +365,7 @@ class TiledDetector(Detector):
         self.tile = tile
         self.overlap = overlap
         self.record = detector.record
+        self.source = detector.source
 
     def prepare(self, image: AnyImage) -> Batch:
         pixels = pixels_of(image)

@@ -151,7 +151,8 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     rows = read_results(Path(str(config.results)), coco)
     image_ids = rows[:, 0].astype(np.int64)
     found = replace(annotations.truth, boxes=rows[:, 1:5], image_ids=image_ids)
-    misread = misread_boxes(annotations, found)
+    # results have one form, whatever that of the ground truth
+    misread = misread_boxes(replace(annotations, box_format=None), found)
     if misread:
         remedy = "write each bbox as x, y, width, height in pixels"
         raise DataError(f"{config.results}: {misread[0]}; {remedy}.")

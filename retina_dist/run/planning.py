@@ -179,7 +179,8 @@ def _describe(
     fraction = getattr(config.data, "val_fraction", None)
     if fraction and "val_fraction" not in data:
         data += (
-            f"\n  note     data.val_fraction={fraction} has no effect: the data have a val split"
+            f"\n  note     data.val_fraction={fraction} has no effect: "
+            "the data have a val split, or none is read"
         )
     lines = [f"data: {config.data.name}", data, "plan:", str(plan)]
     if best:

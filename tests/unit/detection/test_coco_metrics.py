@@ -278,24 +278,34 @@ def test_results_against_boxes_of_two_corners(tmp_path: Path) -> None:
     ("factor", "shift", "said"),
     [(1, 1, "they are two corners"), (0.001, 0, "no box is larger than one pixel"), (1, 0, "")],
 )
+@pytest.mark.parametrize("box_format", [None, "xywh", "xyxy"])
 def test_results_in_another_form_are_an_error(
-    tmp_path: Path, factor: float, shift: float, said: str
+    tmp_path: Path, factor: float, shift: float, said: str, box_format: str | None
 ) -> None:
+    """Whatever the form of the ground truth."""
     places = [(60.0 + i, 60.0, 35.0, 35.0) for i in range(5)]
     truth = truth_of([1], *(box(1, CAT, place) for place in places))
     truth["images"] = [{**truth["images"][0], "width": 100, "height": 100}]
+    if box_format == "xyxy":
+        for each in truth["annotations"]:
+            x, y, width, height = each["bbox"]
+            each["bbox"] = [x, y, x + width, y + height]
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     written = np.array(places) * factor
     written[:, 2:] += shift * written[:, :2]
     write_results(rows_of(*((1, each, 0.9, CAT) for each in written)), tmp_path / "results.json")
-    files = {"results": str(tmp_path / "results.json"), "annotations": str(tmp_path / "truth.json")}
+    config = EvaluateConfig(
+        results=str(tmp_path / "results.json"),
+        annotations=str(tmp_path / "truth.json"),
+        box_format=box_format,
+    )
     if not said:
-        evaluate(EvaluateConfig(**files))
+        evaluate(config)
         return
     with pytest.raises(
         DataError, match=f"results.json: .*{said}.*; write each bbox as x, y, width"
     ):
-        evaluate(EvaluateConfig(**files))
+        evaluate(config)
 
 
 def test_more_detections_are_counted_beside_the_official_numbers(tmp_path: Path) -> None:

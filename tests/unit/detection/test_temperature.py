@@ -132,6 +132,12 @@ def test_tiles_are_merged_by_the_raw_scores(run: Path, data: Path) -> None:
     assert torch.equal(found["scores"], scaled(raw["scores"], 3.0))
 
 
+def test_a_temperature_is_fitted_to_the_scores_of_tiles(run: Path) -> None:
+    _, _, found = evaluated(run, tile=64, calibrate=True)
+    written = load_checkpoint(run / "checkpoints/best.pt")["calibration"]["temperature"]
+    assert written == found["calibration"]["temperature"]
+
+
 @pytest.mark.parametrize("ending", ["pt", "pt2", pytest.param("onnx", marks=pytest.mark.long)])
 def test_an_export_has_the_temperature(
     run: Path, tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]

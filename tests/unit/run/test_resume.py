@@ -69,9 +69,8 @@ def test_a_folder_that_holds_a_run_is_not_overwritten() -> None:
     save("mine", 1)
     with pytest.raises(ConfigError, match="mine already holds a run; continue with resume=mine"):
         open_run(settings("output_dir=mine"))
-    for empty in ("resume=null", "resume="):
-        run = open_run(settings("output_dir=new", empty))
-        assert (run.folder, run.resumed_from, run.resume_step) == (Path("new"), None, None)
+    run = open_run(settings("output_dir=new", "resume=null"))
+    assert (run.folder, run.resumed_from, run.resume_step) == (Path("new"), None, None)
     assert not Path("new").exists()
 
 
@@ -169,6 +168,15 @@ def test_settings_of_a_run_that_cannot_be_taken(text: str, message: str) -> None
     Path("run/config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)):
         settings("resume=run")
+
+
+@pytest.mark.parametrize("before", ["null", "auto", "{circle: 3}"])
+def test_an_item_may_be_given_to_a_setting_that_the_run_had_without_one(before: str) -> None:
+    run = settings(f"data.class_weights={before}")
+    write_start(run, SingleDeviceStrategy("cpu"), Path("run"), "")
+    kept = {"circle": 3} if "3" in before else {}
+    again = settings("resume=run", "data.class_weights.star=2")
+    assert again.data.class_weights == {**kept, "star": 2}
 
 
 @pytest.mark.parametrize("task", ["detection", "classification"])
