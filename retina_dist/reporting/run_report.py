@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
+from retina_dist.base.text import pluralize
 from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
@@ -159,6 +160,12 @@ def conclude(first: RunFiles, second: RunFiles) -> str:
     """Which of two results is better by its first metric, or how many more images would tell."""
     apart = paired_differences(first, second)
     if not apart:
+        for run in (first, second):
+            if Resampled.load(run.folder) is None:
+                return (
+                    f"cannot tell: {run.name} has no intervals; give output_dir=FOLDER to "
+                    "evaluate, and compare that."
+                )
         return "cannot tell: they share no metric of the same images; evaluate both on one set."
     metric, found = next(iter(apart.items()))
     if math.isnan(found.low):
@@ -167,7 +174,11 @@ def conclude(first: RunFiles, second: RunFiles) -> str:
     if not found.holds_zero:
         better = second if found.low > 0 else first
         return f"{better.name} is better: {fact}."
-    more = found.more_images((second.analysis or Analysis()).images)
+    images = (second.analysis or Analysis()).images
+    if not images:
+        return f"cannot tell: {fact}."
+    more = found.more_images(images)
     if more > MAX_MORE:
         return f"cannot tell: {fact}; no set of images that is practical would."
-    return f"cannot tell: {fact}; about {float(f'{more:.1e}'):,.0f} more images would."
+    rounded = max(1, round(float(f"{more:.1e}")))
+    return f"cannot tell: {fact}; about {pluralize(f'{rounded:,}', 'more image')} would."

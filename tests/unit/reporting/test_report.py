@@ -22,10 +22,10 @@ from retina_dist import __main__
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.detection.commands import evaluate
 from retina_dist.evaluate import EvaluateConfig
-from retina_dist.reporting import page
+from retina_dist.reporting import page, run_report
 from retina_dist.reporting.charts import curves, results, running_median
-from retina_dist.reporting.intervals import Resampled
-from retina_dist.reporting.run_files import RunFiles
+from retina_dist.reporting.intervals import Interval, Resampled
+from retina_dist.reporting.run_files import Analysis, RunFiles
 from retina_dist.reporting.run_report import conclude, differences, write_report
 from retina_dist.tracking.loggers import CsvLogger
 from retina_dist.tracking.settings import LoggerSettings
@@ -380,12 +380,31 @@ def test_compare_says_which_of_two_results_is_better(
 
 def test_results_of_other_images_cannot_be_compared(tmp_path: Path) -> None:
     one, two = (RunFiles(write_run(tmp_path / name)) for name in ("one", "two"))
+    for run, which in ((one, "one"), (two, "two")):
+        assert conclude(one, two).startswith(f"cannot tell: {which} has no intervals; give output")
+        Resampled(f"of {which}", {}, {}).save(run.folder)
     assert conclude(one, two).startswith("cannot tell: they share no metric of the same images;")
     noise = np.random.default_rng(0).normal(0, 0.1, 101)
     for run in (one, two):
         why = {"coco/AP": "fewer than 30 objects"}
         Resampled("same", {"coco/AP": 0.5}, {"coco/AP": 0.5 + noise}, why).save(run.folder)
     assert conclude(one, two) == "cannot tell: AP: fewer than 30 objects."
+    for run, value in ((one, 0.5), (two, 0.51)):
+        noise = np.random.default_rng(int(1000 * value)).normal(0, 0.1, 101)
+        Resampled("same", {"coco/AP": value}, {"coco/AP": value + noise}).save(run.folder)
+    two.analysis = None
+    assert re.fullmatch(
+        r"cannot tell: AP [+]0.0100 from .* interval -?[.\d]+ to [.\d]+[.]", conclude(one, two)
+    )
+
+
+def test_few_more_images_are_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (RunFiles(write_run(tmp_path / name)) for name in ("one", "two"))
+    for run in (one, two):
+        run.analysis = Analysis(images=10)
+    near = {"AP": Interval(0.1, -0.0001, 0.2)}
+    monkeypatch.setattr(run_report, "paired_differences", lambda *_: near)
+    assert conclude(one, two).endswith("; about 1 more image would.")
 
 
 # the page
