@@ -87,7 +87,7 @@ def _training_data(record: Values, data: Values) -> dict[str, str]:
 
 def _starting_weights(settings: Values) -> dict[str, str]:
     """Where the weights that a training started from are from, and under which license."""
-    source = settings.get("weights")
+    source = settings.get("weights") or settings.get("backbone_weights")  # of runs without origin
     if not source:
         return {"weights": "none, random numbers"}
     known = publication_of(str(source))

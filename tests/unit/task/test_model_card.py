@@ -61,6 +61,9 @@ def test_a_card_says_where_data_and_weights_are_from() -> None:
     )
     assert card["Starting weights"] == {"weights": "none, random numbers"}
     assert {card["Training data"][name] for name in ("license", "source")} == {"unknown"}
+    before = Model(config={"model": {"weights": None, "backbone_weights": "runs/a"}})
+    found = model_card(before, "best.pt")["Starting weights"]
+    assert found["weights"] == "runs/a", "of a run that wrote no origin"
     stated = {"license": "CC0", "source": "https://me:key@host/pets"}
     model = Model(config={"data": stated}, origin={"license": "MIT", "source": "a file"})
     card = model_card(model, "best.pt")
