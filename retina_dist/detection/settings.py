@@ -251,6 +251,11 @@ class ModelConfig(DetectorSettings):
                 f"model.anchor_sizes={self.anchor_sizes} needs equally many sizes on each level."
             )
         self.check_size(self.num_classes or 1)
+        if self.known_classes and not self.add_classes:
+            raise ConfigError(
+                f"model.known_classes={self.known_classes} is set by model.add_classes=true; "
+                "give that and model.weights=RUN."
+            )
         if self.weights and self.backbone_weights:
             raise ConfigError(
                 f"model.backbone_weights={self.backbone_weights} is not read beside "

@@ -31,7 +31,7 @@ from retina_dist.detection.data.synthetic import (
 from retina_dist.detection.model.build import DetectionModel, build_model
 from retina_dist.detection.model.retinanet import RetinaNet
 from retina_dist.detection.model.weights import source_of
-from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.categories import Categories, plain
 from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
 from retina_dist.detection.splits import (
     describe_split,
@@ -97,16 +97,21 @@ class DetectionTask(ImageTask):
         """Set `train`, `val` and `repeats`."""
         num_classes = self.config.model.num_classes
         self.test = ""
+        known = list(chain.from_iterable(getattr(self.config.model, "known_classes", None) or ()))
         if data.synthetic:
+            if known:
+                raise ConfigError(
+                    f"model.add_classes=true adds no class of data={data.name}, which are random "
+                    "images; give a data set, or leave it out."
+                )
             self.train = synthetic_annotations(data.synthetic, self.config.seed, num_classes)
             return
 
         reader = data.reader()
         self.train, self.val = read_splits(data, num_classes, reader=reader)
         self.test = unread_test(data, reader, validates=self.val is not None)
-        known = getattr(self.config.model, "known_classes", None)
         if known:
-            self._add_to(list(chain.from_iterable(known)))
+            self._add_to(known)
         if trainer.overfit_batches:
             self.train = first_images_with_objects(
                 self.train, trainer.overfit_batches * data.batch_size
@@ -121,7 +126,8 @@ class DetectionTask(ImageTask):
         """Number the labels after those that the weights know."""
         own = self.train.categories
         names = self.config.data.name
-        if own.repeated_names or set(own.names) <= {*known}:
+        is_repeated = own.repeated_names or any(known.count(name) > 1 for name in own.names)
+        if is_repeated or set(own.names) <= {*known}:
             raise ConfigError(
                 f"data={names} has no new class beside {truncate(known)}, or two of one name; "
                 "give data of classes to add."
@@ -130,6 +136,18 @@ class DetectionTask(ImageTask):
         if self.val is not None:
             labels = self.train.categories.matched(self.val.truth.categories, names)
             self.val = self.val.with_labels(labels)
+        alike = {plain(name): name for name in known}
+        for name in self.train.categories.names[len(known) :]:
+            if plain(name) in alike:
+                self.train.warnings.append(
+                    f"{name!r} is added beside {alike[plain(name)]!r}; "
+                    "rename it in the data if they are one class"
+                )
+        weights = self.config.model.weights
+        if weights and self.strategy.is_main and self.config.resume in (None, "auto"):
+            from retina_dist.detection.model.added_classes import differences
+
+            self.train.warnings += differences(weights, self._input())
 
     @staticmethod
     def prepare(config: DetectionRunConfig) -> None:
@@ -253,16 +271,20 @@ class DetectionTask(ImageTask):
     def file_names(self) -> dict[int, str]:
         return {record.image_id: record.file_name for record in self.train.records}
 
+    def _input(self) -> dict[str, int]:
+        """The size of validation's images, for a checkpoint."""
+        data = self.config.data
+        return {
+            "min_size": data.val_min_size or max(data.min_sizes),
+            "max_size": data.max_size,
+        }
+
     def metadata(self, model: nn.Module) -> dict[str, Any]:
         assert isinstance(model, DetectionModel)
-        data = self.config.data
         described = super().metadata(model) | {
             "categories": self.train.categories.state(),
             "origin": dict(self.train.truth.origin),
-            "input": {
-                "min_size": data.val_min_size or max(data.min_sizes),
-                "max_size": data.max_size,
-            },
+            "input": self._input(),
         }
         arguments = model.arguments()
         if arguments:

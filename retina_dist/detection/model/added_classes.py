@@ -8,7 +8,8 @@ kernel, with other last digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -42,21 +43,37 @@ class GroupedClassLayer(nn.Conv2d):
             nn.init.constant_(conv.bias, -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._side_by_side([super().forward(x), *(conv(x) for conv in self.added)], 1)
+        parts = [super().forward(x), *(conv(x) for conv in self.added)]
+        return side_by_side(parts, 1, self.anchors)
 
     def merged(self) -> nn.Conv2d:
         """One convolution that computes the same, but for rounding."""
         one = nn.Conv2d(self.in_channels, 1, 3, padding=1)
         for name in ("weight", "bias"):
             parts = [getattr(conv, name).detach() for conv in (self, *self.added)]
-            setattr(one, name, nn.Parameter(self._side_by_side(parts, 0)))
+            setattr(one, name, nn.Parameter(side_by_side(parts, 0, self.anchors)))
         one.out_channels = len(one.weight)
         return one
 
-    def _side_by_side(self, parts: Sequence[Tensor], dim: int) -> Tensor:
-        """Parts with A * K_i values along `dim` as one with A * K, by anchor and then by class."""
-        by_anchor = [part.unflatten(dim, (self.anchors, -1)) for part in parts]
-        return torch.cat(by_anchor, dim + 1).flatten(dim, dim + 1)
+
+def side_by_side(parts: Sequence[Tensor], dim: int, anchors: int) -> Tensor:
+    """Parts with A * K_i values along `dim` as one with A * K, by anchor and then by class."""
+    by_anchor = [part.unflatten(dim, (anchors, -1)) for part in parts]
+    return torch.cat(by_anchor, dim + 1).flatten(dim, dim + 1)
+
+
+def merged_state(state: Mapping[str, Tensor], num_classes: int) -> dict[str, Tensor]:
+    """`state` with the tensors of one class layer in place of those of a `GroupedClassLayer`."""
+    parts: dict[str, list[Tensor]] = {}
+    for name, value in state.items():
+        parts.setdefault(re.sub(r"(cls_logits\.)added\.\d+\.", r"\1", name), []).append(value)
+    merged = {}
+    for name, values in parts.items():
+        merged[name] = values[0]
+        if len(values) > 1:
+            anchors = sum(map(len, values)) // num_classes
+            merged[name] = side_by_side(values, 0, anchors)
+    return merged
 
 
 def known_network(weights: str | None) -> Mapping[str, object]:
@@ -75,3 +92,22 @@ def known_network(weights: str | None) -> Mapping[str, object]:
     known = list(arguments.get("known_classes") or ())
     learnt = names[len(list(chain.from_iterable(known))) :]
     return {**arguments, "known_classes": [*known, list(learnt)], "num_classes": None}
+
+
+def differences(weights: str, size: Mapping[str, int]) -> Iterator[str]:
+    """Why the known classes are found in another way than by the detector `weights`, for the log.
+
+    `size` is what the run's checkpoints have as "input".
+    """
+    content = load_checkpoint(weights)
+    before = content.get("input", size)
+    if before != size:
+        changed = [f"{key} {before.get(key)} px, not {now}" for key, now in size.items()]
+        yield (
+            f"{weights} resizes images to {' and '.join(changed)}; give its data.min_sizes and "
+            "data.max_size, or known classes are found in another way"
+        )
+    if "calibration" in content:
+        yield (
+            f"the temperature of {weights} is not taken over; fit one by evaluate calibrate=true"
+        )

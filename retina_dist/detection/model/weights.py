@@ -13,6 +13,7 @@ from torchvision.models import get_model_weights
 from torchvision.ops import FrozenBatchNorm2d
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.detection.model.added_classes import GroupedClassLayer, merged_state
 from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.engine.checkpoint.store import located
@@ -57,6 +58,10 @@ def load_weights(
         state = from_detectron2(
             state, sizes, len(generator.aspect_ratios[0]), model.get_buffer("std")
         )
+    if found.categories and not any(
+        isinstance(each, GroupedClassLayer) for each in model.modules()
+    ):
+        state = merged_state(state, len(found.categories))
     why_not: str | None = None
     if categories is not None and found.categories is not None:
         state, why_not = _with_class_order(state, found.categories, categories)

@@ -14,16 +14,20 @@ from PIL import Image
 from torchvision.ops import box_iou
 
 from retina_dist.base.errors import CheckpointError, ConfigError
+from retina_dist.base.settings import validate
 from retina_dist.config.compose import load_config
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import export
 from retina_dist.detection.model.build import build_model
+from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import ModelConfig
-from retina_dist.engine.checkpoint.store import load_checkpoint
+from retina_dist.detection.task import DetectionTask
+from retina_dist.engine.checkpoint.store import amend, load_checkpoint
 from retina_dist.export import ExportConfig
 from retina_dist.run.assemble import fit
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 from tests.coco_files import split_of, write_coco
 
 SIDE = 64
@@ -221,6 +225,55 @@ def test_classes_are_added_to_a_run_by_data_that_has_new_ones(old: Path, tmp_pat
     data = draw(tmp_path / "data", "cat")
     with pytest.raises(ConfigError, match=r"data=coco has no new class beside cat, dog, or two"):
         fit(settings(data, tmp_path / "run", *added))
+
+
+def test_another_training_starts_from_a_run_with_added_classes(new: Path) -> None:
+    """With its rows in the order of other data; those of other classes are left out."""
+    before = outputs_of(new, batch := noise(1, (64, 64), torch.Generator().manual_seed(0)))[0]
+    given = dict(load_checkpoint(new)["model_arguments"], known_classes=None, add_classes=False)
+    settings = ModelConfig(**{**given, "num_classes": None})
+    names = ["bird", "cat", "dog"]
+    model = build_model(settings, 3, names)
+    report = load_weights(model, str(new / "checkpoints/best.pt"), names)
+    assert [*report.misfits, *report.missing, *report.left_over] == []
+    found = outputs_of(Detector(model, names), batch)[0]
+    torch.testing.assert_close(found[..., [1, 2, 0]], before)
+    fewer = build_model(settings, 2, ["bird", "cat"])
+    report = load_weights(fewer, str(new / "checkpoints/best.pt"), ["bird", "cat"])
+    assert len(report.misfits) == 2, "not those of cat and dog"
+
+
+@pytest.mark.parametrize("names", ["Cat", "ca-t"])
+def test_what_differs_from_the_run_is_a_warning(names: str, old: Path, tmp_path: Path) -> None:
+    """Names that differ in their case, sizes of images, and a temperature."""
+    run = tmp_path / "pets"
+    shutil.copytree(old, run)
+    amend(str(run), {}, calibration={"temperature": 2.0})
+    data = draw(tmp_path / "data", "bird")
+    for file in (data / "annotations").iterdir():
+        file.write_text(file.read_text().replace('"bird"', f'"{names}"'))
+    added = (f"model.weights={run}", "model.add_classes=true")
+    single = SingleDeviceStrategy("cpu")
+    plan = DetectionTask(settings(data, tmp_path / "run", *added), single).describe()
+    assert f"{names!r} is added beside 'cat'; rename it" in plan
+    assert f"the temperature of {run} is not taken over" in plan
+    assert "resizes images" not in plan
+    larger = settings(data, tmp_path / "run", *added, "data.min_sizes=[96]", "data.max_size=128")
+    plan = DetectionTask(larger, single).describe()
+    sizes = "resizes images to min_size 64 px, not 96 and max_size 64 px, not 128; give its"
+    assert f"warning: {run} {sizes}" in plan
+
+
+def test_random_images_and_repeated_names_are_refused(old: Path, tmp_path: Path) -> None:
+    added = (f"model.weights={old}", "model.add_classes=true")
+    with pytest.raises(ConfigError, match="model.add_classes=true adds no class of data=synth"):
+        fit(load_config("train", ["data=synthetic", f"output_dir={tmp_path / 'run'}", *added]))
+    with pytest.raises(ConfigError, match=r"known_classes=\[\['cat'\]\] is set by model.add_cl"):
+        validate(ModelConfig(known_classes=[["cat"]]))
+    config = settings(draw(tmp_path / "data", "cat", "bird"), tmp_path / "run", *added)
+    config.model.known_classes = [["cat", "cat"]]
+    with pytest.raises(ConfigError, match="or two of one name"):
+        fit(config)
 
 
 def test_labels_follow_those_that_are_known() -> None:
