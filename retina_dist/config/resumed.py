@@ -36,14 +36,7 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
         task = (run.get("task") or {}).get("name")
         own = [key for key in sorted(given) if not key.startswith("hydra")]
         for key in (*OF_ONE_START, *own):
-            source, target = composed, run
-            *above, last = key.split(".")
-            for section in above:
-                source = source.get(section) or {}
-                if not isinstance(target.get(section), dict):  # such as null or auto
-                    target[section] = {}
-                target = target[section]
-            target[last] = source.get(last)
+            _take(key, composed, run)
     except (OSError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{file} does not hold the settings of a run ({first_line(error)}); remove it."
@@ -59,6 +52,17 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
     schema, sections = section_types(schema, run)
     _remove_unknown(run, settings_by_key(schema, sections=sections), given, file)
     return run
+
+
+def _take(key: str, source: Content, target: Content) -> None:
+    """Set a dotted key of `target` to its value in `source`, None where it has none."""
+    *above, last = key.split(".")
+    for section in above:
+        source = source.get(section) or {}
+        if not isinstance(target.get(section), dict):  # such as null or auto
+            target[section] = {}
+        target = target[section]
+    target[last] = source.get(last)
 
 
 def _check_contents(run: Content, file: Path, given: set[str]) -> None:

@@ -348,6 +348,20 @@ def _fewest_within(estimate: Callable[[int], MemoryEstimate], limit: float, most
     return fewest
 
 
+def _more_virtual_ranks(virtual_ranks: int | None, batch_size: int) -> str:
+    """The remedy of smaller shards, where the batch has images for them."""
+    if virtual_ranks and 2 * virtual_ranks <= batch_size:
+        return f"use trainer.virtual_ranks={2 * virtual_ranks}"
+    return ""
+
+
+def _last_remedy(config: RunConfig) -> str:
+    """The remedy where no smaller micro-batch fits."""
+    has_16_bits = config.trainer.precision in ("auto", "bf16", "fp16")
+    half = "" if has_16_bits or config.trainer.virtual_ranks else "trainer.precision=bf16, "
+    return f"a single image is too much: use {half}smaller images or more memory"
+
+
 def _fitted(
     config: RunConfig, ranks: int, step: StepMemory, plan_of: PlanOf, memory: Memory
 ) -> MemoryPlan:
@@ -361,11 +375,9 @@ def _fitted(
         plan = plan_of(accumulate)
         return step(plan, max(plan.micro_batches))
 
-    remedy = ""
     virtual_ranks = config.trainer.virtual_ranks
-    if virtual_ranks and 2 * virtual_ranks <= total:
-        remedy = f"use trainer.virtual_ranks={2 * virtual_ranks}"
-    elif not virtual_ranks and estimate(chosen).peak > limit:
+    remedy = _more_virtual_ranks(virtual_ranks, total)
+    if not virtual_ranks and estimate(chosen).peak > limit:
         enough = _fewest_within(estimate, limit, most=math.ceil(total / ranks))
         least = estimate(enough).peak
         if config.trainer.accumulate == "auto":
@@ -380,10 +392,6 @@ def _fitted(
         if peak > limit:
             lines.append(f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}")
         return MemoryPlan(chosen, lines)
-    if not remedy:
-        has_16_bits = config.trainer.precision in ("auto", "bf16", "fp16")
-        half = "" if has_16_bits or virtual_ranks else "trainer.precision=bf16, "
-        remedy = f"a single image is too much: use {half}smaller images or more memory"
-    needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy}."
+    needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy or _last_remedy(config)}."
     problem = f"data.batch_size={total} at trainer.accumulate={chosen} {needs}"
     return MemoryPlan(chosen, lines, problem)

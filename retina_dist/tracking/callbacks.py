@@ -43,7 +43,7 @@ class Callback:
     def __init_subclass__(cls) -> None:
         """Raise ConfigError for a hook of another library, which nothing would call."""
         for name in vars(cls):
-            if name.startswith("on_") and not hasattr(Callback, name):
+            if name.startswith("on_") and name not in dir(Callback):
                 known = "on_start, on_step, on_log, on_validation and on_end"
                 raise ConfigError(f"{cls.__name__}.{name} is never called; a Callback has {known}.")
 

@@ -174,7 +174,7 @@ def test_any_is_no_way_around_the_floors() -> None:
 
 
 MAX_UNTYPED_CONFIGS = 31
-MAX_ANY = 330
+MAX_ANY = 325
 MAX_BY_STRING = 77
 
 

@@ -50,7 +50,7 @@ class GroupedClassLayer(nn.Conv2d):
         """One convolution that computes the same, but for rounding."""
         one = nn.Conv2d(self.in_channels, 1, 3, padding=1)
         for name in ("weight", "bias"):
-            parts = [getattr(conv, name).detach() for conv in (self, *self.added)]
+            parts = [conv.get_parameter(name).detach() for conv in (self, *self.added)]
             setattr(one, name, nn.Parameter(side_by_side(parts, 0, self.anchors)))
         one.out_channels = len(one.weight)
         return one
