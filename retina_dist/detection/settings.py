@@ -253,7 +253,7 @@ class ModelConfig(DetectorSettings):
         self.check_size(self.num_classes or 1)
         if self.known_classes and not self.add_classes:
             raise ConfigError(
-                f"model.known_classes={self.known_classes} is set by model.add_classes=true; "
+                f"model.known_classes={self.known_classes} comes from model.add_classes=true; "
                 "give that and model.weights=RUN."
             )
         if self.weights and self.backbone_weights:

@@ -220,7 +220,7 @@ def calibration(runs: Runs) -> Iterator[Chart]:
             continue
         look = _of_run(run, runs)
         traces.append({**look, **_reliability(known)})
-        if known.after:
+        if known.after and known.temperature is not None:
             name = f"{run.name}, temperature {known.temperature:.2f}"
             line = {"color": look["marker"]["color"], "dash": "dash"}
             traces.append({**look, **_reliability(known.after), "name": name, "line": line})

@@ -108,6 +108,4 @@ def differences(weights: str, size: Mapping[str, int]) -> Iterator[str]:
             "data.max_size, or known classes are found in another way"
         )
     if "calibration" in content:
-        yield (
-            f"the temperature of {weights} is not taken over; fit one by evaluate calibrate=true"
-        )
+        yield (f"the temperature of {weights} is not taken over; evaluate calibrate=true fits one")
