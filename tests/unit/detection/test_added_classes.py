@@ -268,7 +268,7 @@ def test_random_images_and_repeated_names_are_refused(old: Path, tmp_path: Path)
     added = (f"model.weights={old}", "model.add_classes=true")
     with pytest.raises(ConfigError, match="model.add_classes=true adds no class of data=synth"):
         fit(load_config("train", ["data=synthetic", f"output_dir={tmp_path / 'run'}", *added]))
-    with pytest.raises(ConfigError, match=r"known_classes=\[\['cat'\]\] is set by model.add_cl"):
+    with pytest.raises(ConfigError, match=r"known_classes=\[\['cat'\]\] comes from model.add_cl"):
         validate(ModelConfig(known_classes=[["cat"]]))
     config = settings(draw(tmp_path / "data", "cat", "bird"), tmp_path / "run", *added)
     config.model.known_classes = [["cat", "cat"]]
