@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 import numpy as np
 import numpy.typing as npt
 
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import Limits
+from retina_dist.base.text import truncate
 
 MAX_BALANCED = 10.0  # a class with few examples would else outweigh all others
 
@@ -49,10 +50,15 @@ def class_weights(
     if isinstance(given, str):
         return balanced_weights(counts)
     weights = np.ones(len(names))
-    known = Limits(choices=tuple(filter(None, names)))
+    known = list(filter(None, names))
     for name, weight in given.items():
-        problem = known.problem("data.class_weights", name)
-        if problem:
-            raise ConfigError(problem)
+        if name not in known:
+            hint = "name one of them."
+            for near in get_close_matches(name, known, 1):
+                hint = f"did you mean {near}?"
+            raise ConfigError(
+                f"data.class_weights.{name}={weight:g} is for none of the classes "
+                f"{truncate(known, 20)}; {hint}"
+            )
         weights[np.array(names) == name] = weight
     return weights

@@ -39,7 +39,11 @@ def test_weights_go_by_name_and_the_other_classes_have_one() -> None:
     assert class_weights({"dog": 2.5}, NAMES, [1, 0, 1]).tolist() == [1, 1, 2.5]
     with pytest.raises(ConfigError) as caught:
         class_weights({"dgo": 2.0}, NAMES, [1, 0, 1])
-    assert str(caught.value) == ("data.class_weights=dgo is not one of cat, dog; did you mean dog?")
+    assert str(caught.value) == (
+        "data.class_weights.dgo=2 is for none of the classes cat, dog; did you mean dog?"
+    )
+    with pytest.raises(ConfigError, match=r"fox=0.5 is for none of .* cat, dog; name one of them"):
+        class_weights({"fox": 0.5}, NAMES, [1, 0, 1])
 
 
 def task_of(folder: Path, *overrides: str) -> DetectionTask:
@@ -72,7 +76,9 @@ def test_the_plan_shows_them_and_repeated_images_count_again(tmp_path: Path) -> 
     assert again.class_weights is not None
     assert again.class_weights.tolist() == pytest.approx(expected)
     assert "class weights" not in task_of(tmp_path).describe()
-    with pytest.raises(ConfigError, match="data.class_weights=cirle is not one of circle, star, r"):
+    with pytest.raises(
+        ConfigError, match="data.class_weights.cirle=2 is for none of the classes circle, s"
+    ):
         task_of(tmp_path, "data.class_weights={cirle: 2}")
 
 
