@@ -59,10 +59,10 @@ def main(config: ReportConfig) -> None:
     elif (run / TABLE).is_file():
         print(write_sweep_report(run, output))
     else:
-        print(write_report(run, out=output))
+        print(write_report(run, output))
 
 
-def compare(run: Path, other: Path, annotations: str | None, output: Path | None = None) -> None:
+def compare(run: Path, other: Path, annotations: str | None, output: Path | None) -> None:
     """Print the metrics of two results, which is better, and where their report is."""
     if annotations and run.is_dir() and other.is_dir():
         raise ConfigError(

@@ -32,31 +32,27 @@ class Difference:
     verdict: str = ""
 
 
-def write_report(folder: Path, other: Path | None = None, out: Path | None = None) -> Path:
-    """Write the report of a run folder, beside that of another one.
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a run folder and return its path.
 
     Args:
         folder: the folder of a run, an evaluation, or a job of a sweep.
-        other: another one, to be compared with.
-        out: the file to write; by default report.html in `folder`, or compared_OTHER.html.
+        out: the file to write; by default report.html in `folder`.
 
     Raises DataError where a folder has nothing to report or a file of another shape, ConfigError
     without `retina-dist[analysis]`.
     """
-    first = RunFiles(folder)
-    if other:
-        return write_comparison(first, RunFiles(other), out)
-    return _write_page([first], out or folder / REPORT)
+    return _write_page([RunFiles(folder)], out or folder / REPORT)
 
 
 def write_comparison(first: RunFiles, second: RunFiles, out: Path | None = None) -> Path:
-    """Write the report of two results, and give them names that differ.
+    """Write the report of two results, whose names differ, and return its path: `out`, or
+    compared_SECOND.html in the first one's folder.
 
     Raises as `write_report`.
     """
     name = re.sub(r"[^\w.-]+", "-", second.name)
     beside = first.source if first.source.is_dir() else first.source.parent
-    tell_apart(first, second)
     return _write_page([first, second], out or beside / f"compared_{name}.html")
 
 

@@ -31,7 +31,8 @@ from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.optim.settings import OptimizerConfig
-from retina_dist.reporting.run_report import write_report
+from retina_dist.reporting.run_files import RunFiles
+from retina_dist.reporting.run_report import tell_apart
 from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
@@ -326,7 +327,7 @@ def test_a_detector_is_not_compared_with_a_classifier(tmp_path: Path) -> None:
         (tmp_path / task).mkdir()
         (tmp_path / task / "config.yaml").write_text(f"task: {{name: {task}}}")
     with pytest.raises(DataError, match=r"are of two tasks; compare runs of one\."):
-        write_report(tmp_path / "detection", tmp_path / "classification")
+        tell_apart(RunFiles(tmp_path / "detection"), RunFiles(tmp_path / "classification"))
 
 
 def test_folders_of_other_splits_are_no_empty_classes(tmp_path: Path) -> None:

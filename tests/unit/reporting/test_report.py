@@ -26,7 +26,7 @@ from retina_dist.reporting import page, run_report
 from retina_dist.reporting.charts import curves, results, running_median
 from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.run_files import Analysis, RunFiles
-from retina_dist.reporting.run_report import conclude, differences, write_report
+from retina_dist.reporting.run_report import conclude, differences, write_comparison, write_report
 from retina_dist.tracking.loggers import CsvLogger
 from retina_dist.tracking.settings import LoggerSettings
 from tests import browser
@@ -152,7 +152,7 @@ def test_every_chart_is_one_of_plotly(
     monkeypatch.setattr(
         "retina_dist.reporting.run_report.write_page", lambda *args, **_: drawn.update(args[2])
     )
-    write_report(write_run(tmp_path / "a", task), write_run(tmp_path / "b", task))
+    write_comparison(*(RunFiles(write_run(tmp_path / name, task)) for name in ("a", "b")))
     titles = {section for section, charts in drawn.items() if charts}
     only = {"Precision and recall", "Types of errors"} if task == "detection" else set()
     assert titles == {"Curves", "Results", "Confusion matrix", "Calibration", "Time"} | only
@@ -226,7 +226,7 @@ def test_two_runs_stand_beside_each_other_with_what_changed(tmp_path: Path) -> N
     path.write_text(path.read_text().replace("0.531", "0.55"))
     rows = differences(RunFiles(first), RunFiles(second))
     assert astuple(rows[0])[:4] == ("AP", "0.531", "0.550", "+0.019")
-    html = write_report(first, second).read_text()
+    html = write_comparison(RunFiles(first), RunFiles(second)).read_text()
     assert "<td>optimizer.lr</td><td>0.01</td><td>0.02</td>" in html
     assert "first: loss" not in html
     assert '"first: training"' in html
@@ -249,7 +249,7 @@ def test_the_difference_of_two_runs_has_an_interval_where_their_images_are_the_s
     assert rows["AP"] == ("+0.030", "0.0300 to 0.0300", "better")
     assert rows["AP75"][2] == "not distinguishable"
     assert rows["AP50"][1:] == rows["APl"][1:] == ("", ""), "not resampled, and undefined"
-    assert "not distinguishable" in write_report(first, second).read_text()
+    assert "not distinguishable" in write_comparison(RunFiles(first), RunFiles(second)).read_text()
     del after["coco/APl"]
     Resampled("other", {"coco/AP": 0.53, "coco/AP75": 0.4}, after).save(second)
     assert {row.interval for row in differences(RunFiles(first), RunFiles(second))} == {""}
@@ -433,7 +433,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_draws_everything_and_asks_for_nothing(
     tab: browser.Page, task: str, tmp_path: Path
 ) -> None:
-    file = write_report(write_run(tmp_path / "run", task), write_run(tmp_path / "other", task))
+    runs = [RunFiles(write_run(tmp_path / name, task)) for name in ("run", "other")]
+    file = write_comparison(*runs)
     opened(tab, file)
     assert tab.errors == []
     assert [url for url in tab.requests if not url.startswith(("data:", "blob:"))] == [

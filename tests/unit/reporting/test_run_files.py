@@ -16,7 +16,7 @@ from PIL import Image
 from retina_dist.base.errors import DataError
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.run_files import MAX_POINTS, RunFiles, read_series
-from retina_dist.reporting.run_report import write_report
+from retina_dist.reporting.run_report import write_comparison, write_report
 from tests.unit.reporting.test_report import write_run
 
 pytest.importorskip("plotly", reason='needs pip install "retina-dist[analysis]"')
@@ -93,7 +93,10 @@ def reports_or_says_why(folder: Path, file: Path, other: Path | None = None) -> 
     """Whether there is a report; else there is one sentence that names the file."""
     sentence = ""
     try:
-        write_report(folder, other)
+        if other:
+            write_comparison(RunFiles(folder), RunFiles(other))
+        else:
+            write_report(folder)
     except DataError as error:
         sentence = str(error)
     assert sentence == "" or (str(file) in sentence and sentence.endswith("."))
@@ -149,7 +152,7 @@ def test_two_runs_of_other_shapes_are_compared(run: Path, tmp_path: Path) -> Non
             (other / f"{name}.json").write_text(content)
             reports_or_says_why(run, other / f"{name}.json", other)
         (other / f"{name}.json").unlink()
-    assert write_report(run, other).is_file()
+    assert write_comparison(RunFiles(run), RunFiles(other)).is_file()
 
 
 def test_a_link_out_of_the_folder_discloses_nothing(tmp_path: Path) -> None:
@@ -263,7 +266,7 @@ def test_numbers_say_what_they_belong_to(tmp_path: Path) -> None:
 
 
 def test_a_comparison_has_a_file_of_its_own(tmp_path: Path) -> None:
-    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    third = write_run(tmp_path / "sweep" / "3")
-    assert write_report(first, second).name == "compared_b.html"
-    assert write_report(first, third).name == "compared_sweep-3.html"
+    first = RunFiles(write_run(tmp_path / "a"))
+    for folder, name in (("b", "compared_b.html"), ("sweep/3", "compared_sweep-3.html")):
+        file = write_comparison(first, RunFiles(write_run(tmp_path / folder)))
+        assert file == tmp_path / "a" / name
