@@ -61,10 +61,9 @@ def _check_json(key: str, path: str, others: str = "") -> None:
         raise ConfigError(f"{key}={path} is an archive; unpack it, and give its COCO json.")
     if Path(path).is_dir():
         example = ""
+        files = sorted(Path(path).rglob("*.json"))
         # `predict` and `evaluate` write results.json beside others
-        for found in sorted(Path(path).rglob("*.json"), key=lambda file: (file.stem != key, file))[
-            :1
-        ]:
+        for found in sorted(files, key=lambda file: file.stem != key)[:1]:
             example = f", such as {key}={found}"
         raise ConfigError(f"{key}={path} is a folder; give a COCO json{example}{others}.")
 

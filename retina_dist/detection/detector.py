@@ -348,7 +348,7 @@ class TiledDetector(Detector):
         ConfigError: an impossible tile or overlap.
     """
 
-    def __init__(self, detector: Detector, tile: int, overlap: float = 0.2) -> None:
+    def __init__(self, detector: Detector, tile: int, overlap: float) -> None:
         if not tile >= 32 or not 0 <= overlap < 0.9:
             raise ConfigError(
                 f"tile={tile} tile_overlap={overlap} is invalid; "

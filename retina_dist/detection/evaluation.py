@@ -168,12 +168,11 @@ def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detecto
         precision=config.precision,
         model=config.outside_model,
     ).set_limits(*config.limits())
-    overlap = config.tile_overlap
-    if overlap is None:
-        overlap = 0.2
-    if config.tile:
-        return detector.tiled(config.tile, overlap)
-    return detector
+    if not config.tile:
+        return detector
+    if config.tile_overlap is None:
+        return detector.tiled(config.tile)
+    return detector.tiled(config.tile, config.tile_overlap)
 
 
 def _opened(
