@@ -128,10 +128,10 @@ def first_images_with_objects(annotations: Annotations, count: int) -> Annotatio
     return annotations.with_rows(rows[:count])
 
 
-def _absent_classes(part: Annotations) -> list[str]:
+def _absent_classes(part: Annotations, known: Sequence[str]) -> list[str]:
     seen = set(np.concatenate([[], *part.labels]).tolist())
     names = enumerate(part.categories.names)
-    return [name for label, name in names if name and label not in seen]
+    return [name for label, name in names if name not in {"", *known} and label not in seen]
 
 
 def unread_test(data: DetectionData, reader: AnnotationReader, *, validates: bool) -> str:
@@ -164,8 +164,8 @@ def sized_coco(part: Annotations, max_pixels: int) -> Entry:
     return coco | {"images": images}
 
 
-def describe_split(part: Annotations) -> str:
-    """Images and boxes of a split, and what was left out of it."""
+def describe_split(part: Annotations, known: Sequence[str] = ()) -> str:
+    """Images and boxes of a split, and what was left out of it; `known` classes need no box."""
     boxes = sum(map(len, part.boxes))
     facts = [f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}"]
     empty = len(part.boxes) - sum(map(bool, map(len, part.boxes)))
@@ -176,7 +176,7 @@ def describe_split(part: Annotations) -> str:
     for name, count in part.dropped.items():
         facts.append(f"{pluralize(count, 'box')} dropped: {name}")
     facts += map(str, part.left_out)
-    absent = _absent_classes(part)
+    absent = _absent_classes(part, known)
     if absent and boxes:
         facts.append(f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)}")
     if part.clipped:
@@ -211,23 +211,22 @@ def misread_boxes(part: Annotations, objects: GroundTruth) -> tuple[str, str] | 
     """The form in which most boxes of objects in these images would fit, and the remedy, where
     they do not as they were read.
     """
-    if len(objects.boxes) and (np.abs(objects.boxes[:, 2:]) <= 1).all():
+    start = objects.boxes[:, :2]
+    side = objects.boxes[:, 2:]
+    if len(side) and (np.abs(side) <= 1).all():
         remedy = "multiply shares of the image by its width and height"
         return "no box is larger than one pixel", remedy
-    return _misread(part, objects)
 
-
-def _misread(part: Annotations, objects: GroundTruth) -> tuple[str, str] | None:
     if part.box_format == "xywh":
         return None
     rows = objects.rows_in([record.image_id for record in part.records])
     sizes = sizes_of(part.records)[rows]
-    start = objects.boxes[:, :2]
-    side = objects.boxes[:, 2:]
     known = np.isfinite(sizes).all(axis=1)
+    if known.sum() < MIN_BOXES:
+        return None
     fits = _fits(start, start + side, sizes)
-    share = fits[known].mean() if known.any() else 1.0
-    if known.sum() < MIN_BOXES or share >= 0.9:
+    share = fits[known].mean()
+    if share >= 0.9:
         return None
 
     bad = f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if"

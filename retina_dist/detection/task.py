@@ -28,6 +28,7 @@ from retina_dist.detection.data.synthetic import (
     synthetic_annotations,
     synthetic_batch,
 )
+from retina_dist.detection.model.added_classes import differences
 from retina_dist.detection.model.build import DetectionModel, build_model
 from retina_dist.detection.model.retinanet import RetinaNet
 from retina_dist.detection.model.weights import source_of
@@ -97,7 +98,7 @@ class DetectionTask(ImageTask):
         """Set `train`, `val` and `repeats`."""
         num_classes = self.config.model.num_classes
         self.test = ""
-        known = list(chain.from_iterable(getattr(self.config.model, "known_classes", None) or ()))
+        known = self._known_classes
         if data.synthetic:
             if known:
                 raise ConfigError(
@@ -122,6 +123,11 @@ class DetectionTask(ImageTask):
             self.val = first_images_with_objects(self.val, 2 * data.val_batch_size)
         self.repeats = repeats_of(data, self.train)
 
+    @property
+    def _known_classes(self) -> list[str]:
+        groups = getattr(self.config.model, "known_classes", None)
+        return list(chain.from_iterable(groups or ()))
+
     def _add_to(self, known: Sequence[str]) -> None:
         """Number the labels after those that the weights know."""
         own = self.train.categories
@@ -145,8 +151,6 @@ class DetectionTask(ImageTask):
                 )
         weights = self.config.model.weights
         if weights and self.strategy.is_main and self.config.resume in (None, "auto"):
-            from retina_dist.detection.model.added_classes import differences
-
             self.train.warnings += differences(weights, self._input())
 
     @staticmethod
@@ -201,12 +205,13 @@ class DetectionTask(ImageTask):
         return np.bincount(labels, of_box, minlength=len(self.class_names))
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        yield "train", describe_split(self.train)
+        known = self._known_classes
+        yield "train", describe_split(self.train, known)
         if self.repeats is not None:
             rare = pluralize(int((self.repeats > 1).sum()), "image")
             most = float(self.repeats.max())
             yield "repeats", f"{rare} with rare classes, up to {most:.3g} times an epoch"
-        yield "val", describe_split(self.val) if self.val else NO_VALIDATION
+        yield "val", describe_split(self.val, known) if self.val else NO_VALIDATION
         if self.test:
             yield "test", self.test
         yield "model", self.config.model.describe()

@@ -1,8 +1,8 @@
 """Classes that a trained detector learns beside those it knows, which stay as they are to the bit.
 
-Only the rows of the added classes in the class layer train. Each group of classes keeps a
-convolution of its own: the rows of one convolution with more outputs may be computed by another
-kernel, with other last digits.
+Only the added classes' rows of the class layer are trained. Each group of classes has its own
+convolution. If one convolution computed all classes, its larger number of outputs could select
+another kernel, whose results differ in the last digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from retina_dist.base.errors import CheckpointError
+from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.engine.checkpoint.store import load_checkpoint
 
@@ -79,13 +79,18 @@ def merged_state(state: Mapping[str, Tensor], num_classes: int) -> dict[str, Ten
 def known_network(weights: str | None) -> Mapping[str, object]:
     """The settings of the detector `weights`, with its classes as those that are known.
 
-    Raises CheckpointError for what is not a RetinaNet of a run.
+    Raises ConfigError without weights, CheckpointError for what is not a RetinaNet of a run.
     """
-    content = load_checkpoint(weights) if weights else {}
+    if not weights:
+        raise ConfigError(
+            "model.add_classes=true needs model.weights, which is not given; "
+            "give model.weights=RUN."
+        )
+    content = load_checkpoint(weights)
     arguments = content.get("model_arguments")
     if not isinstance(arguments, dict):
         raise CheckpointError(
-            f"model.add_classes=true needs the checkpoint of a RetinaNet, not {weights}; "
+            f"model.add_classes=true needs the checkpoint of a RetinaNet, which {weights} is not; "
             "give model.weights=RUN."
         )
     names = Categories.from_state(content.get("categories", {})).names
@@ -95,7 +100,7 @@ def known_network(weights: str | None) -> Mapping[str, object]:
 
 
 def differences(weights: str, size: Mapping[str, int]) -> Iterator[str]:
-    """Why the known classes are found in another way than by the detector `weights`, for the log.
+    """Warnings of what makes known classes be detected otherwise than by the detector `weights`.
 
     `size` is what the run's checkpoints have as "input".
     """
@@ -108,4 +113,4 @@ def differences(weights: str, size: Mapping[str, int]) -> Iterator[str]:
             "data.max_size, or known classes are found in another way"
         )
     if "calibration" in content:
-        yield (f"the temperature of {weights} is not taken over; evaluate calibrate=true fits one")
+        yield f"the temperature of {weights} is not taken over; evaluate calibrate=true fits one"

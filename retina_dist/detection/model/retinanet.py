@@ -150,7 +150,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
 
     def train(self, mode: bool = True) -> RetinaNet:
-        """As usual, but that no statistic changes where classes are known."""
+        """Set the mode; a backbone of known classes stays in eval mode, so no statistic changes."""
         super().train(mode)
         if self.settings.known_classes:
             self.backbone.eval()

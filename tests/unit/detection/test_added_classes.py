@@ -219,8 +219,15 @@ def test_onnx_files_detect_the_same_known_objects(old: Path, new: Path, tmp_path
 
 
 def test_classes_are_added_to_a_run_by_data_that_has_new_ones(old: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"needs the checkpoint of a RetinaNet, not None; g"):
+    with pytest.raises(ConfigError, match=r"needs model.weights, which is not given; give model.w"):
         ModelConfig(add_classes=True)
+    other = tmp_path / "other"
+    shutil.copytree(old, other)
+    amend(str(other), {}, model_arguments=None)
+    with pytest.raises(
+        CheckpointError, match=r"needs the checkpoint of a RetinaNet, which .*other"
+    ):
+        ModelConfig(add_classes=True, weights=str(other))
     added = (f"model.weights={old}", "model.add_classes=true", "dry_run=true")
     data = draw(tmp_path / "data", "cat")
     with pytest.raises(ConfigError, match=r"data=coco has no new class beside cat, dog, or two"):
@@ -258,6 +265,7 @@ def test_what_differs_from_the_run_is_a_warning(names: str, old: Path, tmp_path:
     assert f"{names!r} is added beside 'cat'; rename it" in plan
     assert f"the temperature of {run} is not taken over" in plan
     assert "resizes images" not in plan
+    assert "without a box" not in plan, "the known classes need none"
     larger = settings(data, tmp_path / "run", *added, "data.min_sizes=[96]", "data.max_size=128")
     plan = DetectionTask(larger, single).describe()
     sizes = "resizes images to min_size 64 px, not 96 and max_size 64 px, not 128; give its"
