@@ -204,14 +204,13 @@ class RunConfig:
             "trainer.precision": (trainer.precision, ("fp32", "tf32")),
             "trainer.compile": (trainer.compile, (False,)),
             "strategy.compression": (self.strategy.compression, ("none",)),
-            "model.norm": (getattr(self.model, "norm", None), ("frozen_bn", "bn", None)),
+            "model.norm": (getattr(self.model, "norm", None) or "bn", ("bn", "frozen_bn")),
         }
         given = f"trainer.virtual_ranks={trainer.virtual_ranks}"
         for key, (value, good) in allowed.items():
             if value not in good:
-                raise ConfigError(
-                    f"{given} excludes {key}={value}; use {key}={str(good[0]).lower()}."
-                )
+                choices = " or ".join(map(str, good)).lower()
+                raise ConfigError(f"{given} excludes {key}={value}; use {key}={choices}.")
         if trainer.num_threads is None:
             raise ConfigError(
                 f"{given} needs trainer.num_threads, as an operator's sums depend on it; "

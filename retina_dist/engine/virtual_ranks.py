@@ -85,7 +85,7 @@ class VirtualRankStep(TrainStep):
             if isinstance(module, nn.SyncBatchNorm) or getattr(module, "sum_over_ranks", None):
                 raise ConfigError(
                     "trainer.virtual_ranks adds up no statistics over ranks, as "
-                    f"{type(module).__name__} does; use model.norm=frozen_bn or bn.",
+                    f"{type(module).__name__} does; use model.norm=bn or frozen_bn.",
                     collective=True,
                 )
         return model  # sends nothing by itself

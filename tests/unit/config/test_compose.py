@@ -268,10 +268,10 @@ def test_settings_that_exclude_each_other() -> None:
     ("override", "message"),
     [
         ("trainer.accumulate=2", "excludes trainer.accumulate=2; use trainer.accumulate=1."),
-        ("trainer.precision=bf16", "excludes trainer.precision=bf16; use trainer.precision=fp32."),
+        ("trainer.precision=bf16", "=bf16; use trainer.precision=fp32 or tf32."),
         ("trainer.compile=true", "excludes trainer.compile=True; use trainer.compile=false."),
         ("strategy.compression=fp16", "use strategy.compression=none."),
-        ("model.norm=sync_bn", "excludes model.norm=sync_bn; use model.norm=frozen_bn."),
+        ("model.norm=sync_bn", "excludes model.norm=sync_bn; use model.norm=bn or frozen_bn."),
         ("trainer.num_threads=null", "needs trainer.num_threads, as an operator's sums depend"),
     ],
 )

@@ -316,7 +316,7 @@ def test_norms_over_ranks_are_refused() -> None:
     for norm in (model, nn.Sequential(nn.SyncBatchNorm(2))):
         net = Net()
         net.norm = norm
-        with pytest.raises(ConfigError, match="SyncBatchNorm.*; use model.norm=frozen_bn or bn"):
+        with pytest.raises(ConfigError, match="SyncBatchNorm.*; use model.norm=bn or frozen_bn"):
             loop_of(SingleDeviceStrategy("cpu"), model=net)
 
 
