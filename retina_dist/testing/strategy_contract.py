@@ -132,8 +132,9 @@ def _check_tensors(strategy: DistributedStrategy, device: torch.device, dtype: t
             gathered = strategy.all_gather(rows[rank].to(device))
             _equal(gathered, torch.cat(rows), f"all_gather of {counts} rows")
 
-    exchanged = strategy.all_to_all(given[rank, :1].expand(world, 2).to(device) * x.new_ones(1))
-    _equal(exchanged, given[:, 0], "all_to_all")
+    receivers = torch.arange(world, dtype=dtype)[:, None]
+    exchanged = strategy.all_to_all((given[rank, 0] + receivers).to(device))
+    _equal(exchanged, given[:, 0] + rank, "all_to_all")
 
     for src in sorted({0, world // 2, world - 1}):
         y = given[rank].clone().to(device)

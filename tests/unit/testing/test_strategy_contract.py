@@ -44,6 +44,11 @@ class Reversed(ThreadRank):
         return torch.cat(self.exchange("all_gather", rows)[::-1])
 
 
+class ForRank0(ThreadRank):
+    def all_to_all(self, rows: Tensor) -> Tensor:
+        return self.all_gather(rows[None])[:, 0]
+
+
 class Padded(ThreadRank):
     def all_gather(self, rows: Tensor) -> Tensor:
         longest = int(self.all_reduce(torch.tensor(len(rows)), "max"))
@@ -155,6 +160,7 @@ class EndsAlone(ThreadRank):
 LOSSY = 0.05
 MUTANTS = {
     Reversed: "all_gather of",
+    ForRank0: "all_to_all",
     Padded: "all_gather of",
     Sums: "whose default is the mean",
     InPlace: "must stay as it is",
