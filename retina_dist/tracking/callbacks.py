@@ -40,8 +40,9 @@ class Callback:
     next step waits for it, and an error of it ends the run as a `CallbackError` that names it.
     """
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **arguments: object) -> None:
         """Raise ConfigError for a hook of another library, which nothing would call."""
+        super().__init_subclass__(**arguments)
         for name in vars(cls):
             if name.startswith("on_") and name not in dir(Callback):
                 known = "on_start, on_step, on_log, on_validation and on_end"

@@ -14,6 +14,7 @@ from retina_dist.config.compose import load_config
 from retina_dist.run.assemble import fit
 from retina_dist.testing.thread_ranks import on_ranks
 from retina_dist.tracking.callbacks import CallbackError, CallbackList, TrainingStart
+from retina_dist.tracking.loggers import MetricLogger
 from tests.metric_files import read_metrics
 
 SMALL = [
@@ -66,6 +67,22 @@ def test_it_hears_of_everything_in_order() -> None:
     _, logged = read_metrics(Path("run/metrics.csv"))["train/loss"]
     pairs = [sum(diary.losses[i : i + 2]) / 2 for i in (0, 2)]
     assert logged == pytest.approx(pairs, rel=1e-6)
+
+
+def test_a_logger_is_a_callback_in_any_order_of_its_bases() -> None:
+    """The check of hooks leaves to other bases what they do with a class below them."""
+
+    class Rows(rd.Callback, MetricLogger):
+        def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    class Named:
+        def __init_subclass__(cls, name: str) -> None:
+            cls.name = name  # type: ignore[attr-defined]
+
+    class Both(rd.Callback, Named, name="both"): ...
+
+    assert isinstance(Rows(), MetricLogger)
+    assert Both.name == "both"  # type: ignore[attr-defined]
 
 
 class Faulty(rd.Callback):
