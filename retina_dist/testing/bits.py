@@ -21,8 +21,8 @@ Digests = dict[str, str]  # SHA-256 by what was trained
 
 
 def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str) -> Digests:
-    """Train in fp32 with each norm, with warm-up, clipping and averaged weights, and validate after
-    each epoch.
+    """Train in fp32 with each norm, with clipping, averaged weights and a warm-up over half of the
+    steps, and validate after each epoch.
 
     Returns the digests of weights, optimizer and average, and of the rows of metrics.csv without
     times. Every rank of a job calls it; the runs are written to `place`-NORM. Raises ConfigError
@@ -37,7 +37,7 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
         max_duration=f"{steps}steps",
         log_every=1,
     )
-    schedule = replace(config.schedule, warmup=f"{(steps + 1) // 2}steps")
+    schedule = replace(config.schedule, warmup=f"{steps // 2}steps")
     config = replace(config, trainer=trainer, schedule=schedule)
     found: Digests = {}
     norms = [{"norm": norm} for norm in NORMS] if hasattr(config.model, "norm") else [{}]

@@ -10,6 +10,7 @@ import pytest
 from retina_dist import parity
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import task_class
 from retina_dist.parity import ParityConfig
 from retina_dist.strategies.start_processes import run_job
 from retina_dist.testing.bits import train_digests
@@ -106,6 +107,14 @@ def test_bits_are_not_compared_where_virtual_ranks_exclude_a_setting(
     config = load_config("parity", ["bits=true", override])
     with pytest.raises(ConfigError, match=f"virtual_ranks=4 excludes {override}; use "):
         train_digests(config, 1, 4, str(tmp_path / "run"))
+
+
+def test_the_bits_of_a_single_step(tmp_path: Path) -> None:
+    """Which leaves no step for a warm-up."""
+    config = load_config("parity", ["task=classification_parity", "bits=true", "logging=quiet"])
+    task_class(config).prepare(config)
+    found = train_digests(config, 1, 2, str(tmp_path / "run"))
+    assert list(found) == ["frozen_bn weights", "frozen_bn metrics", "bn weights", "bn metrics"]
 
 
 def test_a_job_with_other_bits_is_marked(capsys: pytest.CaptureFixture) -> None:
