@@ -69,14 +69,16 @@ class TrackedRun:
 
 
 class Tracker(MetricLogger):
-    """A logger that outlives the restarts of an elastic job: it is made and told of the run once.
+    """A logger that outlives the restarts of an elastic job, at each of which `close` is called."""
 
-    `end_with` is called when the run has ended, on the way with how long it may take.
-    """
+    def begin(self, run: TrackedRun) -> None:
+        """Called once, before the first metrics."""
 
-    def begin(self, run: TrackedRun) -> None: ...
+    def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None:
+        """Called at the end of the run, which `error` ended if it is given; return in `within_s`.
 
-    def end_with(self, error: BaseException | None, within_s: float = math.inf) -> None: ...
+        A failed run calls it again when its processes have left; such a call should do nothing.
+        """
 
 
 class RunLoggers(AbstractContextManager["RunLoggers"]):

@@ -17,7 +17,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,11 @@ CLIENT = {
 }
 
 
-class MlflowRun(Tracker, AbstractContextManager["MlflowRun"]):
+class MlflowRun(Tracker):
     """Logs metrics during a training; at its end uploads files of the run, and sets the status.
 
-    After `start` it joins the run MLFLOW_RUN_ID, whose status it leaves, or continues the run of a
-    resume; else it makes one.
+    `begin` joins the run MLFLOW_RUN_ID, whose status it leaves, or continues the run of a resume;
+    else it makes one.
     No method raises because of the server; only `end_with` waits for it, with limits. Requests are
     repeated while it is away. It warns of the first failure, and at the end of missing values.
     """
@@ -77,15 +77,12 @@ class MlflowRun(Tracker, AbstractContextManager["MlflowRun"]):
         self._succeeded_at = 0.0
 
     def begin(self, run: TrackedRun) -> None:
-        self.start(str(self.options.server()), run)
-
-    def start(self, uri: str, run: TrackedRun) -> None:
-        """Start to send to the server `uri`."""
+        """Start to send to the server of the settings."""
         for key, value in CLIENT.items():
             os.environ.setdefault(key, value)
         self.mlflow = importlib.import_module("mlflow")
-        self.uri = uri
-        self.where = redacted(uri)
+        self.uri = str(self.options.server())
+        self.where = redacted(self.uri)
         self.run = run
         self.joined = os.environ.get("MLFLOW_RUN_ID")
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -135,9 +132,6 @@ class MlflowRun(Tracker, AbstractContextManager["MlflowRun"]):
                 f"{what} did not reach MLflow at {self.where}; "
                 f"the files in {self.run.folder} have everything."
             )
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.end_with(error)
 
     # on the thread
 

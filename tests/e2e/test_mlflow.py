@@ -24,7 +24,8 @@ from retina_dist.config.compose import load_config
 from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.run.assemble import train
 from retina_dist.tracking import mlflow as mlflow_run
-from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
+from retina_dist.tracking.loggers import TrackedRun
+from retina_dist.tracking.mlflow import MlflowRun
 from retina_dist.tracking.settings import MLFLOW_PARENT, LoggingConfig
 from tests.commands import free_port, wait_for
 from tests.e2e.conftest import SMALL
@@ -278,22 +279,19 @@ def test_the_jobs_of_a_sweep_are_runs_with_their_status(
 # a run by itself
 
 
-def make(uri: str, folder: Path, tags: Any = None, **settings: Any) -> MlflowRun:
-    run = MlflowRun(LoggingConfig(**settings))
-    checkpoints = folder / "checkpoints"
-    run.start(uri, TrackedRun(folder, checkpoints, checkpoints / "best.pt", tags=tags or {}))
-    return run
-
-
 def test_long_tags_and_more_values_than_one_request_takes_arrive(
     uri: str, client: Any, tmp_path: Path
 ) -> None:
     values = [math.inf, *(i / 3 for i in range(2500))]
-    (tmp_path / "a" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"weights")
-    with make(uri, tmp_path / "a", tags={"long": "x" * 9999}, mlflow_checkpoint=True) as run:
-        for step, value in enumerate(values):
-            run.log({"a/b": value}, step)
+    checkpoints = tmp_path / "a" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    best = checkpoints / "best.pt"
+    best.write_bytes(b"weights")
+    logger = MlflowRun(LoggingConfig(mlflow_uri=uri, mlflow_checkpoint=True))
+    logger.begin(TrackedRun(tmp_path / "a", checkpoints, best, tags={"long": "x" * 9999}))
+    for step, value in enumerate(values):
+        logger.log({"a/b": value}, step)
+    logger.end_with(None)
     (run,) = runs(client)
     assert len(run.data.tags["long"]) == mlflow_run.MAX_LENGTH
     expected = [repr(v) for v in (sys.float_info.max, *values[1:])]  # what MLflow makes of infinity

@@ -490,9 +490,10 @@ def test_mlflow_gets_no_secret(
     strategy = SingleDeviceStrategy("cpu")
     write_start(planted, strategy, Path("run"), "a plan")
     plan: Any = SimpleNamespace(config=planted, images=KINDS[0])
-    logger = MlflowRun(planted.logging)
-    logger.start("https://me:SECRET@host", tracked_run(plan, Run(Path("run")), strategy))
+    logger = MlflowRun(replace(planted.logging, mlflow="true"))
+    logger.begin(tracked_run(plan, Run(Path("run")), strategy))
     logger.end_with(None)
+    assert "SECRET" in mlflow.MlflowClient.call_args.kwargs["tracking_uri"]
     sent = mlflow.MlflowClient.return_value.log_batch.call_args.kwargs
     assert dict(sent["params"])["data.train_images"].startswith("memory://")
     assert leaks(iter([("MLflow", json.dumps(sent).encode())])) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 
 from retina_dist.base.errors import ConfigError, Preempted, activity
 from retina_dist.tracking import mlflow as mlflow_run
-from retina_dist.tracking.mlflow import MlflowRun, TrackedRun
+from retina_dist.tracking.loggers import RunLoggers, TrackedRun
+from retina_dist.tracking.mlflow import MlflowRun
 from retina_dist.tracking.settings import LoggingConfig
 from tests.commands import wait_for
 
@@ -126,12 +129,13 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def make(folder: Path, resumes: bool = False, digest: str = "") -> MlflowRun:
-    run = MlflowRun(LoggingConfig())
+@contextmanager
+def make(folder: Path, wait_s: float | None = None, **facts: Any) -> Iterator[MlflowRun]:
+    settings = LoggingConfig(mlflow_uri=URI, mlflow_wait_s=wait_s)
     checkpoints = folder / "checkpoints"
-    best = checkpoints / "best.pt"
-    run.start(URI, TrackedRun(folder, checkpoints, best, digest=digest, resumes=resumes))
-    return run
+    run = TrackedRun(folder, checkpoints, checkpoints / "best.pt", **facts)
+    with RunLoggers() as loggers:
+        yield loggers.make(MlflowRun, settings, folder, None, lambda: run)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -208,15 +212,14 @@ def test_a_server_that_refuses_the_data_gets_the_rest(
 def test_a_server_that_dies_and_comes_back_gets_all(
     mlflow: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = make(tmp_path)
-    run.log({"a": 1.0}, 1)
-    wait_for(lambda: mlflow.values)
-    mlflow.away = True
-    run.log({"a": 2.0}, 2)
-    wait_for(lambda: len(caplog.messages) == 2)
-    run.log({"a": 3.0, "b": 4.0}, 3)
-    mlflow.away = False
-    run.end_with(None)
+    with make(tmp_path) as run:
+        run.log({"a": 1.0}, 1)
+        wait_for(lambda: mlflow.values)
+        mlflow.away = True
+        run.log({"a": 2.0}, 2)
+        wait_for(lambda: len(caplog.messages) == 2)
+        run.log({"a": 3.0, "b": 4.0}, 3)
+        mlflow.away = False
     assert mlflow.values == [("a", 1.0, 1), ("a", 2.0, 2), ("a", 3.0, 3), ("b", 4.0, 3)]
     assert mlflow.runs["0"].info.status == "FINISHED"
     assert (
@@ -245,9 +248,7 @@ def test_a_dead_server_costs_no_more_than_the_training_or_the_setting(
 ) -> None:
     monkeypatch.setattr(mlflow_run, "MIN_PATIENCE_S", 0.5)
     mlflow.away = True
-    run = MlflowRun(LoggingConfig(mlflow_wait_s=wait_s))
-    run.start(URI, TrackedRun(tmp_path, tmp_path, tmp_path / "best.pt"))
-    started = time.monotonic()
-    run.end_with(None)
+    with make(tmp_path, wait_s):
+        started = time.monotonic()
     assert time.monotonic() - started < longest
     assert activity()[0].startswith("sending to MLflow, 0 values left, giving up in 0:0")
