@@ -348,11 +348,13 @@ def _fewest_within(estimate: Callable[[int], MemoryEstimate], limit: float, most
     return fewest
 
 
-def _more_virtual_ranks(virtual_ranks: int | None, batch_size: int) -> str:
-    """The remedy of smaller shards, where the batch has images for them."""
-    if virtual_ranks and 2 * virtual_ranks <= batch_size:
+def _smaller_shards(virtual_ranks: int | None, batch_size: int) -> str:
+    """The remedy of smaller shards, of one image at least; empty if they have one."""
+    if not virtual_ranks or virtual_ranks == batch_size:
+        return ""
+    if 2 * virtual_ranks <= batch_size:
         return f"use trainer.virtual_ranks={2 * virtual_ranks}"
-    return ""
+    return f"use data.batch_size={virtual_ranks}"
 
 
 def _last_remedy(config: RunConfig) -> str:
@@ -376,7 +378,7 @@ def _fitted(
         return step(plan, max(plan.micro_batches))
 
     virtual_ranks = config.trainer.virtual_ranks
-    remedy = _more_virtual_ranks(virtual_ranks, total)
+    remedy = _smaller_shards(virtual_ranks, total)
     if not virtual_ranks and estimate(chosen).peak > limit:
         enough = _fewest_within(estimate, limit, most=math.ceil(total / ranks))
         least = estimate(enough).peak

@@ -261,6 +261,11 @@ def test_ranks_agree_and_need_fewer(gpu: Callable[[float], str]) -> None:
         (2.5, ["trainer.accumulate=auto"], "at trainer.accumulate=8 needs 3.0 GiB"),
         (2.5, ["trainer.precision=bf16"], "is too much: use smaller images or more memory."),
         (2.8, [*SHARDS, "trainer.virtual_ranks=4"], f" {X}; use trainer.virtual_ranks=8."),
+        (
+            2.8,
+            [*SHARDS, "data.batch_size=12", "trainer.virtual_ranks=8"],
+            f" {X}; use data.batch_size=8.",
+        ),
         (2.5, [*SHARDS, "trainer.virtual_ranks=8"], "is too much: use smaller images or more"),
     ],
 )
