@@ -48,7 +48,7 @@ class TrainerConfig(KnownArguments):
     )
     virtual_ranks: int | None = setting(
         None,
-        "shards of a step, a power of two: the same bits on as many processes, or a half ...",
+        "shards of a step, a power of two: equal bits on any number of processes that divides it",
         at_least=1,
         at_most=2**16,
     )
@@ -314,8 +314,10 @@ def resolve_plan(
 
 
 def _virtual_ranks_of_process(virtual_ranks: int, batch_size: int, world_size: int) -> int:
-    """How many of the virtual ranks each process has. Raises ConfigError where they have no tree or
-    no images.
+    """How many of the virtual ranks each process has.
+
+    Raises ConfigError unless their number is a power of two, at most `batch_size`, and a multiple
+    of `world_size`.
     """
     given = f"trainer.virtual_ranks={virtual_ranks}"
     if virtual_ranks & (virtual_ranks - 1):
