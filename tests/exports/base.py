@@ -25,6 +25,7 @@ BOXES: dict[str, list[Box]] = {
 }
 ALL = ("a", "b", "c")
 THREE = {"train": ("a",), "val": ("b",), "test": ("c",)}
+TWO = {"train": ("a", "b"), "val": ("c",)}
 ONE = {"train": ALL}
 # the folders of the splits that hold one photo each
 VAL = ("train", "val", "test")

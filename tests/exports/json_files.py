@@ -15,6 +15,7 @@ from tests.exports.base import (
     ONE,
     SIZES,
     THREE,
+    TWO,
     VAL,
     VALID,
     VALIDATION,
@@ -75,15 +76,14 @@ AZUREML = (
 
 @export("Azure AutoML JSONL")
 def automl_jsonl(root: Path) -> Splits:
-    for folder, names in {"training": ("a", "b"), "validation": ("c",)}.items():
-        for name in names:
-            photo(root / f"images/{name}.jpg", name)
+    photos(root, "images/{}.jpg")
+    for folder, names in zip(("training", "validation"), TWO.values(), strict=True):
         file = f"{folder}-mltable-folder/{folder[:5]}_annotations.jsonl"
         lines(root / file, automl(names, AZUREML))
         paths = f"paths:\n  - file: ./{folder[:5]}_annotations.jsonl\n"
         read = "transformations:\n  - read_json_lines:\n        encoding: utf8\n"
         text(root / f"{folder}-mltable-folder/MLTable", paths + read)
-    return {"train": ("a", "b"), "val": ("c",)}
+    return TWO
 
 
 @export("Azure ML data labelling, JSONL")
@@ -204,6 +204,11 @@ def sagemaker(root: Path) -> Splits:
     return ONE
 
 
+def original_size(name: str) -> dict[str, int]:
+    width, height = SIZES[name]
+    return {"original_width": width, "original_height": height}
+
+
 def percents(name: str) -> list[dict[str, Any]]:
     width, height = SIZES[name]
     values = []
@@ -219,9 +224,7 @@ def label_studio_min(root: Path) -> Splits:
     entries = []
     for number, name in enumerate(ALL, start=1):
         photo(root / f"images/1a2b-{name}.jpg", name)
-        width, height = SIZES[name]
-        size = {"original_width": width, "original_height": height}
-        labels = [value | size for value in percents(name)]
+        labels = [value | original_size(name) for value in percents(name)]
         image = f"/data/upload/1/1a2b-{name}.jpg"
         facts = {"id": number, "annotator": 1, "annotation_id": number, "lead_time": 3.2}
         entries.append({"image": image, "label": labels, **facts})
@@ -234,9 +237,8 @@ def label_studio_json(root: Path) -> Splits:
     entries = []
     for number, name in enumerate(ALL, start=1):
         photo(root / f"photos/{name}.jpg", name)
-        width, height = SIZES[name]
-        size = {"original_width": width, "original_height": height, "type": "rectanglelabels"}
-        result = [{"value": value, **size} for value in percents(name)]
+        facts = {"type": "rectanglelabels", **original_size(name)}
+        result = [{"value": value, **facts} for value in percents(name)]
         data = {"image": f"/data/local-files/?d=photos/{name}.jpg"}
         entries.append({"id": number, "annotations": [{"result": result}], "data": data})
     dump(root / "project-1.json", entries)

@@ -13,6 +13,7 @@ from tests.exports.base import (
     ONE,
     SIZES,
     THREE,
+    TWO,
     VALID,
     VALIDATION,
     Splits,
@@ -36,11 +37,11 @@ TF_HEADER = ["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ym
 
 @export("TensorFlow CSV")
 def tensorflow_csv(root: Path) -> Splits:
-    for folder, names in {"train": ("a", "b"), "test": ("c",)}.items():
-        for name in names:
-            photo(root / f"images/{folder}/{name}.jpg", name)
+    splits = {"train": ("a", "b"), "test": ("c",)}
+    for folder, names in splits.items():
+        photos(root / f"images/{folder}", "{}.jpg", names)
         table(root / f"images/{folder}_labels.csv", [TF_HEADER, *rows_of(names)])
-    return {"train": ("a", "b"), "test": ("c",)}
+    return splits
 
 
 @export("Roboflow CSV")
@@ -76,13 +77,12 @@ def kaggle_sides(root: Path) -> Splits:
 
 @export("keras-retinanet CSV")
 def keras_csv(root: Path) -> Splits:
-    for split, names in {"train": ("a", "b"), "val": ("c",)}.items():
-        for name in names:
-            photo(root / f"img/{name}.jpg", name)
+    photos(root, "img/{}.jpg")
+    for split, names in TWO.items():
         rows = rows_of(names, "img/{}.jpg", sides=False)
         table(root / f"{split}.csv", [[file, *box, label] for file, label, *box in rows])
     table(root / "classes.csv", [["cat", 0], ["dog", 1]])
-    return {"train": ("a", "b"), "val": ("c",)}
+    return TWO
 
 
 def open_rows(names: Iterable[str]) -> list[list[Any]]:

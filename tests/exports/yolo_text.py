@@ -11,13 +11,13 @@ from tests.exports.base import (
     ONE,
     SIZES,
     THREE,
+    TWO,
     VAL,
     VALID,
     Splits,
     dump,
     export,
     pairs,
-    photo,
     text,
 )
 
@@ -57,16 +57,15 @@ def roboflow_yolo(root: Path) -> Splits:
 
 @export("CVAT YOLO 1.1")
 def cvat_yolo(root: Path) -> Splits:
-    for subset, names in {"train": ("a", "b"), "valid": ("c",)}.items():
-        for name in names:
-            photo(root / f"obj_{subset}_data/{name}.jpg", name)
-            yolo(root / f"obj_{subset}_data/{name}.txt", name)
+    folders = ("train", "train", "valid")
+    pairs(root, "obj_{folder}_data/{name}.jpg", "obj_{folder}_data/{name}.txt", yolo, folders)
+    for subset, names in zip(("train", "valid"), TWO.values(), strict=True):
         listed = "".join(f"data/obj_{subset}_data/{name}.jpg\n" for name in names)
         text(root / f"{subset}.txt", listed)
     text(root / "obj.names", "cat\ndog\n")
     files = "train = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\n"
     text(root / "obj.data", f"classes = 2\n{files}backup = backup/\n")
-    return {"train": ("a", "b"), "val": ("c",)}
+    return TWO
 
 
 @export("CVAT Ultralytics YOLO")
@@ -79,15 +78,13 @@ def cvat_ultralytics(root: Path) -> Splits:
 
 @export("Darknet")
 def darknet(root: Path) -> Splits:
-    for split, names in {"train": ("a", "b"), "valid": ("c",)}.items():
-        for name in names:
-            photo(root / f"data/obj/{name}.jpg", name)
-            yolo(root / f"data/obj/{name}.txt", name)
+    pairs(root, "data/obj/{name}.jpg", "data/obj/{name}.txt", yolo)
+    for split, names in zip(("train", "valid"), TWO.values(), strict=True):
         text(root / f"data/{split}.txt", "".join(f"data/obj/{name}.jpg\n" for name in names))
     text(root / "data/obj.names", "cat\ndog\n")
     files = "train=data/train.txt\nvalid=data/valid.txt\nnames=data/obj.names\n"
     text(root / "data/obj.data", f"classes=2\n{files}")
-    return {"train": ("a", "b"), "val": ("c",)}
+    return TWO
 
 
 @export("LabelImg YOLO")
