@@ -232,7 +232,7 @@ class Tree:
         Args:
             written: the name, perhaps another machine's path or a URL.
             near: the annotation file, if it is in this tree.
-            split: the one that is read; images in the folders of other splits are not considered.
+            split: the split to read; images in folders of other splits are ignored.
 
         Raises DataError for two candidates.
         """
@@ -367,8 +367,8 @@ def _is_kept(name: str) -> bool:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder.
 
-    One that is named as an annotation file is taken for such a file, so that reading it is an
-    error.
+    A folder with the name of an annotation file, such as `a.json`, counts as a file: reading it
+    then raises an error.
     """
     try:
         return entry.is_dir() and not entry.name.lower().endswith((*HEADS, ".txt"))
