@@ -9,7 +9,6 @@ The format is recognised. For other tools: training reads all formats directly (
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,15 +18,11 @@ from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.files import check_folder, write_json
 from retina_dist.base.registry import names
 from retina_dist.base.settings import MISSING, setting
+from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import describe_split, read_split, sized_coco
 from retina_dist.tracking.console import print_redacted
-
-# of a training, in messages, for which this command has keys of its own
-TRAINING_KEYS = re.compile(
-    r"\bdata\.(?:(?:train|val|\*)_)?(root|annotations|images|format|classes)="
-)
 
 
 @dataclass
@@ -67,7 +62,7 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
     try:
         part = read_split(data.with_values(missing_images="ignore"), named, check=False)
     except UserError as error:
-        raise type(error)(TRAINING_KEYS.sub(r"\1=", str(error))) from error
+        raise type(error)(in_settings_of(ConvertConfig, str(error))) from error
     if part is None:
         raise ConfigError(
             f"root={config.root} has no {config.split} split; "
