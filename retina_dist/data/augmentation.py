@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -59,7 +59,8 @@ class KeyedAugmentation:
     In detection it is called with `image, target`, as torchvision's v2 transforms are, in
     classification with `image`, and returns the same. The image is a tv_tensors.Image, uint8
     [3, h, w] RGB; `target` has `boxes`, BoundingBoxes [n, 4] xyxy, and `labels` [n]. The size may
-    change. Boxes are clipped to the image, and left out with their labels where nothing remains.
+    change. Boxes are clipped to the image; those with a side or an area below a pixel are left out
+    with their labels.
 
     Raises ConfigError for what is no such image or target.
     """
@@ -82,12 +83,15 @@ class KeyedAugmentation:
         boxes = BoundingBoxes(sample[1].clone(), format=XYXY, canvas_size=size)
         with every_seed(*key, "augmentation"):
             result = self.function(image, {"boxes": boxes, "labels": sample[2].clone()})
-        if not (isinstance(result, tuple) and isinstance(result[-1], Mapping)):
-            raise ConfigError(
-                f"augmentation={self.name} returns a {type(result).__name__}; return image, target."
-            )
-        pixels = self._pixels(result[0])
-        return pixels, *self._inside(result[1], (pixels.shape[1], pixels.shape[2]))
+        match result:
+            case tuple((changed, {"boxes": moved, "labels": labels})):
+                pixels = self._pixels(changed)
+                size = (pixels.shape[1], pixels.shape[2])
+                return pixels, *self._inside(moved, labels, size)
+        raise ConfigError(
+            f"augmentation={self.name} returns a {type(result).__name__}; return image, target, "
+            "where target is a dictionary with boxes and labels."
+        )
 
     def check(self, *sample: Tensor) -> None:
         """Raise ConfigError unless the same key gives the same sample again."""
@@ -99,8 +103,8 @@ class KeyedAugmentation:
         if not all(map(torch.equal, draws[:half], draws[half:])):
             raise ConfigError(
                 f"augmentation={self.name} gives another result with the same seeds; draw from the "
-                "global generators of torch, NumPy or Python, which are seeded for each image, not "
-                "from a generator of its own, and keep nothing from one call to the next."
+                "global generators of torch, NumPy or Python, which are seeded for each image, "
+                "instead of one of its own, and keep no state between calls."
             )
 
     def _pixels(self, image: object) -> Tensor:
@@ -111,16 +115,18 @@ class KeyedAugmentation:
                 f"augmentation={self.name}: {str(error).rstrip('.')}, without Normalize."
             ) from error
 
-    def _inside(self, target: Mapping[str, Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _inside(
+        self, given: object, labels: object, size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
         """Boxes xyxy and labels of what remains in an image of `size` (height, width)."""
-        boxes = torch.as_tensor(target["boxes"]).reshape(-1, 4)
-        labels = torch.as_tensor(target["labels"])
+        boxes = torch.as_tensor(given).reshape(-1, 4)
+        labels = torch.as_tensor(labels)
         if labels.shape != boxes.shape[:1]:
             raise ConfigError(
                 f"augmentation={self.name} returns labels {list(labels.shape)} for "
                 f"{len(boxes)} boxes; return one for each."
             )
-        form = getattr(target["boxes"], "format", XYXY)
+        form = getattr(given, "format", XYXY)
         inside = BoundingBoxes(boxes.float(), format=form, canvas_size=size)
         inside = F.convert_bounding_box_format(inside, new_format=XYXY)
         inside, valid = F.sanitize_bounding_boxes(F.clamp_bounding_boxes(inside))

@@ -134,6 +134,12 @@ def test_what_the_seeds_do_not_decide_is_refused(make: Callable[[], Any]) -> Non
     [
         (lambda image, target: None, "mine returns a NoneType; return image, target."),
         (lambda image, target: image, "mine returns a Image; return image, target."),
+        (lambda image, target: (), "mine returns a tuple; return image, target, where target"),
+        (lambda image, target: (image, image, target), "mine returns a tuple; return image, t"),
+        (
+            lambda image, target: (image, {"boxes": target["boxes"]}),
+            r"mine returns a tuple; return image, target, where target is a dictionary with boxes and l",
+        ),
         (
             lambda image, target: (image.float() - 100, target),
             "mine: an image has floats from -100 to .* uint8 or floats from 0 to 1, without Norm",
