@@ -91,9 +91,12 @@ class CocoJson(msgspec.Struct):
         """`license` and `source` of the data, "" where the file does not state them."""
         info = self.info if isinstance(self.info, dict) else {}
         licenses = self.licenses if isinstance(self.licenses, list) else []
-        names = [each.get("name", "") for each in licenses if isinstance(each, dict)]
-        source = info.get("url") or info.get("description", "")
-        return {"license": truncate(names, MAX_LICENSES), "source": truncate([source])}
+        names = [each.get("name") for each in licenses if isinstance(each, dict)]
+        source = info.get("url") or info.get("description") or ""
+        return {
+            "license": truncate([*filter(None, names)], MAX_LICENSES),
+            "source": truncate([source]),
+        }
 
 
 class CocoDictionary(CocoJson):

@@ -95,6 +95,7 @@ def changed(section: str, **values: Any) -> dict[str, Any]:
         ({"description": "pets"}, [], "", "pets"),
         ("none", {"name": "MIT"}, "", ""),
         ({"url": None}, ["MIT", {"id": 1}], "", ""),
+        ({"url": "", "description": None}, [{"name": None}, {"name": ""}, {"id": 3}], "", ""),
     ],
 )
 def test_a_json_states_its_license_and_source(
