@@ -67,7 +67,7 @@ class Limits:
                 return f"{sentence}; did you mean {by_spelling[near]}?"
             return f"{sentence}."
         if self.words and isinstance(value, str) and value not in self.words:
-            wrong = f"{key}={as_text(value)} is neither a number nor {' or '.join(self.words)}"
+            wrong = f"{key}={as_text(value)} is not {' or '.join(self.words)}"
             return "; ".join(filter(None, (wrong, self.remedy))) + "."
         if value is None or value in self.words:
             return ""
@@ -261,6 +261,7 @@ _WORDS = {
     float: "number",
     str: "text",
     bool: "switch",
+    dict[str, float]: "mapping",
 }
 _REMEDIES = {
     int: "one in digits",
@@ -278,9 +279,14 @@ def as_text(value: object) -> str:
 
     >>> as_text("100"), as_text(100), as_text("adamw"), as_text(None), as_text(["a", 1])
     ("'100'", '100', 'adamw', 'null', '[a,1]')
+    >>> as_text({"cat": 2, "dog": 0.5})
+    '{cat: 2, dog: 0.5}'
     """
     if isinstance(value, list):
         return f"[{','.join(map(as_text, value))}]"
+    if isinstance(value, dict):
+        items = [f"{name}: {as_text(each)}" for name, each in value.items()]
+        return f"{{{', '.join(items)}}}"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if not isinstance(value, str):

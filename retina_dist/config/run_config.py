@@ -32,6 +32,7 @@ from retina_dist.base.registry import (
 from retina_dist.base.settings import (
     MISSING,
     Content,
+    as_text,
     defaults_of,
     entry_name,
     flattened,
@@ -209,8 +210,8 @@ class RunConfig:
         given = f"trainer.virtual_ranks={trainer.virtual_ranks}"
         for key, (value, good) in allowed.items():
             if value not in good:
-                choices = " or ".join(map(str, good)).lower()
-                raise ConfigError(f"{given} excludes {key}={value}; use {key}={choices}.")
+                choices = " or ".join(map(as_text, good))
+                raise ConfigError(f"{given} excludes {key}={as_text(value)}; use {key}={choices}.")
         if trainer.num_threads is None:
             raise ConfigError(
                 f"{given} needs trainer.num_threads, as an operator's sums depend on it; "

@@ -44,7 +44,11 @@ class TrainerConfig(KnownArguments):
     )
     log_every: int = setting(10, "steps", at_least=1)
     accumulate: int | str = setting(
-        1, "micro-batches a step; auto: as few as fit the GPU", at_least=1, words=("auto",)
+        1,
+        "micro-batches a step; auto: as few as fit the GPU",
+        at_least=1,
+        words=("auto",),
+        remedy="write a whole number or auto",
     )
     virtual_ranks: int | None = setting(
         None,

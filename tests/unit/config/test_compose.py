@@ -209,6 +209,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ),
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number; write one in digits."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),
+        ("trainer.accumulate=many", "accumulate=many is not auto; write a whole number or auto."),
         ("data.scale_jitter=0.5", "is not a list of numbers; write data.scale_jitter=[0.8,1.25]."),
         # impossible values
         ("data.batch_size=0", "data.batch_size=0 is too small; it must be at least 1."),
@@ -269,7 +270,7 @@ def test_settings_that_exclude_each_other() -> None:
     [
         ("trainer.accumulate=2", "excludes trainer.accumulate=2; use trainer.accumulate=1."),
         ("trainer.precision=bf16", "=bf16; use trainer.precision=fp32 or tf32."),
-        ("trainer.compile=true", "excludes trainer.compile=True; use trainer.compile=false."),
+        ("trainer.compile=true", "excludes trainer.compile=true; use trainer.compile=false."),
         ("strategy.compression=fp16", "use strategy.compression=none."),
         ("model.norm=sync_bn", "excludes model.norm=sync_bn; use model.norm=bn or frozen_bn."),
         ("trainer.num_threads=null", "needs trainer.num_threads, as an operator's sums depend"),

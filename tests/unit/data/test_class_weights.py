@@ -96,11 +96,11 @@ def test_a_model_without_them_is_refused(tmp_path: Path) -> None:
         ("{circle: inf}", "data.class_weights.circle=inf is not a finite number."),
         (
             "{circle: much}",
-            "data.class_weights={'circle': 'much'} is not a dict of numbers or auto; write auto, ",
+            "data.class_weights={circle: much} is not a mapping of numbers or auto; write auto, ",
         ),
-        ("2", "data.class_weights='2' is neither a number nor auto; write auto, or {cat: 2"),
-        ("[2,1]", "data.class_weights=[2,1] is not a dict of numbers or auto; write auto,"),
-        ("balanced", "data.class_weights=balanced is neither a number nor auto; write auto,"),
+        ("2", "data.class_weights='2' is not auto; write auto, or {cat: 2, dog: 0.5}."),
+        ("[2,1]", "data.class_weights=[2,1] is not a mapping of numbers or auto; write auto,"),
+        ("balanced", "data.class_weights=balanced is not auto; write auto,"),
         ("{}", "data.class_weights={} is empty; give at least one value."),
     ],
 )
