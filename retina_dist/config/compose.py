@@ -360,13 +360,15 @@ def _entries_with(group: str, section: str) -> list[str]:
 def check_overrides(name: str, overrides: Sequence[str]) -> None:
     """Raise ConfigError unless each is KEY=VALUE, and for 2026_01, which Hydra reads as 202601."""
     if not isinstance(overrides, list | tuple):
-        given = type(overrides).__name__
-        raise ConfigError(f'overrides is of type {given}; give a list such as ["data.root=a"].')
+        raise ConfigError(
+            f'overrides is of type {type(overrides).__name__}; give a list such as ["data.root=a"].'
+        )
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
         if equals and not value:
-            hint = "give a value, or leave it out"
-            raise ConfigError(f"{override} is empty, as of an unset variable; {hint}.")
+            raise ConfigError(
+                f"{override} is empty, as of an unset variable; give a value, or leave it out."
+            )
         if not equals and not override.startswith("~"):
             schema, sections = section_types(schema_of(name), {})
             known = settings_by_key(schema, sections=sections)

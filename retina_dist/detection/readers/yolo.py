@@ -89,9 +89,10 @@ def config_of(tree: Tree) -> Config | None:
     """The one that is read. Raises DataError for two data sets that are as likely."""
     configs = configs_in(tree)
     if len(configs) > 1:
-        both = f"{configs[0].file} and {configs[1].file}"
-        remedy = "keep one, or give the folder of one with data.root=FOLDER"
-        raise DataError(f"{tree.root} has two data sets of YOLO: {both}; {remedy}.")
+        raise DataError(
+            f"{tree.root} has two data sets of YOLO: {configs[0].file} and {configs[1].file}; "
+            "keep one, or give the folder of one with data.root=FOLDER."
+        )
     return configs[0] if configs else None
 
 
