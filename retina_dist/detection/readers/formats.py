@@ -289,9 +289,11 @@ class FolderReader(FileReader):
         items = Items(found, ids, folder, self.shares, scan.warnings[place.split])
         if self.shares:
             items = items.sized(self.settings.max_pixels)
-        licenses = [{"name": scan.facts.get("license")}]
+        facts: Entry = {}
+        if scan.facts:
+            facts = {"info": scan.facts, "licenses": [{"name": scan.facts.get("license")}]}
         return Content(
-            items.as_coco() | {"info": scan.facts, "licenses": licenses},
+            items.as_coco() | facts,
             folder,
             root if len(place.tree.files) > 1 else root / place.tree.files[0],
             items.warnings,
