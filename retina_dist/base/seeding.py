@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-
-from retina_dist.base.errors import DataError
-from retina_dist.base.text import pluralize
 
 
 def seed_everything(seed: int) -> None:
@@ -39,31 +36,6 @@ def derived_seed(*key: int | str) -> int:
     """
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def held_out(name: str, fraction: float) -> bool:
-    """Whether an image is in the `fraction` that validates; adding others never moves it."""
-    return derived_seed("held out", name) < fraction * 2**63
-
-
-def held_out_rows(
-    names: Sequence[str], fraction: float, firsts: Sequence[int]
-) -> dict[str, list[int]]:
-    """The rows of the images of "train" and, for `fraction` of them, of "val".
-
-    The name of the first of identical images decides; `firsts` has its row for each.
-    Raises DataError where that leaves either empty.
-    """
-    rows: dict[str, list[int]] = {"train": [], "val": []}
-    for row, first in enumerate(firsts):
-        rows["val" if held_out(names[first], fraction) else "train"].append(row)
-    for split, chosen in rows.items():
-        if not chosen:
-            images = f"data.val_fraction={fraction} of {pluralize(len(names), 'image')}"
-            raise DataError(
-                f"{images} leaves none for {split}; give another fraction, or more images."
-            )
-    return rows
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.base.seeding import derived_seed, torch_seed
+from retina_dist.classification.mixup import mix
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.buckets import Buckets
@@ -34,7 +35,6 @@ ERASED = (124, 116, 104)  # ImageNet's mean: torchvision's recipes erase after t
 NUM_DRAWN = 24
 DRAWN_COLUMNS = 6
 DRAWN_SIDE = 192  # px
-MIXTURES = {"mixup": v2.MixUp, "cutmix": v2.CutMix}
 
 
 class TrainTransform:
@@ -78,15 +78,6 @@ def resized(image: Tensor, height: int, width: int) -> Tensor:
     # channels last, as decoders write them: three times as fast as planes
     image = image[None].contiguous(memory_format=torch.channels_last)[0]
     return F.resize_image(image, [height, width], antialias=True)
-
-
-def mix(kind: str, alpha: float, image: Tensor, other: Tensor) -> tuple[Tensor, float]:
-    """Two images [3, S, S] uint8 in one, and the share of the first.
-
-    `kind` is "mixup" or "cutmix", which are torchvision's.
-    """
-    pair, shares = MIXTURES[kind](alpha=alpha)(torch.stack([image, other]).float(), torch.eye(2))
-    return pair[0].round_().to(torch.uint8), float(shares[0, 0])
 
 
 @dataclass(frozen=True)

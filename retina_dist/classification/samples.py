@@ -19,7 +19,6 @@ from torch import Tensor
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
-from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import as_override, escape, pluralize, truncate
 from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.images import ENDINGS, is_image, read_image
@@ -27,6 +26,7 @@ from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import RemoteFile, Source
 from retina_dist.data.tree import SPLIT_OF_WORD, Head, Tree, split_of, split_of_folder
+from retina_dist.data.val_fraction import held_out_rows
 
 Row = tuple[str, Source, str]  # name, source, class
 

@@ -19,7 +19,8 @@ from retina_dist.engine.precision import autocast
 from retina_dist.engine.replicas import average_statistics, check_shares
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import MicroBatches, Scalars, TrainBatch
-from retina_dist.optim.optimizer import check_layouts, clip_gradients
+from retina_dist.optim.clipping import clip_gradients
+from retina_dist.optim.optimizer import check_layouts
 from retina_dist.strategies.base import DistributedStrategy
 
 # This rank's share of a step's images among the values of the step; its mean over ranks is 1, or

@@ -5,7 +5,6 @@ and gradient clipping.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -185,32 +184,6 @@ def _unchanged(made: Group, saved_made: Group, saved: Group) -> Group:
 
 def _names(groups: list[Group]) -> list[str]:
     return [name for group in groups for name in group["names"]]
-
-
-def clip_gradients(
-    parameters: Iterable[nn.Parameter], limit: float | None, kind: str = "global_norm"
-) -> Tensor:
-    """Clip all gradients in place and return their total 2-norm before clipping, a scalar on their
-    device.
-
-    "global_norm" scales all gradients by one factor (`torch.nn.utils.clip_grad_norm_`),
-    "tensor_norm" scales each tensor separately (`clipnorm` in Keras), "value" clamps each element
-    to [-limit, limit]. `limit=None` only measures.
-    """
-    parameters = list(parameters)
-    if limit is not None and kind == "global_norm":
-        return nn.utils.clip_grad_norm_(parameters, limit)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
-    if limit is None:
-        return norm
-    if kind == "value":
-        torch._foreach_clamp_max_(gradients, limit)
-        torch._foreach_clamp_min_(gradients, -limit)
-    else:
-        for gradient in gradients:
-            gradient.mul_((limit / (gradient.norm() + 1e-6)).clamp(max=1.0))
-    return norm
 
 
 def check_layouts(optimizer: torch.optim.Optimizer) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from retina_dist.base.errors import PeerLost, UserError
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.engine.replicas import checksum
-from retina_dist.optim.optimizer import clip_gradients
+from retina_dist.optim.clipping import clip_gradients
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from retina_dist.base.seeding import held_out_rows
 from retina_dist.base.text import pluralize
+from retina_dist.data.val_fraction import held_out_rows
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.ground_truth import GroundTruth
 from retina_dist.detection.readers.items import LeftOut

@@ -14,12 +14,12 @@ from PIL import Image
 
 import retina_dist as rd
 from retina_dist.base.errors import DataError
-from retina_dist.base.seeding import held_out
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
 from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.sources import RemoteFile
+from retina_dist.data.val_fraction import held_out
 from retina_dist.detection.splits import describe_split, read_split
 from retina_dist.strategies.settings import StrategyConfig
 from tests.coco_files import split_of, write_coco

@@ -12,10 +12,10 @@ from torch import nn
 from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.classification.model import build_classifier
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
+from retina_dist.optim.clipping import clip_gradients
 from retina_dist.optim.optimizer import (
     build_optimizer,
     check_layouts,
-    clip_gradients,
     load_optimizer,
     parameter_groups,
 )

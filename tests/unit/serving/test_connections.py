@@ -21,7 +21,7 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 
 import uvicorn
 
-from retina_dist.serving.app import create_app
+from retina_dist.serving.endpoints import create_app
 from retina_dist.serving.protocol import HalfOpenProtocol, without_query
 
 ABORTED = 150

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 import uvicorn
 from fastapi.responses import Response
 
-from retina_dist.serving.app import create_app
+from retina_dist.serving.endpoints import create_app
 
 DROP = """(async () => {
   $("status").textContent = ""

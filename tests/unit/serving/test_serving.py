@@ -37,7 +37,7 @@ import uvicorn
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
-from retina_dist.serving.app import create_app
+from retina_dist.serving.endpoints import create_app
 
 PNG = {"Content-Type": "image/png"}
 JSON = {"Content-Type": "application/json"}
