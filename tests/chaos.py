@@ -4,6 +4,7 @@ undisturbed one.
 
   python -m tests.chaos                      100 faults over one process, DDP and Horovod on two
   python -m tests.chaos --faults 6 --kinds single --seed 7
+  python -m tests.chaos --faults 20 --kinds any --steps 200 --per-training 20
 
 A fault comes at a random moment of a random step: one process is killed, all are killed, one is
 asked to end, one is stopped for good, the disk is full, or the newest checkpoint is damaged before
@@ -11,6 +12,9 @@ the next start. After each the job must end by itself, in time, and resume from 
 resume=auto. It has survived when, in the end, every tensor of model, average and optimizer and
 every row of metrics.csv but the speed equals the undisturbed run's, bit for bit. Everything random
 comes of --seed.
+
+The kinds `any` and `any-classes` train with virtual ranks: each start has another launcher and
+number of processes, and the undisturbed run is one process.
 """
 
 from __future__ import annotations
@@ -41,24 +45,46 @@ from retina_dist.strategies.start_processes import command, environment, why_mis
 from tests.e2e.conftest import SMALL
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHER = {"single": "python", "ddp": "torchrun", "horovod": "horovodrun"}
-STEPS, CHECKPOINT_EVERY = 24, 3
+Layout = tuple[str, int]  # launcher, processes
+ANY: list[Layout] = [("python", 1), ("torchrun", 2), ("horovodrun", 2), ("mpirun", 2)]
+ANY += [("torchrun", 4), ("horovodrun", 4), ("mpirun", 4)]
+LAYOUTS = {
+    "single": ANY[:1],
+    "ddp": ANY[1:2],
+    "horovod": ANY[2:3],
+    "any": ANY,
+    "any-classes": ANY,
+}
+CHECKPOINT_EVERY = 3
 TIMEOUT_S = 20  # strategy.timeout_s: how long a stopped process is waited for
 END_S = 90  # a job that has not ended by then after its fault hangs
-JOB = (
-    *(
-        *SMALL,
-        f"trainer.max_duration={STEPS}steps",
-        "trainer.validate_every=8steps",
-        "trainer.ema_decay=0.9",
-    ),
-    *(
-        f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
-        "trainer.keep_last=3",
-        f"strategy.timeout_s={TIMEOUT_S}",
-    ),
-    *("logging.plots=false", "logging.tensorboard=false"),
+RUN = (
+    "trainer.validate_every=8steps",
+    "trainer.ema_decay=0.9",
+    f"trainer.checkpoint_every={CHECKPOINT_EVERY}steps",
+    "trainer.keep_last=3",
+    f"strategy.timeout_s={TIMEOUT_S}",
+    "logging.plots=false",
+    "logging.tensorboard=false",
 )
+JOB = (*SMALL, *RUN)
+CLASSES = (
+    "task=classification",
+    *("data.drawn.num_train=24", "data.drawn.num_val=10", "data.image_size=32"),
+    *("data.val_resize=32", "data.mixup=0.2", "data.augment=randaugment", "data.num_workers=0"),
+    *("schedule.warmup=2steps", "trainer.num_threads=1", "trainer.log_every=1"),
+)
+# Four shards, one of them of two images, and a short last step.
+RANKS = (
+    "trainer.virtual_ranks=4",
+    "model.norm=bn",
+    "trainer.gradient_clip=1.0",
+    "data.batch_size=5",
+)
+JOBS = {
+    "any": (*(x for x in JOB if not x.startswith("data.batch_size=")), *RANKS),
+    "any-classes": (*CLASSES, *RUN, *RANKS),
+}
 # the command of a rank, not of its launcher
 TRAINS = re.compile(
     r"[^\0]*python[\d.]*\0(-u\0)?-m\0(retina_dist\.train|tests\.distributed\.float64)\0"
@@ -89,8 +115,12 @@ class Chain:
     `wanted`.
     """
 
-    def __init__(self, kind: str, seed: int, folder: Path, data: Path, tally: Tally) -> None:
+    def __init__(
+        self, kind: str, seed: int, folder: Path, data: Path, tally: Tally, steps: int = 24
+    ) -> None:
         self.kind, self.random = kind, random.Random(f"{kind}/{seed}")
+        self.steps = steps
+        self.layouts = usable_layouts(kind)
         self.folder, self.data, self.tally = folder, data, tally
         self.label = f"{kind}, seed {seed}"
 
@@ -102,7 +132,8 @@ class Chain:
         may_be_filled = os.path.ismount(
             self.folder.parent
         )  # a small separate disk, where that does no harm
-        while len(faults) < wanted and steps_done(self.folder) < STEPS - 1:
+        self.reach = max(6, self.steps // wanted)
+        while len(faults) < wanted and steps_done(self.folder) < self.steps - 1:
             fault = self.random.choice([f for f in FAULTS if "disk" not in f or may_be_filled])
             if fault not in ("truncate", "flip a bit"):
                 self._disturbed(fault)
@@ -110,7 +141,7 @@ class Chain:
                 continue
             faults.append(fault)
         self._finish()
-        different = differences(self.folder, undisturbed(self.kind, self.data))
+        different = differences(self.folder, undisturbed(self.kind, self.data, self.steps))
         keys = [f"{self.kind}: {fault}" for fault in faults]
         self.tally.total.update(keys)
         if different:
@@ -122,12 +153,10 @@ class Chain:
     def _disturbed(self, fault: str) -> None:
         """One start, ended by a fault."""
         begun = steps_done(self.folder)
-        step = self.random.randint(begun + 1, min(STEPS - 1, begun + 6))
-        wait, victim = (
-            self.random.random() * 0.3,
-            self.random.randrange(1 if self.kind == "single" else 2),
-        )
-        with started(self.kind, self.folder, self.data) as job:
+        step = self.random.randint(begun + 1, min(self.steps - 1, begun + self.reach))
+        layout = self._layout()
+        wait, victim = self.random.random() * 0.3, self.random.randrange(layout[1])
+        with started(self.kind, self.folder, self.data, layout, self.steps) as job:
             self._until(job, step)
             time.sleep(wait)
             ended = time.monotonic()
@@ -141,9 +170,13 @@ class Chain:
                 time.monotonic() - ended
             )
 
+    def _layout(self) -> Layout:
+        """Of the next start."""
+        return self.random.choice(self.layouts)
+
     def _finish(self) -> None:
-        with started(self.kind, self.folder, self.data) as job:
-            code = job.wait(END_S + 60)
+        with started(self.kind, self.folder, self.data, self._layout(), self.steps) as job:
+            code = job.wait(END_S + 60 + self.steps)
         if code:
             self.tally.failures.append(
                 f"{self.label}: the last start ended with exit code {code}: "
@@ -173,13 +206,15 @@ class Chain:
 
 
 @contextmanager
-def started(kind: str, folder: Path, data: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job under its launcher."""
-    arguments = [*JOB, f"data.root={data}", f"output_dir={folder}", "resume=auto"]
+def started(
+    kind: str, folder: Path, data: Path, layout: Layout, steps: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The job under a launcher."""
+    arguments = [*JOBS.get(kind, JOB), f"trainer.max_duration={steps}steps"]
+    arguments += [f"data.root={data}-{kind}", f"output_dir={folder}", "resume=auto"]
     log_of(folder).parent.mkdir(parents=True, exist_ok=True)
-    with running(
-        command(LAUNCHER[kind], 2, "retina_dist.train", arguments), folder, log_of(folder)
-    ) as job:
+    line = command(*layout, "retina_dist.train", arguments)
+    with running(line, folder, log_of(folder)) as job:
         yield job
 
 
@@ -305,13 +340,18 @@ def last_words(folder: Path) -> str:
 
 
 @cache
-def undisturbed(kind: str, data: Path) -> Path:
+def undisturbed(kind: str, data: Path, steps: int) -> Path:
     """The folder of a run of this kind that nothing happened to; made once."""
     folder = data.parent / "calm" / f"undisturbed-{kind}"
-    with started(kind, folder, data) as job:
-        if job.wait(END_S + 60):
+    with started(kind, folder, data, usable_layouts(kind)[0], steps) as job:
+        if job.wait(END_S + 60 + 2 * steps):
             sys.exit(f"the undisturbed run of {kind} failed: {last_words(folder)}")
     return folder
+
+
+def usable_layouts(kind: str) -> list[Layout]:
+    """Those of a kind whose launcher is installed."""
+    return [layout for layout in LAYOUTS[kind] if not why_missing(layout[0])]
 
 
 def differences(folder: Path, other: Path) -> str:
@@ -365,13 +405,14 @@ def main() -> None:
     parser.add_argument(
         "--per-training", type=int, default=5, help="faults of one training at most (%(default)s)"
     )
+    parser.add_argument("--steps", type=int, default=24, help="of a training (%(default)s)")
     chosen = parser.parse_args()
     kinds = []
     for kind in chosen.kinds.split(","):
-        if kind not in LAUNCHER:
-            parser.error(f"--kinds {kind}: there are {', '.join(LAUNCHER)}")
-        if reason := why_missing(LAUNCHER[kind]):
-            print(f"{kind} left out: {reason}")
+        if kind not in LAYOUTS:
+            parser.error(f"--kinds {kind}: there are {', '.join(LAYOUTS)}")
+        if not usable_layouts(kind):
+            print(f"{kind} left out: {why_missing(LAYOUTS[kind][0][0])}")
         else:
             kinds.append(kind)
     if not kinds:
@@ -382,8 +423,8 @@ def main() -> None:
         while faults < chosen.faults:
             kind = kinds[seed % len(kinds)]
             folder = disk / f"run-{seed}"
-            chain = Chain(kind, seed, folder, data, tally)
-            undisturbed(kind, data)
+            chain = Chain(kind, seed, folder, data, tally, chosen.steps)
+            undisturbed(kind, data, chosen.steps)
             made = chain.run(min(chosen.per_training, chosen.faults - faults))
             faults += made
             print(
