@@ -119,7 +119,7 @@ class Tree:
         self.root = root
         self.is_whole = files is None
         if files is None:
-            files = sorted(_walk(root), key=lambda file: file.split("/"))
+            files = sorted(_walk(root), key=lambda file: file.replace("/", "\0"))
         self.files = files
         self._heads: dict[str, Head] = {}
 
@@ -139,12 +139,22 @@ class Tree:
     @cached_property
     def images(self) -> list[str]:
         """The image files, without those in folders of masks."""
-        images = list(filter(is_image, self.files))
-        masks = set()
-        for folder in set(map(posixpath.dirname, images)):
-            if not NO_IMAGES.isdisjoint(folder.lower().split("/")):
-                masks.add(folder)
-        return [file for file in images if posixpath.dirname(file) not in masks]
+        masks = [folder for folder, is_kept in self._folders.items() if not is_kept]
+        if not masks:
+            return self._pictures
+        return [file for file in self._pictures if posixpath.dirname(file) not in masks]
+
+    @cached_property
+    def _pictures(self) -> list[str]:
+        return list(filter(is_image, self.files))
+
+    @cached_property
+    def _folders(self) -> dict[str, bool]:
+        """The folders of the pictures, and whether these are images, not masks."""
+        folders = dict.fromkeys(map(posixpath.dirname, self._pictures), True)
+        for folder in folders:
+            folders[folder] = NO_IMAGES.isdisjoint(folder.lower().split("/"))
+        return folders
 
     def without(self, used: Iterable[str]) -> list[str]:
         """The images that are not among these."""
@@ -161,7 +171,8 @@ class Tree:
 
     @cached_property
     def _no_images(self) -> list[str]:
-        return [file for file in self.files if not is_image(file)]
+        pictures = set(self._pictures)
+        return [file for file in self.files if file not in pictures]
 
     def head(self, file: str) -> Head:
         """What the beginning of a file shows."""
@@ -280,7 +291,7 @@ class Tree:
     @cached_property
     def _image_folders(self) -> list[str]:
         """The folders of images and those above, each once."""
-        folders = dict.fromkeys(map(posixpath.dirname, self.images))
+        folders = {folder: None for folder, is_kept in self._folders.items() if is_kept}
         for folder in list(folders):
             while "/" in folder:
                 folder = posixpath.dirname(folder)

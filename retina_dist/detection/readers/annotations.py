@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -168,9 +169,9 @@ def clean(
     boxes: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     if records:
-        cuts = np.searchsorted(rows[order], np.arange(1, len(records)))
-        boxes = np.split(inside[order], cuts)
-        labels = np.split(categories.labels_of(truth.category_ids[order]), cuts)
+        ends = np.searchsorted(rows[order], np.arange(1, len(records) + 1))
+        boxes = _parts(inside[order], ends)
+        labels = _parts(categories.labels_of(truth.category_ids[order]), ends)
     return Annotations(
         truth=truth,
         records=tuple(records),
@@ -181,6 +182,11 @@ def clean(
         clipped=int(clipped.sum()),
         dropped=dropped,
     )
+
+
+def _parts(rows: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+    """The rows before the first end, those up to the second, and so on."""
+    return [rows[start:end] for start, end in pairwise([0, *ends.tolist()])]
 
 
 def without_empty(full: Annotations) -> Annotations:

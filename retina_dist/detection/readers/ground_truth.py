@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import getitem
+from operator import attrgetter, getitem
 from typing import Any
 
 import msgspec
@@ -195,14 +195,16 @@ def places_in(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.where(known[places] == wanted, places, -1)
 
 
-def _as_array(objects: Iterable[CocoBox]) -> np.ndarray:
+def _as_array(objects: Sequence[CocoBox]) -> np.ndarray:
     """The objects as [A] of dtype OBJECT."""
-    rows = []
-    for each in objects:
-        area = np.nan if each.area is None else each.area
-        ids = (each.id, each.image_id, each.category_id, each.iscrowd)
-        rows.append((*ids, each.bbox, area, each.area is not None))
-    return np.array(rows, dtype=OBJECT)
+    rows = np.empty(len(objects), dtype=OBJECT)
+    for column in ("id", "image_id", "category_id", "iscrowd"):
+        rows[column] = list(map(attrgetter(column), objects))
+    rows["bbox"] = np.array([each.bbox for each in objects]).reshape(-1, 4)
+    areas = [each.area for each in objects]
+    rows["area"] = np.array(areas, dtype=np.float64)  # NaN for None
+    rows["has_area"] = [area is not None for area in areas]
+    return rows
 
 
 def decode_coco(content: bytes) -> CocoContent | Entry:

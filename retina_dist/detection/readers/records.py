@@ -64,7 +64,6 @@ def make_record(
     The image is a file in the folder `images`, or where `sources` says by its id. Raises DataError.
     """
     name = image.file_name
-    where = f"{source}: image {image.id}"
     known = (sources or {}).get(image.id)
     inside: str | None = name  # of a known source it names no file
     if known is None:
@@ -72,16 +71,19 @@ def make_record(
         inside = within(name, images)  # type: ignore[arg-type]
     if inside is None:
         outside = f"has file_name {name[:120]!r}, which is outside {images}"
-        raise DataError(f"{where} {outside}; write a path below that.")
+        raise DataError(f"{source}: image {image.id} {outside}; write a path below that.")
 
     for side, value in (("width", image.width), ("height", image.height)):
         if value is not None and not 1 <= value <= MAX_SIDE:
-            raise DataError(f"{where} has {side} {value}, not a number of pixels; correct it.")
-    path: ImageSource = RemoteFile(str(images), inside)
+            wrong = f"has {side} {value}, not a number of pixels"
+            raise DataError(f"{source}: image {image.id} {wrong}; correct it.")
+    path: ImageSource
     if known is not None:
         path = known
     elif isinstance(images, Path):
         path = images / inside
+    else:
+        path = RemoteFile(str(images), inside)
     return ImageRecord(image.id, path, name, image.width or 0, image.height or 0)
 
 
@@ -138,7 +140,7 @@ def _is_there(path: ImageSource, listed: Collection[str], folders: dict[str, set
         return path.name in listed
     if not isinstance(path, Path):
         return True
-    folder, name = os.path.split(path)
+    folder, _, name = str(path).rpartition(os.sep)
     if folder not in folders:
         folders[folder] = set()
         with suppress(OSError, ValueError):  # it is not there, or may not be listed
