@@ -106,16 +106,18 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(tmp_path: Path, alone: Pa
     same_training(run, alone)
 
 
-def elastic(place: Path, hosts: str, *extra: str) -> list[str]:
+def elastic(
+    place: Path, hosts: str, *extra: str, job: tuple[str, ...] = JOB, module: str = MODULE
+) -> list[str]:
     """horovodrun on the hosts that a file lists; localhost and 127.0.0.1 stand for two."""
-    launched("horovodrun", 2, MODULE)  # or skip
+    launched("horovodrun", 2, module)  # or skip
     (place / "hosts").write_text(hosts)
     script = place / "discover.sh"
     script.write_text(f"#!/bin/sh\ncat {place / 'hosts'}\n")
     script.chmod(0o755)
     options = f"--gloo -np {hosts.count(':')} --min-np 1 --max-np 2 --network-interfaces lo --host-discovery-script {script}"
-    line = [str(executable("horovodrun")), *options.split(), sys.executable, "-m", MODULE]
-    return [*line, *JOB, "output_dir=run", "strategy.commit_every=2", *extra]
+    line = [str(executable("horovodrun")), *options.split(), sys.executable, "-m", module]
+    return [*line, *job, "output_dir=run", "strategy.commit_every=2", *extra]
 
 
 def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone: Path) -> None:
@@ -126,6 +128,22 @@ def test_elastic_horovod_goes_on_with_those_that_are_left(tmp_path: Path, alone:
         assert job.wait(END_S) == 0, log_of(tmp_path)
     assert "resumed from memory, step " in log_of(tmp_path)
     same_training(run, alone)
+
+
+@pytest.mark.long
+def test_elastic_horovod_with_virtual_ranks_has_the_bits_of_one_process(tmp_path: Path) -> None:
+    """In float32, over the loss of a rank."""
+    module = "retina_dist.train"
+    job = (*chaos.JOBS["any"], "trainer.max_duration=16steps")
+    line = elastic(tmp_path, "localhost:1\n127.0.0.1:1\n", job=job, module=module)
+    run = tmp_path / "run"
+    with started(line, tmp_path) as process:
+        wait_for(lambda: len(rank_processes(run)) == 2 and steps_done(run) >= 7, tmp_path)
+        os.kill(rank_processes(run)[1], signal.SIGKILL)
+        assert process.wait(END_S) == 0, log_of(tmp_path)
+    assert "resumed from memory, step " in log_of(tmp_path)
+    run_command(module, *job, "output_dir=one", cwd=tmp_path)
+    assert differences(run, tmp_path / "one") == ""
 
 
 @pytest.mark.long
