@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from retina_dist.base.errors import CheckpointError, ConfigError, UserError
 from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.samplers import FloatArray, images_per_epoch
-from retina_dist.data.sources import files_digest
+from retina_dist.data.sources import Source, files_digest
 from retina_dist.detection.anchor_coverage import describe_fit
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
@@ -314,13 +314,15 @@ class DetectionTask(ImageTask):
         listed = "\n".join(f"{image_id} {name}" for image_id, name in self.file_names().items())
         return hashlib.sha256(listed.encode()).hexdigest()
 
-    def data_digests(self) -> dict[str, str]:
-        """Of the boxes of both splits, and of the image files' sizes and times."""
+    def data_digests(
+        self, of_files: Callable[[Sequence[Source]], str] = files_digest
+    ) -> dict[str, str]:
+        """Of the boxes of both splits, and of the image files, by default their sizes and times."""
         digests = {}
         for split, part in (("train", self.train), ("val", self.val)):
             if part is not None and not self.config.data.synthetic:
                 digests[f"the annotations of {split}"] = part.digest()
-                digests[f"the image files of {split}"] = files_digest(
+                digests[f"the image files of {split}"] = of_files(
                     [record.path for record in part.records]
                 )
         return digests

@@ -220,6 +220,18 @@ def checksum(tensor: Tensor) -> Tensor:
     return total
 
 
+def digest_of(tree: object) -> str:
+    """The SHA-256 of the names and bits of all tensors and numbers below `tree`."""
+    digest = hashlib.sha256()
+    for name, value in leaves_of(tree):
+        content = repr(value).encode()
+        if isinstance(value, Tensor):
+            flat = value.detach().cpu().contiguous().flatten()
+            content = flat.view(torch.uint8).numpy().tobytes()
+        digest.update(name.encode() + content)
+    return digest.hexdigest()
+
+
 def leaves_of(
     tree: object, name: str = "", above: tuple[int, ...] = ()
 ) -> Iterator[tuple[str, object]]:

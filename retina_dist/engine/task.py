@@ -142,6 +142,12 @@ class Task(ABC):
         """
         return {}
 
+    def content_digests(self) -> dict[str, str]:
+        """Digests of labels and of the content of images, by name, equal wherever the data lie; for
+        `logging.digest`. Called on the main rank.
+        """
+        return {}
+
     def metadata(self, model: nn.Module) -> StateDict:
         """Plain values of a checkpoint beside the state: "config", "images" (`fingerprint`), and
         values for inference.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 
 import torch
@@ -52,7 +52,7 @@ class TrainLoop:
         *,
         validate: Validator | None = None,
         store: CheckpointStore | None = None,
-        metadata: StateDict | None = None,
+        metadata: Mapping[str, object] | None = None,
         stop_reason: Callable[[], str | None] = lambda: None,
         resume_with: str = "resume=RUN",
     ) -> None:

@@ -7,10 +7,10 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retina_dist.base.errors import (
     Preempted,
@@ -46,6 +46,9 @@ from retina_dist.tracking.loggers import (
 )
 from retina_dist.tracking.progress import Progress
 
+if TYPE_CHECKING:
+    from retina_dist.run.digest_recorder import DigestRecorder
+
 logger = logging.getLogger(__name__)
 
 
@@ -66,6 +69,7 @@ class Training:
     checkpoints: CheckpointStore
     logger_kinds: Sequence[type]
     describe: Callable[[], TrackedRun]
+    digest: DigestRecorder | None = field(default=None, init=False)
 
     def fit(
         self, console: Console, loggers: RunLoggers, callbacks: Sequence[Callback] = ()
@@ -76,7 +80,10 @@ class Training:
         """
         started = time.perf_counter()
         watch = PreemptionWatch()
-        heard = CallbackList([*self._loggers(console, loggers), *callbacks])
+        own: list[Callback] = self._loggers(console, loggers)
+        if self._records_digest():
+            own.append(self._begin_digest())
+        heard = CallbackList([*own, *callbacks])
         loop = self._loop(heard, watch)
         start = TrainingStart(
             self.state.model,
@@ -137,6 +144,21 @@ class Training:
         heard = [each for each in loggers if isinstance(each, Callback)]
         return [progress, LoggerCollection(*loggers), *heard]
 
+    def _records_digest(self) -> bool:
+        wanted = self.config.logging.digest
+        if wanted is None:
+            return self.plan.virtual_ranks is not None
+        return wanted
+
+    def _begin_digest(self) -> DigestRecorder:
+        """Begin digest.csv. Collective."""
+        from retina_dist.run.digest_recorder import DigestRecorder
+
+        same_losses = self.plan.virtual_ranks is not None
+        self.digest = DigestRecorder(self.state, self.strategy, same_losses=same_losses)
+        self.strategy.on_main(partial(self.digest.begin, self.run, self.task))
+        return self.digest
+
     def _loop(self, callbacks: Callback, watch: PreemptionWatch) -> TrainLoop:
         task = self.task
         state = self.state
@@ -160,16 +182,22 @@ class Training:
         }
         if self.strategy.is_main:  # which alone writes checkpoints
             facts["data_digests"] = task.data_digests()
-        return TrainLoop(
+        metadata: Mapping[str, object] = task.metadata(state.model) | facts
+        if self.digest:
+            metadata = self.digest.added_to(metadata)
+        loop = TrainLoop(
             build_train_step(self.config, state, self.plan, self.strategy, guard),
             self.data,
             callbacks,
             validate=evaluator,
             store=self.checkpoints,
-            metadata=task.metadata(state.model) | facts,
+            metadata=metadata,
             stop_reason=lambda: watch.reason,
             resume_with=as_override("resume", self.run.folder),
         )
+        if self.digest:
+            loop.train_step = self.digest.watching(loop.train_step)
+        return loop
 
     def _write_failure(
         self, error: Exception, seconds: float, loop: TrainLoop, loggers: RunLoggers
@@ -223,6 +251,8 @@ class Training:
             "images_per_s": fmean(speeds) if speeds else None,
             "images_per_cpu_s": loop.num_images / cpu_s if cpu_s else None,
         }
+        if self.digest:
+            content["digest"] = self.digest.head
         write_json(self.run.folder / RESULT, content)
 
     def _write_report(self, metrics: Metrics | None = None) -> None:

@@ -20,6 +20,7 @@ from retina_dist.base.files import write_json
 from retina_dist.base.text import truncate
 from retina_dist.data.class_weights import class_weights
 from retina_dist.data.module import TensorBatch
+from retina_dist.data.sources import Source, contents_digest, files_digest
 from retina_dist.data.synthetic import SyntheticData
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.phase_timer import cpu_seconds
@@ -142,6 +143,12 @@ class ImageTask(Task):
         """The name of each label."""
 
     @abstractmethod
+    def data_digests(
+        self, of_files: Callable[[Sequence[Source]], str] = files_digest
+    ) -> dict[str, str]:
+        """`of_files` digests the files of the images."""
+
+    @abstractmethod
     def class_counts(self) -> np.ndarray:
         """[K] the examples of each class in an epoch."""
 
@@ -171,6 +178,9 @@ class ImageTask(Task):
     @abstractmethod
     def write_results(self, result: Any, folder: Path) -> None:
         """An analysis of `result`, and details.json and images/ for the report."""
+
+    def content_digests(self) -> dict[str, str]:
+        return self.data_digests(contents_digest)
 
     def describe(self) -> str:
         lines = [f"  {name:<9}{text}" for name, text in self.facts()]

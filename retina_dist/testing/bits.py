@@ -7,11 +7,9 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor, uint8
-
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import load_checkpoint
-from retina_dist.engine.replicas import leaves_of
+from retina_dist.engine.replicas import digest_of
 from retina_dist.run.assemble import fit
 
 NORMS = ("frozen_bn", "bn")
@@ -63,16 +61,3 @@ def digests_of(run: Path) -> Digests:
             values = {name: value for name, value in row.items() if not name.startswith("time/")}
             metrics.update(repr(values).encode())
     return {"weights": state, "metrics": metrics.hexdigest()}
-
-
-def digest_of(tree: object) -> str:
-    """The SHA-256 of the names and bits of all tensors and numbers below `tree`, which are on the
-    CPU.
-    """
-    digest = hashlib.sha256()
-    for name, value in leaves_of(tree):
-        content = repr(value).encode()
-        if isinstance(value, Tensor):
-            content = value.detach().contiguous().flatten().view(uint8).numpy().tobytes()
-        digest.update(name.encode() + content)
-    return digest.hexdigest()

@@ -97,6 +97,9 @@ class LoggingConfig(MlflowSettings, TensorBoardSettings):
     """What a run writes beside its checkpoints: the settings of all loggers of the package."""
 
     plots: bool = setting(True, "first_batch.jpg and report.html")
+    digest: bool | None = setting(
+        None, "digest.csv, with which reproduce checks the run; null: with trainer.virtual_ranks"
+    )
 
     def chosen(self) -> list[str]:
         """The entries that a run makes; no other one is imported."""

@@ -1,0 +1,93 @@
+"""digest.csv: what a run did, as one row of SHA-256 a step, each chained to the row before it.
+
+A row at a start has "start" as its `gradients`. Its `images` are of the training and validation
+data, its `metrics` of the settings and its `loss` of the versions. Any other row belongs to an
+optimizer step.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+
+from retina_dist.base.errors import DataError
+
+FILE = "digest.csv"
+START = "start"
+
+
+@dataclass(frozen=True)
+class DigestRow:
+    """A row; "" in a cell without a value.
+
+    Args:
+        step: The optimizer steps done.
+        images: Of the ids of the step's images, in the order of ranks and micro-batches.
+        loss: Of the losses and the gradient norm, without virtual ranks those of each rank.
+        gradients: Of the gradients that the optimizer was given; "" where the step was skipped.
+        metrics: Of the values that were logged after the step, without times.
+        weights: Of the model and its average, where a checkpoint was written.
+        optimizer: Of the optimizer's state, where a checkpoint was written.
+        chain: Of the chain before and all other cells.
+    """
+
+    step: int
+    images: str = ""
+    loss: str = ""
+    gradients: str = ""
+    metrics: str = ""
+    weights: str = ""
+    optimizer: str = ""
+    chain: str = ""
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it tells how a run started, or how a resume differs from the start."""
+        return self.gradients == START
+
+    def chained(self, before: str) -> DigestRow:
+        """The row behind one whose chain is `before`, "" for none."""
+        *cells, _ = astuple(self)
+        return replace(self, chain=sha256_of(before, *cells))
+
+
+COLUMNS = [column.name for column in fields(DigestRow)]
+
+
+def sha256_of(*values: object) -> str:
+    """The SHA-256 of plain values, as Python writes them: all digits of a number."""
+    return hashlib.sha256(repr(values).encode(errors="surrogateescape")).hexdigest()
+
+
+def read_digests(folder: Path, *, check: bool = True) -> list[DigestRow]:
+    """The rows of a run's digest.csv, without one that was cut short.
+
+    Raises DataError where there is none, and, with `check`, for a row that does not follow from
+    the one before it.
+    """
+    path = folder / FILE
+    rows: list[DigestRow] = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *lines = csv.reader(line for line in file if line.endswith("\n"))
+        if header != COLUMNS:
+            raise ValueError(f"its columns are not {','.join(COLUMNS)}")
+        for step, *cells in lines:
+            rows.append(DigestRow(int(step), *cells))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} has no {FILE}; train with logging.digest=true to have one."
+        ) from error
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({error}); restore the file.") from error
+    chain = ""
+    for row in rows:
+        if check and row != row.chained(chain):
+            raise DataError(
+                f"{path}: the row of step {row.step} does not follow from the rows before it; "
+                "one of them was changed, added or removed."
+            )
+        chain = row.chain
+    return rows
