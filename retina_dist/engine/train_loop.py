@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 
 import torch
@@ -38,7 +38,8 @@ class TrainLoop:
             so that all ranks agree on `state.best` and on early stopping.
         store: Where the main rank writes checkpoints: by the plan, when all ranks stop, and
             `trainer.checkpoint_minutes` after the last one.
-        metadata: Plain values of each checkpoint beside the state and the place in the data.
+        metadata: Gives plain values of a checkpoint beside the state and the place in the data.
+            Every rank calls it.
         stop_reason: Says why this process should end, or None. One step after any rank has a
             reason, all save and raise Preempted.
         resume_with: What continues the run, for the messages of errors.
@@ -52,7 +53,7 @@ class TrainLoop:
         *,
         validate: Validator | None = None,
         store: CheckpointStore | None = None,
-        metadata: Mapping[str, object] | None = None,
+        metadata: Callable[[], StateDict] = dict,
         stop_reason: Callable[[], str | None] = lambda: None,
         resume_with: str = "resume=RUN",
     ) -> None:
@@ -66,7 +67,7 @@ class TrainLoop:
         self.callbacks = callbacks
         self.validate = validate
         self.store = store
-        self.metadata = metadata or {}
+        self.metadata = metadata
         self.checkpoint_minutes = train_step.settings.checkpoint_minutes
         self.stop_reason = stop_reason
         self.resume_with = resume_with
@@ -226,7 +227,7 @@ class TrainLoop:
         """The content of a checkpoint now; `metrics` are of this step's validation. Collective."""
         epoch, cursor = self.data.position(self.state.step)
         place = {"sampler": {"epoch": epoch, "cursor": cursor}, "metrics": metrics or {}}
-        return {**self.state.state_dict(), **self.metadata, **place}
+        return {**self.state.state_dict(), **self.metadata(), **place}
 
     def _finish(self) -> None:
         """Leave no collective in flight, and every checkpoint written, on all ranks.

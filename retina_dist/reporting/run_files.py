@@ -55,6 +55,7 @@ class Result(Struct):
     images_per_s: Optional = None
     images_per_cpu_s: Optional = None
     overrides: list[str] = []
+    digest: str | None = None
 
     @property
     def progress(self) -> str:

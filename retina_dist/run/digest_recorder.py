@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from retina_dist.base.errors import set_status
+from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import write_csv
 from retina_dist.base.settings import flattened
 from retina_dist.base.yaml_files import load_yaml
@@ -93,13 +95,7 @@ class DigestRecorder(Callback):
         """
         step = run.resume_step or 0
         self._path = run.folder / FILE
-        rows: list[DigestRow] = []
-        if run.resume_step is not None and self._path.exists():
-            rows = [row for row in read_digests(run.folder, check=False) if row.step <= step]
-            head = (run.checkpoint or {}).get(HEAD)
-            if not rows or rows[-1].step != step or head not in (None, rows[-1].chain):
-                logger.warning(f"{self._path} does not lead to step {step}; it begins anew there.")
-                rows = []
+        rows = _rows_before(run)
         starts = [row for row in rows if row.is_start]
         start = self._start_row(step, run, task, starts)
         if not starts or _conditions(starts[-1]) != _conditions(start):
@@ -126,8 +122,7 @@ class DigestRecorder(Callback):
         """`take_step`, the images of whose micro-batches this recorder sees."""
 
         def step(micro_batches: MicroBatches) -> Scalars:
-            ids = [getattr(batch, "image_ids", None) for batch in micro_batches]
-            self._images = [each for each in ids if each is not None]
+            self._images = _image_ids(micro_batches)
             return take_step(micro_batches)
 
         return step
@@ -167,10 +162,6 @@ class DigestRecorder(Callback):
             self._open = self._with_state(self._open)
             self._write()
         return self.head
-
-    def added_to(self, metadata: Mapping[str, object]) -> Mapping[str, object]:
-        """`metadata` of checkpoints, and the head of the chain when one is made."""
-        return _WithHead(metadata, self)
 
     def _with_state(self, row: DigestRow) -> DigestRow:
         state = self.state
@@ -224,27 +215,30 @@ class DigestRecorder(Callback):
         self.head = last.chain
 
 
-class _WithHead(Mapping[str, object]):
-    """The metadata of checkpoints, with the head of the chain at the moment when it is read."""
-
-    def __init__(self, metadata: Mapping[str, object], recorder: DigestRecorder) -> None:
-        self.metadata = metadata
-        self.recorder = recorder
-
-    def __getitem__(self, key: str) -> object:
-        if key == HEAD:
-            return self.recorder.close_row()
-        return self.metadata[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self.metadata, HEAD))
-
-    def __len__(self) -> int:
-        return len(self.metadata) + 1
-
-
 def _line(row: DigestRow) -> bytes:
     return (",".join(map(str, astuple(row))) + "\n").encode()
+
+
+def _rows_before(run: Run) -> list[DigestRow]:
+    """The rows that lead to the checkpoint of a resumed run."""
+    step = run.resume_step
+    path = run.folder / FILE
+    if step is None or not path.exists():
+        return []
+    head = (run.checkpoint or {}).get(HEAD)
+    with suppress(DataError):
+        rows = [row for row in read_digests(run.folder) if row.step <= step]
+        if rows and rows[-1].step == step and head in (None, rows[-1].chain):
+            return rows
+    logger.warning(f"{path} does not lead to step {step}; it begins anew there.")
+    return []
+
+
+def _image_ids(micro_batches: MicroBatches) -> list[Tensor]:
+    """[B] of each micro-batch; [] where the batches of a task have no ids."""
+    with suppress(AttributeError):
+        return [batch.image_ids for batch in cast(Any, micro_batches)]
+    return []
 
 
 def _conditions(row: DigestRow) -> tuple[str, str, str]:
@@ -301,7 +295,7 @@ def keyed_sum(tensors: Iterable[Tensor]) -> Tensor:
     """[1] int64 of all bits of dense tensors of one device, in memory order.
 
     It is a sum modulo 2**64 of 64-bit lanes, each times an odd key of its place: the same in any
-    order of summation, and another one if a lane changes.
+    order of summation, and another one if a lane of finite numbers changes.
     """
     sums: list[Tensor] = []
     rests: list[Tensor] = []
@@ -326,8 +320,9 @@ def _block_sums(lanes: Tensor) -> list[Tensor]:
     sums: list[Tensor] = []
     for rows in lanes.view(-1, LANES).split(BLOCKS):
         folded = torch.bitwise_right_shift(rows, 32, out=memory[: len(rows)])
-        # or two changes of the highest bit, such as signs, would cancel each other
-        folded.bitwise_and_(0xFFFFFFFF).bitwise_xor_(rows)
+        # or two changes of the highest bit, such as signs, would cancel each other; no two lanes
+        # without a NaN become equal
+        folded.add_(rows)
         if lanes.is_cuda:  # which has no product of integer matrices
             sums.append(folded.mul_(keys).sum(1))
         else:

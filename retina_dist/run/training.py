@@ -182,9 +182,13 @@ class Training:
         }
         if self.strategy.is_main:  # which alone writes checkpoints
             facts["data_digests"] = task.data_digests()
-        metadata: Mapping[str, object] = task.metadata(state.model) | facts
-        if self.digest:
-            metadata = self.digest.added_to(metadata)
+        facts = task.metadata(state.model) | facts
+
+        def metadata() -> Facts:
+            if self.digest:
+                facts["digest"] = self.digest.close_row()
+            return facts
+
         loop = TrainLoop(
             build_train_step(self.config, state, self.plan, self.strategy, guard),
             self.data,
