@@ -6,7 +6,6 @@ Each command is the module `retina_dist.COMMAND`. A launcher starts that module 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import sys
@@ -14,6 +13,7 @@ from itertools import takewhile
 from typing import NoReturn
 
 import retina_dist
+from retina_dist.base.other_names import value_meant
 
 COMMANDS = {
     "train": "train a model, or sweep over settings with -m",
@@ -62,8 +62,9 @@ def main() -> None:
         _refuse(usage())
     if command not in COMMANDS:
         hint = f"the commands are {', '.join(COMMANDS)}."
-        for near in difflib.get_close_matches(command, COMMANDS, 1):
-            hint = f"did you mean {near}?"
+        meant = value_meant("command", command, COMMANDS)
+        if meant:
+            hint = f"did you mean {meant}?"
         _refuse(f"error: there is no command {command}; {hint}")
 
     arguments = sys.argv[2:]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import json
 import math
 import unicodedata
@@ -18,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.other_names import value_meant
 
 T = TypeVar("T")
 Content = dict[str, Any]  # settings as a file has them: values, and sections by name
@@ -62,10 +62,10 @@ class Limits:
         options = self.options
         if options and value not in options:
             sentence = f"{key}={as_text(value)} is not one of {', '.join(map(as_text, options))}"
-            by_spelling = {str(option).lower(): option for option in options}
-            for near in difflib.get_close_matches(str(value).lower(), by_spelling, 1):
-                return f"{sentence}; did you mean {by_spelling[near]}?"
-            return f"{sentence}."
+            meant = value_meant(key, value, options)
+            if meant:
+                return f"{sentence}; did you mean {meant}?"
+            return f"{sentence}; give one of them."
         if self.words and isinstance(value, str) and value not in self.words:
             wrong = f"{key}={as_text(value)} is not {' or '.join(self.words)}"
             return "; ".join(filter(None, (wrong, self.remedy))) + "."
@@ -197,6 +197,9 @@ def make(
     for name, value in content.items():
         key = f"{prefix}{name}"
         if name not in hints:
+            if "." in name:
+                remedy = "write the part after it below, as in data: {root: FOLDER}"
+                raise ConfigError(f"{key} is written with a point in a file; {remedy}.")
             raise ConfigError(f"{key} is not a setting.")
 
         section = section_of(hints[name])

@@ -61,6 +61,7 @@ multi_run sweep: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
 run run_dir run_folder: checkpoint | resume
 source image: input
+input: root | data.root | images
 seed_everything: seed
 patience early_stopping: trainer.patience
 classes nc num_classes: model.num_classes | the data decides; leave it out
@@ -154,8 +155,8 @@ ann_file annotation_file annotation ann gt labels label_dir: annotations | data.
 predictions preds detections_file dt pred: results
 test_split valid_split val_ratio validation_split val_size: data.val_fraction=0.1
 onnx int8 quantize optimize keras workspace dynamic_axes: leave it out
-from to from_format to_format: root and output say what is read and written; the ending of output \
-is the format
+from to from_format to_format input_format output_format: root and output say what is read and \
+written; the ending of output is the format
 bind address: host
 ssl https tls: put a proxy with TLS before it; leave it out
 reload: leave it out
@@ -163,6 +164,156 @@ token password auth key: api_key
 tolerance atol rtol: the bounds are fixed; leave it out
 fix repair: problems are named, files stay as they are; leave it out
 num_shards shards shard_size maxsize max_size_mb: shard_mb
+test_only: python -m retina_dist.evaluate judges a checkpoint; leave it out
+use_copypaste crop crop_type rotate90 random_crop gaussian_blur sharpness grayscale \
+input.crop.enabled: see data.hflip, \
+data.photometric and data.scale_jitter for detection, data.augment, data.mixup and data.cutmix \
+for classification
+mixup: data.mixup | detection has none; leave it out
+cutmix: data.cutmix | detection has none; leave it out
+ra_magnitude augmix_severity ra_reps ra_sampler aa: data.augment=randaugment | see data.photometric
+reprob: data.erasing=0.25 | see data.photometric
+model_ema_steps ema_decay: trainer.ema_decay=0.9998
+interpolation bilinear antialias: images are resized as torchvision does; leave it out
+val_resize_size: data.val_resize | data.val_min_size=800
+val_crop_size: data.val_image_size | data.val_min_size=800
+min_size_test test_size eval_size: data.val_min_size=800 | data.val_image_size=224 | leave it out
+train_crop_size input_size: data.min_sizes=[640] | data.image_size | \
+the size of the training is used; leave it out
+crop_pct: data.val_resize=256 | images are resized whole; leave it out
+start_epoch last_epoch: resume | leave it out
+rpn_score_thresh pred_score_thr: score_threshold | model.score_threshold
+gamma: schedule.gamma | write schedule=multistep schedule.gamma=0.1
+steps_per_epoch: an epoch has all images; leave it out
+milestones: schedule.milestones | write schedule=multistep schedule.milestones=[8epochs]
+lr_milestones: write schedule=multistep schedule.milestones=[8epochs]
+decay_rate: write schedule=multistep schedule.gamma=0.1
+cooldown_epochs: the schedule ends with trainer.max_duration; leave it out
+warmup_factor: schedule.warmup_factor
+momentum: optimizer.momentum | write optimizer=sgd optimizer.momentum=0.9
+nesterov: optimizer.nesterov | write optimizer=sgd optimizer.nesterov=true
+betas: optimizer.betas | write optimizer=adamw "optimizer.betas=[0.9,0.999]"
+eps epsilon adam_epsilon: optimizer.eps | write optimizer=adamw optimizer.eps=1e-8
+adam_beta1 adam_beta2 beta1 beta2: optimizer.betas | write optimizer=adamw \
+"optimizer.betas=[0.9,0.999]"
+warmup_momentum layer_decay foreach fused amsgrad: the optimizers have none; leave it out
+weight_decay_norm: optimizer.norm_weight_decay
+weight_decay_bias: optimizer.bias_weight_decay
+sampler_train sampler: data.repeat_threshold=0.001 | data.balanced=true
+class_weight pos_weight cls_weights cls_pw: data.class_weights=auto
+test val_set valid validation: data.val_split | leave it out
+iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou
+neg_iou_thr bg_iou_thresh min_pos_iou: model.background_iou
+focal_loss_gamma fl_gamma gamma_focal: model.focal_gamma
+focal_loss_alpha: model.focal_alpha
+smooth_l1_loss_beta: model.smooth_l1_beta
+bbox_reg_loss_type bbox_loss loss_bbox reg_loss iou_loss: model.box_loss
+box cls dfl pose kobj reg_max loss_weight prior_prob target_means target_stds bbox_reg_weights \
+use_sigmoid allow_low_quality_matches add_gt_as_proposals positive_fraction: it is as in \
+torchvision; leave it out
+topk_candidates_test pre_nms_topk nms_pre: model.topk_candidates
+num_convs stacked_convs: model.head_convs
+start_level num_outs num_levels out_features: the pyramid has P3 to P7; leave it out
+depth layers: model.backbone=resnet50 | model.architecture=resnet50
+freeze_at freeze_layers freeze_bn: see model.trainable_layers and model.norm
+sizes scales octave_base_scale scales_per_octave anchor_size: see model.anchor_sizes
+solver.amp.enabled: trainer.precision=bf16
+solver.clip_gradients.enabled: trainer.gradient_clip=1
+ratios anchor_ratios: model.aspect_ratios
+strides: they are 8 to 128 px; leave it out
+meta_architecture: the network is a RetinaNet; leave it out
+type: write optimizer=NAME, schedule=NAME, strategy=NAME or model=NAME
+model: checkpoint | model.backbone
+pretrained_weights init_checkpoint initial_checkpoint init_cfg: model.weights
+width num_queries: the network has none; leave it out
+tta test_time_augmentation flip_test test.aug.enabled: images are detected once; leave it out
+label_smoothing label_smoothing_factor smoothing: model.label_smoothing=0.1 | detection has none; \
+leave it out
+cudnn_benchmark vis_period visualizer test_evaluator custom_imports overlap_mask dnn \
+evaluator retina_masks embed class_map group_by_length remove_unused_columns hub_model_id \
+neftune_noise_alpha eval_accumulation_steps save_safetensors dataloader_drop_last plugins \
+reload_dataloaders_every_n_epochs ddp_find_unused_parameters task_type classwise eval_options \
+cfg_options area_rng format_only proportion prefix limit timeout_s log_level: leave it out
+val_batch per_device_eval_batch_size eval_batch_size test_batch_size: batch_size | \
+data.val_batch_size
+eval_strategy evaluation_strategy: trainer.validate_every=1epoch
+save_strategy: trainer.checkpoint_every=1epoch
+logging_dir: output_dir
+lr_scheduler_type sched lr_schedule lr_policy policy: schedule
+lr_scheduler_kwargs param_scheduler: see schedule=cosine --help
+amp_dtype dtype tf32: trainer.precision=bf16 | precision=bf16
+torch_compile: trainer.compile=true
+auto_find_batch_size auto_scale_batch_size: give data.batch_size, and trainer.accumulate=auto to \
+fit it into the memory
+find_lr auto_lr_find lr_finder: try several with --multirun optimizer.lr=1e-4,1e-3
+deepspeed fsdp dp tpu: there are strategy=single, ddp and horovod; leave it out
+callbacks callback: from Python, rd.Trainer takes callbacks=[...]
+queue partition account gpus_per_node mem_per_cpu: docs/clusters.md shows how a cluster starts it
+num_samples max_images: data.synthetic.num_images | num_images | leave it out
+interval: see trainer.checkpoint_every, trainer.validate_every and trainer.log_every
+enable: leave it out
+line_thickness agnostic palette labels font return_outputs retina: pictures are written to \
+output_dir; leave it out
+overlap slice_overlap overlap_ratio: tile_overlap
+slice_height slice_width slice_size tile_size tiles: tile=640
+include target framework: output=model.onnx
+input_shape shape img_shape: size=[640,640]
+batch batch_size: batch_size | data.batch_size | max_batch | images are taken as they come; \
+leave it out
+device accelerator: device | strategy.device | it is exported on the CPU; leave it out
+fp16 precision: trainer.precision | precision | it is exported in fp32; leave it out
+name run_name experiment_name: output_dir | leave it out
+output_dir: output | leave it out
+resume: checkpoint | leave it out
+task plots tracker box_format gpu_count: leave it out
+random_erase random_erasing: data.erasing | detection has none; leave it out
+output_names input_names do_constant_folding quantization trt fp16_export optimize_for_mobile \
+strip: leave it out
+file: output | input | data.root
+images img: input | images | root | data.root
+dataloaders: root | data.root
+metric metrics: trainer.monitor | it is computed with the others; leave it out
+host_name ip hostname server_name: host
+port_number server_port: port
+max_batch_size: max_batch
+timeout request_timeout: shutdown_s | strategy.timeout_s
+ssl_keyfile ssl_certfile cors root_path share: put a proxy before it; leave it out
+num_threads threads: trainer.num_threads | set OMP_NUM_THREADS; leave it out
+debug_mode: debug=true
+device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
+concurrency max_workers: max_queue | data.num_workers
+folder results: run | results
+run_dir: run | output_dir
+other_run baseline compare_to second: other
+title open theme: leave it out
+source src in: input | root | leave it out
+target: output | leave it out
+dst dest destination to_coco: output
+classes_file: classes
+copy_images indent yaml json category_ids label_map: leave it out
+check_images: images=decode | leave it out
+strict: a finding of level error makes the exit code 1; leave it out
+report: output=report.json
+maxcount samples_per_shard pattern: shard_mb
+rd.retina_dist.model rd.retina_dist.retinanet rd.retina_dist.yolo rd.retina_dist.load_model \
+rd.retina_dist.load rd.retina_dist.predict rd.retina_dist.evaluate: call \
+rd.build_retinanet(num_classes=N), or rd.Detector.from_checkpoint(RUN) for a trained one
+rd.retina_dist.train rd.retina_dist.fit: call rd.Trainer(data=…, optimizer=…, max_duration=…).fit()
+rd.retina_dist.dataset rd.retina_dist.dataconfig rd.retina_dist.cocodataset \
+rd.retina_dist.dataloader: write rd.DetectionData(root=FOLDER), or rd.TorchDatasetConfig(…) for \
+your own Dataset
+rd.trainer.train rd.trainer.run rd.trainer.start rd.classifiertrainer.train: call fit()
+rd.trainer.test rd.trainer.validate rd.trainer.val: call evaluate() after fit()
+rd.trainer.predict: call detector().predict(PATHS) after fit()
+rd.trainer.save rd.trainer.save_checkpoint: its checkpoints are in run_folder after fit()
+rd.trainer.network rd.trainer.net: call detector().model after fit()
+rd.detector.to rd.detector.cuda rd.detector.cpu rd.trainedclassifier.to: give \
+from_checkpoint(PATH, device="cuda")
+rd.detector.train rd.detector.fit: train with rd.Trainer(…).fit()
+rd.detector.names rd.detector.classes rd.detector.class_names: read categories.names
+rd.detector.val rd.detector.test: call evaluate(rd.DetectionData(root=FOLDER))
+rd.detector.export rd.detector.save: use python -m retina_dist.export checkpoint=RUN output=FILE
+rd.detector.conf rd.detector.score_threshold: call set_limits(score_threshold=0.3)
 predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou predict.topk \
 predict.top_k predict.k predict.max_det: call set_limits(score_threshold=0.3) of the detector before
 predict.batch_size predict.batch predict.device predict.save predict.verbose: images are taken \
@@ -209,7 +360,7 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
     if key.startswith("experiment."):
         return f"{key} is not a setting; the experiment's first line must be # @package _global_."
     near = _nearest(key, known, value)
-    hint = f"see the keys with {command} --help."
+    hint = f"leave it out, or see the keys with {command} --help."
     if near:
         hint = f"did you mean {' or '.join(near)}?"
         if " " in near[0]:
@@ -219,6 +370,7 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
 
 def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
     """The known keys that `key` may mean, or a clause that tells."""
+    key = key.lower()  # as Detectron2's are in capitals
     section, _, end = key.rpartition(".")
     meant = alias(key, known, value) or alias(end, known, value)
     if meant:
@@ -276,7 +428,10 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
         key = _key_of_value(each, known, given, is_one_of_several=len(bare) > 1)
         given.add(key)
         written.append(as_override(key, each))
-    return f"{word} is not KEY=VALUE; write {' '.join(written)}."
+    hint = " ".join(written)
+    if written[-1].startswith(("experiment=", "KEY=")):
+        hint += ", or leave it out"
+    return f"{word} is not KEY=VALUE; write {hint}."
 
 
 def _remedy_of_word(

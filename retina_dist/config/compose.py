@@ -57,6 +57,11 @@ SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module stat
 
 # The entry of the data for a root that was not drawn.
 READERS = {"detection": "data=auto", "classification": "data=folders"}
+# the recipe for data of one's own
+RECIPES = {
+    "detection": "experiment=finetune",
+    "classification": "experiment=finetune_classifier",
+}
 DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
 # an entry of the data, settings of drawn ones or a recipe
 CHOOSES_DATA = re.compile(r"data|data\.(shapes|drawn|synthetic)\b.*|experiment")
@@ -179,6 +184,19 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
     return [entry]
 
 
+def repeated(overrides: Sequence[str]) -> str:
+    """A sentence on a key that stands twice on a command line, where the last one counts; "" for
+    none.
+    """
+    last: dict[str, str] = {}
+    for override in overrides:
+        key, equals, _ = override.lstrip("+").partition("=")
+        if equals and last.get(key, override) != override:
+            return f"{last[key]} and {override} are both given; {override} counts: leave one out."
+        last[key] = override
+    return ""
+
+
 def place_of_data(overrides: Iterable[str]) -> tuple[str, str]:
     """The key and value of the first override that says where the data are, "null" without one."""
     given = _values(overrides)
@@ -262,7 +280,8 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
         if not is_known(key, known):
             reason = _of_another_entry(key, sections, content)
             if not reason and key not in given:
-                reason = _of_another_task(key, content)
+                recipe = _values(overrides).get("experiment", "")
+                reason = _of_another_task(key, content, recipe)
             raise ConfigError(reason or unknown_key(command_of(name), key, known, value))
     _check_read(known, content, overrides)
     config: Any = make(schema, content, sections=sections)
@@ -309,8 +328,10 @@ def _of_another_entry(key: str, sections: Mapping[str, type], content: Content) 
     return f"{key}={given[name]} has no effect with {chosen}; leave it out, or give {choices}."
 
 
-def _of_another_task(key: str, content: Content) -> str:
-    """Message for an entry of data or model that is for another task; "" for other keys."""
+def _of_another_task(key: str, content: Content, recipe: str) -> str:
+    """Message for an entry of data or model, or a recipe, that is for another task; "" for other
+    keys.
+    """
     section, _, _ = key.partition(".")
     chosen = content.get("task")
     if section not in ("data", "model") or not isinstance(chosen, Mapping):
@@ -321,6 +342,11 @@ def _of_another_task(key: str, content: Content) -> str:
     for task in TASKS:
         if key in settings_by_key(lookup("task", task).settings):
             now = chosen.get("name")
+            if recipe and f"experiment={recipe}" != DEFAULT_JOB:
+                return (
+                    f"experiment={recipe} is for task={task}, but the task is {now}; leave "
+                    f"task={now} out, or give {RECIPES.get(str(now), 'its own')}."
+                )
             return f"{named} is for task={task}, but the task is {now}; give task={task}."
     return ""
 

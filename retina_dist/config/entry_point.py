@@ -85,6 +85,9 @@ class Command:
                 return
 
             self._prepare(options)
+            twice = compose.repeated(options.overrides)
+            if twice and detect_launch().rank == 0:
+                print_redacted(f"warning: {twice}", sys.stderr)
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors arrive here unchanged
             version.setbase("1.3")
             # with these, Hydra prints the settings, and nothing runs

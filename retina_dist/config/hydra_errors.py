@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 
 import yaml
@@ -13,6 +12,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.base.errors import ConfigError, UserError, first_line
+from retina_dist.base.other_names import value_meant
 from retina_dist.base.text import as_override
 
 # How the names of torchvision's networks begin.
@@ -20,6 +20,12 @@ TORCHVISIONS = re.compile(
     "(wide_)?resnet|resnext|mobilenet|efficientnet|convnext|regnet|swin|vit|vgg|densenet",
     re.IGNORECASE,
 )
+# What to do about a fault in a file, by what PyYAML says of it.
+YAML_REMEDIES = {
+    "\\t": "correct it, with spaces in place of tabs",
+    "duplicate key": "write the key once, with all that is below it",
+    "escape character": "write the text in single quotes, or with slashes",
+}
 
 
 @contextmanager
@@ -36,9 +42,13 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(command, error)) from error
     except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        remedy = "correct it"
+        for fault, said in YAML_REMEDIES.items():
+            if fault in reason:
+                remedy = said
         raise ConfigError(
-            f"a file of the configuration is not YAML: {' '.join(str(error).split())}; "
-            "correct it, with spaces in place of tabs."
+            f"a file of the configuration is not YAML: {reason}; {remedy}."
         ) from error
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
@@ -79,7 +89,7 @@ def _missing_entry(error: MissingConfigException) -> str:
     options = error.options or []
     value = value.removesuffix(".yaml")
     near = [each for each in options if value and each.startswith(value[:6])]
-    near = near or get_close_matches(value, options, 1, 0.75)
+    near = near or list(filter(None, [str(value_meant(group, value, options, 0.75))]))
     hint = "there"
     if near:
         hint = f"did you mean {' or '.join(near)}? There"
@@ -98,6 +108,12 @@ def _missing_entry(error: MissingConfigException) -> str:
 def _instead_of_entry(group: str, value: str) -> str:
     """Message for a file, folder or name that stands where an entry is asked for; "" for others."""
     is_yaml = value.lower().endswith((".yaml", ".yml"))
+    own, slash, entry = value.partition("/")
+    if group == "experiment" and slash and not is_yaml:  # in its list of defaults
+        return (
+            f"{group} has no {value}; in the defaults of its file, write "
+            f"- override /{own}: {entry}."
+        )
     if group == "data":
         return _instead_of_data(value, is_yaml)
     if group == "model" and ("/" in value or value.endswith(".pt")):
@@ -148,6 +164,9 @@ def _sentence(command: str, error: Exception) -> str:
     below_value = re.match(r"Error merging override \+*([^=]+)=", text)
     if below_value:
         return f"{below_value[1]} is not a setting; see the keys with {command} --help."
+
+    if "Cannot merge DictConfig with ListConfig" in text:
+        return "a file of the configuration holds a list; write KEY: VALUE lines, without - before."
 
     key = ""  # of the innermost cause that has one
     inner: BaseException | None = error

@@ -1,0 +1,82 @@
+"""What other tools call the values of our settings and the entries of our groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+# Of a setting or group, by its last part: our value, and what Lightning, torchvision, ultralytics,
+# Detectron2, timm, Albumentations and others write for it, in lower case, with hyphens.
+_TABLE = """
+precision fp32: 32 32-true 32-full float32 float fp-32 single full
+precision fp16: 16 16-mixed 16-true float16 half fp16-mixed mixed-float16 amp mixed
+precision bf16: bf16-mixed bf16-true bfloat16 mixed-bfloat16
+norm bn: batchnorm batch-norm batchnorm2d batch
+norm sync_bn: syncbn sync-batchnorm syncbatchnorm
+norm frozen_bn: frozenbn frozen frozen-batchnorm frozenbatchnorm frozenbatchnorm2d
+monitor_mode min: minimize lower decrease down
+monitor_mode max: maximize higher increase up
+split val: valid validation dev
+split test: testing
+val_split val: valid validation dev
+val_split test: testing
+format voc: pascal pascal-voc pascalvoc xml
+format yolo: ultralytics darknet txt yolov5 yolov8 yolo11
+format coco: json coco-json cocojson
+format huggingface: hf imagefolder datasets
+format openimages: oid open-images
+format csv: tsv pandas keras-retinanet
+box_format xyxy: corners ltrb x1y1x2y2 voc pascal-voc
+box_format xywh: ltwh coco
+box_loss giou: iou diou ciou iouloss giouloss
+box_loss smooth_l1: smoothl1 smoothl1loss huber
+box_loss l1: l1loss mae
+gradient_clip_algorithm global_norm: norm l2
+lr_rule none: false off
+augment randaugment: ra rand randaug
+augment trivialaugment: ta ta-wide trivial trivialaugmentwide
+missing_images skip: ignore warn drop
+bad_images skip: ignore warn drop
+optimizer sgd: momentum nesterov
+schedule multistep: step steplr multisteplr step-lr piecewise
+schedule cosine: cos cosinelr cosineannealing cosineannealinglr cosine-annealing cosine-with-warmup
+schedule constant: constantlr constant-with-warmup fixed none
+strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch
+strategy horovod: hvd
+strategy single: none single-device
+task detection: detect det object-detection boxes
+task classification: classify cls image-classification
+command train: fit finetune fine-tune resume sweep tune
+command evaluate: val eval test validate metrics
+command predict: detect infer inference track demo classify
+command doctor: check analyze analyse anchors lint verify stats
+command report: plot visualize show
+command convert: import
+command shards: pack webdataset shard
+command serve: deploy server api
+"""
+
+
+_MEANT: dict[tuple[str, str], str] = {}
+for _line in _TABLE.strip().splitlines():
+    _ours, _words = _line.split(": ")
+    _name, _value = _ours.split()
+    _MEANT |= {(_name, _word): _value for _word in _words.split()}
+
+
+def value_meant(
+    key: str, value: object, options: Collection[object], cutoff: float = 0.6
+) -> object:
+    """The one of `options` that other tools call `value`, or that is spelt like it; else "".
+
+    >>> value_meant("trainer.precision", "16-mixed", ["fp32", "fp16"])
+    'fp16'
+    """
+    name = key.removesuffix(".name").rpartition(".")[2]
+    word = str(value).lower()
+    by_spelling = {str(option).lower(): option for option in options}
+    meant = _MEANT.get((name, word.replace("_", "-")), "")
+    for near in [meant, *get_close_matches(word, by_spelling, 1, cutoff)]:
+        if near in by_spelling:
+            return by_spelling[near]
+    return ""
