@@ -8,4 +8,13 @@ import lazy_loader
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _imported(name)
+    except AttributeError:
+        from retina_dist.base.arguments import no_attribute
+
+        raise AttributeError(no_attribute("retina_dist", name, __all__)) from None

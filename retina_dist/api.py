@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from retina_dist.base.arguments import check_types, public
+from retina_dist.base.arguments import Suggests, check_types, public
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import lookup
 from retina_dist.base.settings import MISSING, setting, validate
@@ -58,7 +58,7 @@ def _values(settings: object, kind: type) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Run(TrainerConfig):
+class _Run(TrainerConfig, Suggests):
     """Base of `Trainer` and `ClassifierTrainer`."""
 
     _task: ClassVar[str]

@@ -52,6 +52,11 @@ def main(config: ReportConfig) -> None:
     """Write it and print where."""
     if config.output and not config.output.endswith(".html"):
         raise ConfigError(f"output={config.output} is not HTML, as a report is; give FILE.html.")
+    if config.annotations and not config.other:
+        raise ConfigError(
+            f"annotations={config.annotations} is read where two results are compared; "
+            "leave it out."
+        )
     run = Path(config.run)
     output = Path(config.output) if config.output else None
     if config.other:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
-from typing import TypeVar, get_type_hints
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, TypeVar, get_type_hints
 
 from typing_extensions import ParamSpec
 
@@ -59,6 +60,25 @@ def _check_call(
         for key in kwargs.keys() - signature.parameters:
             hint = alias(f"{function.__name__}.{key}", ()) or hint
         raise ConfigError(f"{name}: {error}; {hint}.") from None
+
+
+def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
+    """Message for a name that `owner` does not have: what other libraries call so, or its own."""
+    own = [each for each in known if not each.startswith("_")]
+    hint = alias(f"rd.{owner}.{name}", ()) or f"it has {', '.join(own)}"
+    if hint.startswith("it has"):
+        for near in get_close_matches(name, own, 1):
+            hint = f"use {near}"
+    return f"{owner} has no attribute {name}; {hint}."
+
+
+class Suggests:
+    """Base of public classes: an attribute that is not there names what is meant."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(no_attribute(type(self).__name__, name, dir(type(self))))
 
 
 class KnownArguments:

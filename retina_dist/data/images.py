@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import io
+import mimetypes
 import os
 import re
 import warnings
@@ -325,6 +326,11 @@ def find_images(pattern: str) -> list[Path]:
     if path.is_file():
         if is_packed(path):
             raise DataError(f"input={pattern} is not an image; unpack it, and give the folder.")
+        if str(mimetypes.guess_type(path.name)[0]).startswith("video/"):
+            raise DataError(
+                f"input={pattern} is a video; write its frames into a folder, as with "
+                f"ffmpeg -i {path.name} FOLDER/%06d.jpg, and give the folder."
+            )
         return [path]
     if path.is_dir():
         places: list[Iterable[Path]] = [path.iterdir(), path.rglob("*")]

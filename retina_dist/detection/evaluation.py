@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.evaluate import EvaluateConfig
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
@@ -157,7 +160,13 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
         remedy = "write each bbox as x, y, width, height in pixels"
         raise DataError(f"{config.results}: {misread[0]}; {remedy}.")
     limit = config.max_detections or MAX_DETECTIONS
-    return evaluate_rows(coco, rows, max_detections=limit), annotations
+    result = evaluate_rows(coco, rows, max_detections=limit)
+    if result.stats["AP50"] < 0.01:
+        logger.warning(
+            f"{config.results} hits almost no object (AP50 {result.stats['AP50']:.4f}); check that "
+            f"its image_id and category_id are those of {truth}."
+        )
+    return result, annotations
 
 
 def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detector:

@@ -74,6 +74,7 @@ def _read(
             return None
         part = annotations_of(content, data, categories)
     _check(part, content.source, place, is_strict=is_strict)
+    part.warnings += suspected_boxes(part)
     return part
 
 
@@ -100,6 +101,8 @@ def read_splits(
         parts = whole.hold_out(fraction)
         return _for_training(parts["train"], data), parts["val"]
     val = read_split(data, "val", whole.categories, check=check, reader=reader)
+    if val and len(val.records) == len(whole.records) and val.digest() == whole.digest():
+        val.warnings.append("val has the images and boxes of train; name others, or leave it out")
     return _for_training(whole, data), val
 
 
@@ -211,26 +214,17 @@ def misread_boxes(part: Annotations, objects: GroundTruth) -> tuple[str, str] | 
     """The form in which most boxes of objects in these images would fit, and the remedy, where
     they do not as they were read.
     """
-    start = objects.boxes[:, :2]
-    side = objects.boxes[:, 2:]
-    if len(side) and (np.abs(side) <= 1).all():
+    sides = objects.boxes[:, 2:]
+    if len(sides) and (np.abs(sides) <= 1).all():
         remedy = "multiply shares of the image by its width and height"
         return "no box is larger than one pixel", remedy
 
-    if part.box_format == "xywh":
+    found = _misfits(part, objects)
+    if found is None:
         return None
-    rows = objects.rows_in([record.image_id for record in part.records])
-    sizes = sizes_of(part.records)[rows]
-    known = np.isfinite(sizes).all(axis=1)
-    if known.sum() < MIN_BOXES:
-        return None
-    fits = _fits(start, start + side, sizes)
-    share = fits[known].mean()
-    if share >= 0.9:
-        return None
-
+    start, side, sizes, fits = found
     bad = f"{int((~fits).sum())} of {len(fits)} boxes leave their image or have no area, but fit if"
-    enough = 0.95 if share < 0.5 else 1.0
+    enough = 0.95 if fits.mean() < 0.5 else 1.0
     if part.box_format == "xyxy":
         form = "they are x, y, width, height"
         remedy = "set data.box_format=xywh (csv, voc: correct the files)"
@@ -239,12 +233,51 @@ def misread_boxes(part: Annotations, objects: GroundTruth) -> tuple[str, str] | 
         form = "they are two corners, x1, y1, x2, y2"
         remedy = "set data.box_format=xyxy, or xywh if they are right"
         end = side
-    if _fits(start, end, sizes)[known].mean() >= enough:
+    if _fits(start, end, sizes).mean() >= enough:
         return f"{bad} {form}", remedy
-    centred = _fits(start - side / 2, start + side / 2, sizes)[known]
-    if known.sum() >= MIN_BOXES_CENTRED and centred.all():
+    centred = _fits(start - side / 2, start + side / 2, sizes)
+    if len(fits) >= MIN_BOXES_CENTRED and centred.all():
         return f"{bad} x, y is the centre of a box", "subtract half of width and height"
     return None
+
+
+def suspected_boxes(part: Annotations) -> list[str]:
+    """A warning of the form in which many boxes that leave their image would fit.
+
+    A training goes on, as no setting vouches for these forms. None where `misread_boxes` judges.
+    """
+    objects = part.truth.of_objects(~part.truth.crowd)
+    found = None if misread_boxes(part, objects) else _misfits(part, objects)
+    if found is None:
+        return []
+    start, side, sizes, fits = found
+    swapped = "x and y, or width and height of the images, are swapped; correct the files"
+    forms = {swapped: (start[:, ::-1], (start + side)[:, ::-1])}
+    if part.centred:
+        written = start + side / 2
+        line = "write class, x and y of the centre, width, height"
+        forms[f"a line has two corners; {line}"] = (written, side)
+        forms[f"x, y is the upper left corner; {line}"] = (written, written + side)
+    for form, corners in forms.items():
+        if _fits(*corners, sizes).mean() >= 0.95:
+            return [f"{(~fits).sum()} of {len(fits)} boxes leave their image, but fit if {form}"]
+    return []
+
+
+def _misfits(part: Annotations, objects: GroundTruth) -> tuple[np.ndarray, ...] | None:
+    """Upper left corner, sides and size of the image of each object [n, 2] whose size is known, and
+    which lie in their image [n]; None where nine tenths do, or nobody can or shall tell.
+    """
+    rows = objects.rows_in([record.image_id for record in part.records])
+    sizes = sizes_of(part.records)[rows]
+    known = np.isfinite(sizes).all(axis=1)
+    sizes = sizes[known]
+    start = objects.boxes[known, :2]
+    side = objects.boxes[known, 2:]
+    fits = _fits(start, start + side, sizes)
+    if part.box_format == "xywh" or len(fits) < MIN_BOXES or fits.mean() >= 0.9:
+        return None
+    return start, side, sizes, fits
 
 
 def _fits(low: np.ndarray, high: np.ndarray, sizes: np.ndarray) -> np.ndarray:

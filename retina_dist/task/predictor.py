@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from typing_extensions import Self, TypeVar
 
-from retina_dist.base.arguments import public
+from retina_dist.base.arguments import Suggests, public
 from retina_dist.base.errors import (
     CheckpointError,
     ConfigError,
@@ -78,7 +78,7 @@ Output = TypeVar("Output", default=Any)
 Result = TypeVar("Result", default=Any)  # of `evaluate`
 
 
-class Predictor(ABC, Generic[Input, Output, Result]):
+class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
     """A network in evaluation mode on a device.
 
     Images are prepared as in the training's validation.

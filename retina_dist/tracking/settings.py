@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,6 +63,15 @@ class MlflowSettings(LoggerSettings):
         None, "MLflow's experiment; null: MLFLOW_EXPERIMENT_NAME or _ID, else retina_dist"
     )
     run_name: str | None = setting(None, "MLflow's name of the run; null: the run folder's")
+
+    def check(self) -> None:
+        """Raise ConfigError for a server without its scheme, which MLflow reads as a folder."""
+        uri = self.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if self.mlflow != "false" and re.fullmatch(r"localhost|\w+(\.\w+)+|[\w.-]+:\d+", uri):
+            raise ConfigError(
+                f"logging.mlflow_uri={uri} (or MLFLOW_TRACKING_URI) has no scheme; write "
+                f"http://{uri} for a server, or file://{os.path.abspath(uri)} for a folder."
+            )
 
     def is_on(self) -> bool:
         return self.server() is not None

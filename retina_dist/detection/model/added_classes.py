@@ -8,6 +8,7 @@ another kernel, whose results differ in the last digits.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -85,6 +86,11 @@ def known_network(weights: str | None) -> Mapping[str, object]:
         raise ConfigError(
             "model.add_classes=true needs model.weights, which is not given; "
             "give model.weights=RUN."
+        )
+    if re.fullmatch(r"(\w+_Weights\.)?[A-Z][A-Z0-9_]*", weights) and not os.path.exists(weights):
+        raise ConfigError(
+            f"model.add_classes=true needs a detector of a run, and {weights} is torchvision's; "
+            "give model.weights=RUN, or leave model.add_classes out to train all its classes."
         )
     content = load_checkpoint(weights)
     arguments = content.get("model_arguments")

@@ -25,8 +25,9 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FrozenBatchNorm2d, nms
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
-from retina_dist.base.arguments import public
+from retina_dist.base.arguments import check_types, public
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import validate
 from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.model.added_classes import GroupedClassLayer
 from retina_dist.detection.model.backbone import Backbone, Pyramid, children_of
@@ -391,7 +392,14 @@ def build_retinanet(*, num_classes: int, **settings: Any) -> RetinaNet:
             "build_retinanet loads no weights; leave them out, or use rd.Trainer or "
             "rd.Detector.from_checkpoint(PATH)."
         )
-    return RetinaNet(ModelConfig(num_classes=num_classes, **settings), num_classes)
+    if not isinstance(num_classes, int):
+        raise ConfigError(
+            f"num_classes={num_classes!r} is not a whole number; give the number of classes."
+        )
+    config = ModelConfig(num_classes=num_classes, **settings)
+    check_types(config, ModelConfig)
+    validate(config)
+    return RetinaNet(config, num_classes)
 
 
 def as_torchvision(

@@ -42,6 +42,7 @@ class Annotations:
         left_out: what of the data set the split does not have.
         box_format: the form in which the boxes were read, "xyxy", or the one that the settings
             vouch for, "xywh"; None: xywh, which nobody has said.
+        centred: x, y of a box in the files is its centre.
     """
 
     truth: GroundTruth
@@ -56,6 +57,7 @@ class Annotations:
     format: str = ""
     held_out: float | None = None
     box_format: str | None = None
+    centred: bool = False
     left_out: Sequence[LeftOut] = ()
 
     @property

@@ -68,6 +68,7 @@ class Content(NamedTuple):
         box_format: the form of each bbox, "xywh", "xyxy" or "xywh_shares"; by default
             data.box_format says it.
         has_corners: the annotation files hold two corners, whatever form `coco` has them in.
+        centred: x, y of a box in the annotation files is its centre.
         title: the format's, if it was recognised.
         left_out: what of the data set this split does not have.
     """
@@ -80,6 +81,7 @@ class Content(NamedTuple):
     remedy: str = ""
     box_format: str | None = None
     has_corners: bool = False
+    centred: bool = False
     title: str = ""
     left_out: Sequence[LeftOut] = ()
 
@@ -245,6 +247,7 @@ class FolderReader(FileReader):
     file_settings: ClassVar[Sequence[str]] = (*ANNOTATION_SETTINGS, *IMAGE_SETTINGS)
     endings: ClassVar[Sequence[str]] = ()  # of annotation files
     shares: ClassVar[bool] = False  # corners are shares of the image's sides
+    centred: ClassVar[bool] = False  # x, y of a box in its files is the centre
     has_many = True  # images in a file
     is_local = True  # one file an image: too many requests for a URL
 
@@ -300,6 +303,7 @@ class FolderReader(FileReader):
             remedy="put each image where docs/data.md shows it",
             box_format="xywh",
             has_corners=True,
+            centred=self.centred,
             left_out=scan.left_out[place.split],
         )
 

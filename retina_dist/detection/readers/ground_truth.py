@@ -29,6 +29,9 @@ MAX_LICENSES = 12  # that are named; COCO has eight
 MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
 # What to do about a value of another type, or an absent one.
 FORMS = {
+    "images": 'write {"id": 1, "file_name": PATH} for each',
+    "categories": 'write {"id": 1, "name": CLASS} for each',
+    "annotations": 'write {"image_id": 1, "category_id": 1, "bbox": [x, y, w, h]} for each',
     "id": "give each its own whole number as id",
     "image_id": "give the id of one of the images as image_id",
     "category_id": "give the id of one of the categories as category_id",
@@ -297,7 +300,7 @@ def parse_dictionary(content: Entry, source: object) -> tuple[CocoContent, list[
         try:
             found = msgspec.convert(content, CocoDictionary)
         except msgspec.ValidationError as error:
-            taken = "such values are read as whole numbers"
+            taken = "such values are read as numbers"
             warnings = [f"{source}: {_place_of(error, content)}; {taken}"]
             found = msgspec.convert(content, CocoDictionary, strict=False)
     except UnicodeError as error:

@@ -108,6 +108,7 @@ def annotations_of(
     part.warnings = [*warnings, *content.warnings, *found.warnings]
     part.format = content.title
     part.left_out = content.left_out
+    part.centred = content.centred
     part.box_format = "xyxy" if has_corners or content.has_corners else data.box_format
     return part
 

@@ -33,6 +33,7 @@ UNREAD: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("Supervisely", ".json", ("objects", "size"), "its own Export to COCO"),
     ("FiftyOne's own json", ".json", ("classes", "labels"), "its export as COCODetectionDataset"),
     ("datumaro's json", ".json", ("items", "categories"), DATUM.format("datumaro")),
+    ("COCO without categories", ".json", ("images", "annotations"), "its list categories added"),
     ("Labelbox", ".json", ("data_row",), LABELFORMAT),
     ("Labelbox", ".json", ("Labeled Data",), LABELFORMAT),
     ("Labelbox", ".ndjson", ("data_row",), LABELFORMAT),

@@ -107,6 +107,7 @@ class YoloReader(FolderReader):
     file_settings = ()
     endings = (".txt",)
     shares = True
+    centred = True
 
     @classmethod
     def matches(cls, head: Head) -> bool:
@@ -218,7 +219,8 @@ class Layout:
                 found.update(dict.fromkeys(images or ()))
             splits[split] = list(found)
         are_named_alike = config.entries("train") == config.entries("val")
-        if splits["val"] and not are_named_alike and {*splits["train"]} <= {*splits["val"]}:
+        is_of_both = splits["train"] and splits["val"]
+        if is_of_both and not are_named_alike and {*splits["train"]} <= {*splits["val"]}:
             where = f"{self.root / config.file} names other folders for val than for train"
             raise DataError(f"{where}, but only the images of train are there; correct the file.")
         every = list(chain.from_iterable(splits.values()))
@@ -392,5 +394,6 @@ def _checked(names: object, path: PathOrUrl) -> list[str]:
     in_order = texts and list(map(str, names)) == list(map(str, range(len(texts))))
     if not in_order or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
         problem = "a class name is empty, repeated or not numbered 0, 1, 2, ..."
-        raise DataError(f"{path}: {problem}; correct it.")
+        remedy = "write names: [CLASS, CLASS], in the order of their numbers"
+        raise DataError(f"{path}: {problem}; {remedy}.")
     return texts
