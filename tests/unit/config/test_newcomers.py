@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from PIL import Image
 
+import retina_dist
 from retina_dist import convert, predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
@@ -20,15 +22,17 @@ from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.config.compose import data_entry, load_config
+from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
 from retina_dist.convert import ConvertConfig
+from retina_dist.data.images import find_images
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
+from retina_dist.detection.splits import read_split, read_splits
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.reporting.run_files import RunFiles
@@ -66,6 +70,20 @@ REMEDIES = {
     "data.root=a,b": "where a list is asked for, 'data.root=\"a,b\"' where a text is",
     "model.norm=batchnorm": "is not one of null, frozen_bn, bn, sync_bn",
     "data.hsv_h=1": "did you mean data.photometric=0.5?",
+    "MODEL.RETINANET.TOPK_CANDIDATES_TEST=1000": "did you mean model.topk_candidates?",
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS=[1]": "did you mean model.aspect_ratios?",
+    "momentum=0.9": "write optimizer=sgd optimizer.momentum=0.9.",
+    "nothing_like_it=1": "nothing_like_it is not a setting; leave it out, or see the keys with",
+    # their words for our values
+    "trainer.precision=32": "bf16, fp16, auto; did you mean fp32?",
+    "trainer.precision=16-mixed": "did you mean fp16?",
+    "trainer.precision=bf16-mixed": "did you mean bf16?",
+    "data.format=pascal_voc": "did you mean voc?",
+    "optimizer=AdamW": "did you mean adamw? There are",
+    "schedule=CosineAnnealingLR": "did you mean cosine? There are",
+    "schedule.name=StepLR": "did you mean multistep?",
+    "strategy.compression=int8": "is not one of none, bf16, fp16; give one of them.",
+    "logging.mlflow_uri=localhost:5000": "has no scheme; write http://localhost:5000 for a server",
     # shortened
     "model=retinanet": "did you mean retinanet_nano or retinanet_r18 or",
     "help": "write --help, alone",
@@ -91,6 +109,13 @@ def test_the_remedy_is_named(override: str) -> None:
 
 
 OF_OTHER_COMMANDS = {
+    ("train", "data.root=a", "data.batch_size=8", "images"): "experiment=images, or leave it out.",
+    ("train", "task=classification", "experiment=finetune"): (
+        "experiment=finetune is for task=detection, but the task is classification; leave "
+        "task=classification out, or give experiment=finetune_classifier."
+    ),
+    ("convert", "input=mine", "output=a.json"): "did you mean root?",
+    ("evaluate", "checkpoint=a.pt", "split=valid"): "did you mean val?",
     ("train", "trainer.max_duration=2", "steps"): "write trainer.max_duration=2steps.",
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
     ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "did you mean nms_threshold",
@@ -173,6 +198,23 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         build_retinanet,
         (),
         {"num_classes": 3, "weights": "coco"},
+    ),
+    "num_classes=None is not a whole number; give the number of classes": (
+        build_retinanet,
+        (),
+        {"num_classes": None},
+    ),
+    "num_classes=0 is too small; it must be at least 1": (build_retinanet, (), {"num_classes": 0}),
+    "nms_threshold=5 is too large": (build_retinanet, (), {"num_classes": 1, "nms_threshold": 5}),
+    "head_convs='4' is not a whole number; write head_convs=4": (
+        build_retinanet,
+        (),
+        {"num_classes": 1, "head_convs": "4"},
+    ),
+    "model.add_classes=true needs a detector of a run, and COCO_V1 is torchvision's; give": (
+        ModelConfig,
+        (),
+        {"add_classes": True, "weights": "COCO_V1"},
     ),
     "callbacks=.* is not a list of Callbacks; give objects of classes below rd.Callback": (
         Trainer,
@@ -442,3 +484,137 @@ def test_a_dry_run_refuses_the_weights_of_another_tool(
     overrides = ["data=synthetic", "dry_run=true", "model.weights=theirs.pt"]
     with pytest.raises(CheckpointError, match=r"theirs\.pt cannot be read .*model\.state_dict"):
         train(load_config("train", overrides))
+
+
+FILES = {
+    "- data.root=a": "holds a list; write KEY: VALUE lines, without - before.",
+    "data.root: a": "data.root is written with a point in a file; write the part after it below",
+    "data:\n\troot: a": "correct it, with spaces in place of tabs.",
+    "seed: 1\nseed: 2": "write the key once, with all that is below it.",
+    'data: {root: "C:\\data"}': "write the text in single quotes, or with slashes.",
+    "defaults:\n  - optimizer: sgd": (
+        "in the defaults of its file, write - override /optimizer: sgd."
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_fault_of_an_own_file_is_answered_with_what_to_write(text: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text(f"# @package _global_\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        described("train", ["experiment=own"], [f"hydra.searchpath=[file://{tmp_path}]"])
+    assert FILES[text] in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_named_with_the_value_that_counts() -> None:
+    said = repeated(["seed=1", "optimizer.lr=1", "+seed=2"])
+    assert said == "seed=1 and +seed=2 are both given; +seed=2 counts: leave one out."
+    assert not repeated(["seed=1", "optimizer.lr=1", "seed=1", "~data.hflip"])
+
+
+@pytest.mark.parametrize(("uri", "is_server"), [("localhost", False), ("databricks", True)])
+def test_a_server_of_mlflow_has_a_scheme(
+    uri: str, is_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for said in ("false", "auto"):
+        if is_server or said == "false":
+            LoggingConfig(mlflow=said).check()
+            continue
+        with pytest.raises(ConfigError, match=f"{uri} .* has no scheme; write http://{uri}"):
+            LoggingConfig(mlflow=said).check()
+
+
+@pytest.mark.parametrize(("word", "command"), [("val", "evaluate"), ("Detect", "predict")])
+def test_a_command_of_another_tool_names_ours(
+    word: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["retina-dist", word])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"there is no command {word}; did you mean {command}?" in capsys.readouterr().err
+
+
+def test_a_video_is_answered_with_its_frames(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").touch()
+    with pytest.raises(DataError, match=r"is a video; write its frames into a folder"):
+        find_images(str(tmp_path / "a.mp4"))
+
+
+def test_a_report_of_one_run_reads_no_annotations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["retina-dist", "report", "run=a", "annotations=a.json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert (
+        "annotations=a.json is read where two results are compared; leave it out."
+        in capsys.readouterr().err
+    )
+
+
+def test_a_json_that_is_nearly_cocos_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"images": [], "annotations": []}')
+    with pytest.raises(
+        DataError, match="COCO without categories, which is not read; convert it with its list"
+    ):
+        recognise(Tree(tmp_path))
+
+
+# left, top, right, bottom in px of an image of 200 x 100
+CORNERS = [[100, 20, 180, 90], [120, 30, 190, 80], [110, 10, 160, 60], [20, 5, 70, 35]]
+
+
+def _numbers(kind: str, box: list[int]) -> list[float]:
+    left, top, right, bottom = box[0] / 200, box[1] / 100, box[2] / 200, box[3] / 100
+    if kind == "two corners":
+        return [left, top, right, bottom]
+    if kind == "upper left corner":
+        return [left, top, right - left, bottom - top]
+    centre = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+    if kind == "swapped":
+        return [centre[1] * 0.5, centre[0] * 2, centre[3] * 0.5, centre[2] * 2]
+    return centre
+
+
+@pytest.mark.parametrize("kind", ["two corners", "upper left corner", "swapped", ""])
+def test_lines_of_yolo_in_another_form_are_a_warning(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("cat\n")
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    lines = [" ".join(["0", *map(str, _numbers(kind, box))]) for box in CORNERS]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    train = read_split(DetectionData(root=str(tmp_path)), "train")
+    assert train is not None
+    assert [kind] * bool(kind) == [kind for text in train.warnings if kind in text]
+    assert len(train.warnings) == bool(kind)
+
+
+@pytest.mark.parametrize("box", ["0 .5 .5 .2 .2", "0 .5 .5 .3 .3"])
+def test_a_val_that_is_train_is_a_warning(box: str, tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("cat\n")
+    for split, line in {"train": "0 .5 .5 .2 .2", "val": box}.items():
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (64, 64)).save(tmp_path / split / "a.png")
+        (tmp_path / split / "a.txt").write_text(line)
+    config = "train: train\nval: {}\nnames: [cat]\n"
+    (tmp_path / "data.yaml").write_text(config.format("train" if box.endswith(".2") else "val"))
+    _, val = read_splits(DetectionData(root=str(tmp_path)))
+    assert val is not None
+    said = "val has the images and boxes of train; name others, or leave it out"
+    assert val.warnings == [said] * box.endswith(".2")
+
+
+def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
+    trainer = Trainer(**REQUIRED)  # type: ignore[arg-type]
+    meant = {
+        "Model": (retina_dist, r"retina_dist has no attribute Model; call rd\.build_retinanet"),
+        "Trainr": (retina_dist, r"retina_dist has no attribute Trainr; use Trainer\."),
+        "train": (trainer, r"Trainer has no attribute train; call fit\(\)"),
+        "evaluat": (trainer, "Trainer has no attribute evaluat; use evaluate"),
+        "x": (trainer, "Trainer has no attribute x; it has "),
+    }
+    for name, (owner, said) in meant.items():
+        with pytest.raises(AttributeError, match=said):
+            getattr(owner, name)
+    assert not hasattr(trainer, "train")

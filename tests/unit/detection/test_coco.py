@@ -301,7 +301,7 @@ def test_numbers_in_another_type_are_taken_and_said(tmp_path: Path, coco: Any, p
     found = load(tmp_path, coco)
     assert found.coco == load(tmp_path, COCO).coco
     (warning,) = found.warnings
-    assert re.search(f"a.json: {place}.*read as whole numbers", warning)
+    assert re.search(f"a.json: {place}.*read as numbers", warning)
 
 
 def many_objects(count: int, spread: int) -> dict[str, Any]:
