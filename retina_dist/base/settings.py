@@ -198,8 +198,10 @@ def make(
         key = f"{prefix}{name}"
         if name not in hints:
             if "." in name:
-                remedy = "write the part after it below, as in data: {root: FOLDER}"
-                raise ConfigError(f"{key} is written with a point in a file; {remedy}.")
+                raise ConfigError(
+                    f"{key} is written with a point in a file; "
+                    "write the part after it below, as in data: {root: FOLDER}."
+                )
             raise ConfigError(f"{key} is not a setting.")
 
         section = section_of(hints[name])

@@ -333,16 +333,20 @@ for _line in _TABLE.strip().splitlines():
 
 
 def alias(end: str, known: Collection[str], value: object = None) -> str:
-    """The key of `known` that other tools call `end`, perhaps with a value, or a clause, or "".
+    """The key of `known` that other tools call `end`, or much like it, perhaps with a value, or a
+    clause, or "".
 
     A whole number as `value` takes the place of the example's.
     """
-    for meant in _ALIASES.get(end.lower().replace("-", "_"), ()):
-        is_clause = " " in meant
-        if is_clause or meant.partition("=")[0] in known:
-            if not re.fullmatch(r"\d{1,9}", str(value)):
-                return meant
-            return re.sub(r"(?<![a-z\d.])\d+k?(?![\d.])", str(value), meant)
+    word = end.lower().replace("-", "_")
+    # what stands before a point is alike
+    for name in get_close_matches(word, _ALIASES, 1, 1 if "." in word else 0.9):
+        for meant in _ALIASES[name]:
+            is_clause = " " in meant
+            if is_clause or meant.partition("=")[0] in known:
+                if not re.fullmatch(r"\d{1,9}", str(value)):
+                    return meant
+                return re.sub(r"(?<![a-z\d.])\d+k?(?![\d.])", str(value), meant)
     return ""
 
 

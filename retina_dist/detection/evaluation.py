@@ -163,7 +163,7 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     result = evaluate_rows(coco, rows, max_detections=limit)
     if result.stats["AP50"] < 0.01:
         logger.warning(
-            f"{config.results} hits almost no object (AP50 {result.stats['AP50']:.4f}); check that "
+            f"{config.results} hits almost no object; check that "
             f"its image_id and category_id are those of {truth}."
         )
     return result, annotations

@@ -72,6 +72,7 @@ REMEDIES = {
     "data.hsv_h=1": "did you mean data.photometric=0.5?",
     "MODEL.RETINANET.TOPK_CANDIDATES_TEST=1000": "did you mean model.topk_candidates?",
     "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS=[1]": "did you mean model.aspect_ratios?",
+    "trainer.max_epoch=10": "did you mean trainer.max_duration=10epochs?",
     "momentum=0.9": "write optimizer=sgd optimizer.momentum=0.9.",
     "nothing_like_it=1": "nothing_like_it is not a setting; leave it out, or see the keys with",
     # their words for our values
@@ -609,7 +610,8 @@ def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
     trainer = Trainer(**REQUIRED)  # type: ignore[arg-type]
     meant = {
         "Model": (retina_dist, r"retina_dist has no attribute Model; call rd\.build_retinanet"),
-        "Trainr": (retina_dist, r"retina_dist has no attribute Trainr; use Trainer\."),
+        "fut": (retina_dist, r"retina_dist has no attribute fut; it has "),
+        "Callbck": (retina_dist, r"retina_dist has no attribute Callbck; use Callback\."),
         "train": (trainer, r"Trainer has no attribute train; call fit\(\)"),
         "evaluat": (trainer, "Trainer has no attribute evaluat; use evaluate"),
         "x": (trainer, "Trainer has no attribute x; it has "),
