@@ -27,7 +27,7 @@ from retina_dist.base.settings import setting
 from retina_dist.base.text import as_override
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
-from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.reporting.findings import DoctorReport
 from retina_dist.testing.preflight import check_cluster
 from retina_dist.tracking.console import heartbeat, print_redacted
@@ -73,8 +73,12 @@ class DoctorConfig(DetectionRunConfig):
                 f"checkpoint={self.checkpoint} ranks labels alone; "
                 "leave cluster, images and sheets out."
             )
-        root = getattr(self.data, "root", None)
-        if self.checkpoint and root and not getattr(self.data, "shapes", None):
+        root = self.data.root
+        if (
+            self.checkpoint
+            and root
+            and not (isinstance(self.data, DetectionData) and self.data.shapes)
+        ):
             raise ConfigError(
                 f"data.root={root} is not read with checkpoint={self.checkpoint}; "
                 f"write {as_override('root', root)}."

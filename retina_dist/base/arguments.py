@@ -8,9 +8,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, ClassVar, TypeVar, get_type_hints
 
-from typing_extensions import ParamSpec
+from typing_extensions import ParamSpec, Self
 
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.settings import MISSING, is_of, limits_of, wrong_type
@@ -82,16 +82,21 @@ class Suggests:
 
 
 class KnownArguments:
-    """Base of settings: an unknown argument is a ConfigError with the closest known one."""
+    """Base of settings: an unknown argument is a ConfigError with the closest known one.
+
+    `family` is a key of `registry.FAMILIES`, "" of settings that choose no class.
+    """
+
+    family: ClassVar[str] = ""
+    __dataclass_fields__: ClassVar[dict[str, object]]
 
     @classmethod
     def public_name(cls) -> str:
         """The class that makes these settings."""
         return cls.__name__
 
-    def __new__(cls: type[T], *args: object, **kwargs: object) -> T:
-        known = getattr(cls, "__dataclass_fields__", {}).keys()
-        for key in sorted(kwargs.keys() - known):
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):
             raise ConfigError(unknown_argument(_public_name(cls), cls, key))
         if args or kwargs:  # a copy has neither
             name = _public_name(cls)

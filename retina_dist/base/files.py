@@ -224,7 +224,7 @@ class Url:
         """The files whose names, from here, fit."""
         return [self / name for name in self.all_files(pattern)]
 
-    def all_files(self, pattern: str | None = None) -> dict[str, dict[str, Any]]:
+    def all_files(self, pattern: str | None = None) -> dict[str, dict[str, object]]:
         """The file system's facts on each file below this folder, by its name from here."""
 
         def listing(system: Any, path: str) -> dict[str, Any]:

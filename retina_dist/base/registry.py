@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
 
 from retina_dist.base.arguments import KnownArguments
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import Content, Limits
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ def _check_settings(kind: Family, found: type, label: str) -> None:
         )
 
 
-def class_of(settings: Any) -> type[Any]:
+def class_of(settings: KnownArguments) -> type[Any]:
     """The class that an object of settings is for: by its type, else by the entry that it names."""
     if type(settings) in _from_outside:
         return _from_outside[type(settings)]
@@ -219,10 +224,15 @@ def class_of(settings: Any) -> type[Any]:
     raise ConfigError(f"{type(settings).__name__} is not of an entry; register its class first.")
 
 
+def family_of(kind: type) -> str:
+    """The family whose settings a class has, "" where nothing is chosen by them."""
+    return kind.family if issubclass(kind, KnownArguments) else ""
+
+
 def target_of(settings: object) -> str | None:
     """The dotted name of the class from outside that settings are for; None for the package's."""
     found = _from_outside.get(type(settings))
-    if getattr(settings, "family", "") == "task":
+    if isinstance(settings, KnownArguments) and settings.family == "task":
         found = _from_outside.get(class_of(settings))
     if found is None:
         return None
@@ -235,8 +245,8 @@ def settings_type(section: object, default: type) -> type[Any]:
     `section` is the section's content as the command line composed it: a class that `_target_`
     names is imported and registered.
     """
-    family = getattr(default, "family", None)
-    if family is None or family == "task" or not isinstance(section, Mapping):
+    family = family_of(default)
+    if family in ("", "task") or not isinstance(section, Mapping):
         return default
     if names_class(section):
         return register(family, section["_target_"]).settings
@@ -265,7 +275,7 @@ def readers_of(family: str, key: str) -> list[str]:
     ]
 
 
-def as_dict(config: Any) -> Content:
+def as_dict(config: DataclassInstance) -> Content:
     """Settings as plain values, with the name of each class from outside as `_target_`."""
     content: Content = asdict(config)
     for name, section in vars(config).items():
@@ -283,9 +293,7 @@ class Entry(KnownArguments):
     Calling it makes the settings of the entry that `name` names, `default_entry` without one.
     """
 
-    family: ClassVar[str]
     default_entry: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
     name: str
 
     @classmethod
@@ -296,7 +304,7 @@ class Entry(KnownArguments):
                 return kind.__name__
         return cls.__name__
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         if "family" in vars(cls):
             name = args[0] if args else kwargs.get("name", cls.default_entry)
             cls = lookup(cls.family, name).settings

@@ -14,14 +14,42 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import partial
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
+
+from typing_extensions import TypeIs
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.other_names import value_meant
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
+S = TypeVar("S", bound="DataclassInstance")
 Content = dict[str, Any]  # settings as a file has them: values, and sections by name
 MISSING: Any = "???"  # a setting without a default; omegaconf's sign for it
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """Settings, or their class, with rules between them."""
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+
+
+def is_settings(value: object) -> TypeIs[DataclassInstance]:
+    """Whether a value is a section of settings."""
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 @dataclass(frozen=True)
@@ -88,12 +116,12 @@ class Limits:
         return ""
 
 
-def entry_name(name: str) -> Any:
+def entry_name(name: str) -> str:
     """The field `name` of an entry's settings, which has this value only."""
     return setting(name, choices=(name,))
 
 
-def setting(default: object, text: str = "", *, fraction: bool = False, **limits: Any) -> Any:
+def setting(default: T, text: str = "", *, fraction: bool = False, **limits: Any) -> T:
     """A dataclass field with its default, which is copied if it is a list, and its `Limits`.
 
     `text` is its meaning; `fraction=True` is a number from 0 to 1.
@@ -106,13 +134,13 @@ def setting(default: object, text: str = "", *, fraction: bool = False, **limits
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def limits_of(schema: Any, name: str) -> Limits:
+def limits_of(schema: DataclassInstance | type[DataclassInstance], name: str) -> Limits:
     """The limits of the field `name` of a dataclass or its instance."""
     limits: Limits = schema.__dataclass_fields__[name].metadata.get("limits", Limits())
     return limits
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[T]) -> T:
     """A field's default, MISSING without one."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
@@ -121,13 +149,13 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def defaults_of(config: Any) -> Content:
+def defaults_of(config: DataclassInstance) -> Content:
     """The default of each setting, MISSING for one without."""
     defaults: Content = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         default = default_of(field)
-        if is_dataclass(value) and default is not None:
+        if is_settings(value) and default is not None:
             default = defaults_of(value)
         defaults[field.name] = default
     return defaults
@@ -182,11 +210,11 @@ def _hints(schema: type, sections: Mapping[str, type] | None = None) -> Content:
 
 
 def make(
-    schema: type[T],
+    schema: type[S],
     content: Mapping[str, object],
     prefix: str = "",
     sections: Mapping[str, type] | None = None,
-) -> T:
+) -> S:
     """The settings `schema` with given values, and defaults for the others.
 
     `sections` are as in `settings_by_key`. A whole number becomes a float or a text where the
@@ -355,12 +383,12 @@ def _in_words(hint: object, plural: bool = False) -> str:
     return f"a {words}"
 
 
-def validate(config: Any, prefix: str = "") -> None:
+def validate(config: DataclassInstance, prefix: str = "") -> None:
     """Raise ConfigError for the first value that is impossible, by its key, sections included."""
     for field in dataclasses.fields(config):
         key = f"{prefix}{field.name}"
         value = getattr(config, field.name)
-        if is_dataclass(value):
+        if is_settings(value):
             validate(value, f"{key}.")
             continue
 
@@ -373,7 +401,7 @@ def validate(config: Any, prefix: str = "") -> None:
             problem = limits.problem(name, item)
             if problem:
                 raise ConfigError(problem)
-    if hasattr(config, "check"):
+    if isinstance(config, Checked):
         config.check()
 
 

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -27,9 +27,10 @@ from retina_dist.base import registry
 from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.redaction import redacted_tree
-from retina_dist.base.registry import FAMILIES, as_dict, lookup, names_class, readers_of
+from retina_dist.base.registry import FAMILIES, as_dict, family_of, lookup, names_class, readers_of
 from retina_dist.base.settings import (
     MISSING,
+    Checked,
     Content,
     default_of,
     flattened,
@@ -52,6 +53,9 @@ from retina_dist.config.run_config import (
     section_types,
     task_class,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SCHEMAS: dict[str, type] = {}  # of each command by its name, as its module states it
 
@@ -231,7 +235,7 @@ def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] =
 
 def described(
     name: str, overrides: Sequence[str], also: Sequence[str] = ()
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[object, dict[str, str]]:
     """A command's settings without swept overrides, and the redacted values by key."""
     with translate_hydra_errors(command_of(name)):
         given = [*overrides, *data_entry(name, overrides)]
@@ -255,12 +259,12 @@ def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) ->
     validate(config)
     if isinstance(config, RunConfig):
         settings = task_class(config).settings
-        if hasattr(settings, "check"):
+        if issubclass(settings, Checked):
             settings.check(config)
     return config
 
 
-def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
+def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> DataclassInstance:
     """The composed values as the command's dataclass, each key and type checked."""
     with translate_hydra_errors(command_of(name)):
         content: Any = OmegaConf.to_container(composed, resolve=True)
@@ -273,7 +277,7 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
 
     schema, sections = section_types(command, content)
     for group, kind in sections.items():
-        if names_class(content.get(group)) and hasattr(kind, "family"):
+        if names_class(content.get(group)) and family_of(kind):
             del content[group]["_target_"]
     known = settings_by_key(schema, sections=sections)
     for key, value in leaves(content):
@@ -284,7 +288,7 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
                 reason = _of_another_task(key, content, recipe)
             raise ConfigError(reason or unknown_key(command_of(name), key, known, value))
     _check_read(known, content, overrides)
-    config: Any = make(schema, content, sections=sections)
+    config: DataclassInstance = make(schema, content, sections=sections)
     for attribute, value in named_again.items():
         setattr(config, attribute, value)
     return config
@@ -318,7 +322,7 @@ def _named_again(content: Content, given: set[str]) -> Content:
 def _of_another_entry(key: str, sections: Mapping[str, type], content: Content) -> str:
     """Message for a `key` that another entry of the family has; "" for other keys."""
     section, _, name = key.partition(".")
-    family = getattr(sections.get(section), "family", "")
+    family = family_of(sections.get(section, object))
     others = family and readers_of(family, name)
     if not others:
         return ""

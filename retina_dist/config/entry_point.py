@@ -28,14 +28,15 @@ from retina_dist.base.settings import MISSING, limits_of
 from retina_dist.base.unknown_keys import alias, in_settings_of
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config import compose
+from retina_dist.config.run_config import RunConfig
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.lost_peers import plain_reason
 from retina_dist.tracking.console import configure_logging, print_redacted
 
-Function = Callable[[Any], Any]  # of a command's settings
+Function = Callable[[Any], object]  # of a command's settings
 # Arguments: a function that returns the job's settings, the function to run on them, the job's
 # folder.
-Attempt = Callable[[Callable[[], Any], Function, Path], Any]
+Attempt = Callable[[Callable[[], Any], Function, Path], object]
 
 ALONE = ("predict", "export", "serve", "convert", "shards", "report")
 
@@ -105,7 +106,7 @@ class Command:
                 )
                 sys.stdout.flush()
 
-    def __call__(self, composed: Any) -> Any:
+    def __call__(self, composed: Any) -> object:
         """Run one job with the settings that Hydra composed."""
         job = HydraConfig.get()
         folder = Path(os.path.relpath(job.runtime.output_dir))
@@ -249,7 +250,7 @@ def redacted_stdout() -> Iterator[None]:
 
 def check_outputs(config: Any) -> None:
     """Raise ConfigError on rank 0, before the long work, for an output that cannot be written."""
-    if detect_launch().rank or getattr(config, "dry_run", False):
+    if detect_launch().rank or (isinstance(config, RunConfig) and config.dry_run):
         return
     for key in type(config).__dataclass_fields__:
         value = getattr(config, key)

@@ -51,13 +51,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 NORMS_FROZEN = ", any batch norms frozen (model.norm=frozen_bn)"  # of the line on the model
 TASKS = tuple(FAMILIES["task"].entries)  # of the package
 
 
 @dataclass
-class TaskConfig:
+class TaskConfig(KnownArguments):
     """Which task is trained; its settings are the sections `data` and `model`."""
 
     family: ClassVar[str] = "task"
@@ -75,8 +74,18 @@ def name_of_root(root: str | None) -> str:
     return name if name and name.isprintable() else "data"
 
 
+class _DataDefaults(KnownArguments):
+    """What trainings ask of data whose task may have no such settings."""
+
+    root: str | None = None
+    synthetic: object = None
+    val_fraction: float | None = None
+    bad_images: str = "error"
+    num_workers: int = 0
+
+
 @dataclass
-class DataSettings(KnownArguments):
+class DataSettings(_DataDefaults):
     """Data settings of every task."""
 
     name: str = MISSING
@@ -91,7 +100,7 @@ class DataSettings(KnownArguments):
                 f"data.name={self.name} cannot name a folder below runs/; leave out slashes."
             )
 
-    def with_values(self, **values: Any) -> Self:
+    def with_values(self, **values: object) -> Self:
         """A copy with other values.
 
         `dataclasses.replace` would ask for the datasets of a `TorchDatasetConfig` again.
@@ -102,8 +111,18 @@ class DataSettings(KnownArguments):
         return changed
 
 
+D = TypeVar("D", bound=DataSettings)
+
+
+class _ModelDefaults(KnownArguments):
+    """What trainings ask of a model that may have no such settings."""
+
+    norm: str | None = None
+    activation_checkpointing: bool = False
+
+
 @dataclass
-class ModelSettings(KnownArguments):
+class ModelSettings(_ModelDefaults):
     """Base of all model settings; empty."""
 
 
@@ -179,17 +198,17 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise ConfigError where settings of two sections exclude each other."""
-        root = getattr(self.data, "root", None)
+        root = self.data.root
         folder = self.output_dir
         if root and folder and Path(root).resolve() == Path(folder).resolve():
             raise ConfigError(f"output_dir={folder} is data.root; give another folder.")
-        if getattr(self.data, "synthetic", None) and self.trainer.overfit_batches:
+        if self.data.synthetic and self.trainer.overfit_batches:
             raise ConfigError(
                 "data.synthetic has no images to overfit; leave trainer.overfit_batches out."
             )
-        if getattr(self.data, "synthetic", None) and self.augmentation.name != "none":
+        if self.data.synthetic and self.augmentation.name != "none":
             raise ConfigError("data.synthetic has no images to augment; leave augmentation out.")
-        if self.trainer.compile and getattr(self.model, "activation_checkpointing", False):
+        if self.trainer.compile and self.model.activation_checkpointing:
             raise ConfigError(
                 "trainer.compile=true cannot trace model.activation_checkpointing=true; "
                 "leave one out."
@@ -205,7 +224,7 @@ class RunConfig:
             "trainer.precision": (trainer.precision, ("fp32", "tf32")),
             "trainer.compile": (trainer.compile, (False,)),
             "strategy.compression": (self.strategy.compression, ("none",)),
-            "model.norm": (getattr(self.model, "norm", None) or "bn", ("bn", "frozen_bn")),
+            "model.norm": (self.model.norm or "bn", ("bn", "frozen_bn")),
         }
         given = f"trainer.virtual_ranks={trainer.virtual_ranks}"
         for key, (value, good) in allowed.items():
@@ -255,7 +274,7 @@ def command_of_task(task: type[Task], name: str) -> Callable[..., Any]:
     """
     for kind in task.__mro__:
         room = import_module(vars(kind).get("commands", kind.__module__))
-        command: Callable[..., object] | None = getattr(room, name, None)
+        command: Callable[..., object] | None = vars(room).get(name)
         if command:
             return command
     raise ConfigError(
@@ -321,7 +340,7 @@ def task_of_checkpoint(content: Mapping[str, object]) -> str:
     return str(section["name"])
 
 
-def data_settings_of(content: Mapping[str, object], schema: type[T], source: object) -> T:
+def data_settings_of(content: Mapping[str, object], schema: type[D], source: object) -> D:
     """The settings of the data that the checkpoint `source` was trained on, checked.
 
     Nothing in them is looked up or imported. Absent ones have their defaults. Those that `schema`
@@ -336,7 +355,7 @@ def data_settings_of(content: Mapping[str, object], schema: type[T], source: obj
             f"{source} does not say what it was trained on; give another checkpoint."
         )
 
-    known = {each.name for each in fields(schema)}  # type: ignore[arg-type]
+    known = {each.name for each in fields(schema)}
     gone = sorted(map(str, section.keys() - known))
     if gone and not names_class(section):
         logger.warning(

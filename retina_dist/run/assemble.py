@@ -142,14 +142,13 @@ def tracked_run(planned: PlannedRun, run: Run, strategy: DistributedStrategy) ->
     """What trackers are told of the run."""
     config = planned.config
     checkpoints = checkpoint_folder(config, run.folder.resolve())
-    root = getattr(config.data, "root", None)
     return TrackedRun(
         folder=run.folder.resolve(),
         checkpoints=checkpoints,
         best=checkpoints / BEST,
         params=flattened(redacted_tree(as_dict(config))),
         data_name=config.data.name,
-        data_source=str(root or config.data.name),
+        data_source=str(config.data.root or config.data.name),
         digest=planned.images,
         note=markdown_of_start(run.folder),
         tags={"world_size": strategy.world_size, "backend": strategy.backend, **versions()},

@@ -133,5 +133,5 @@ def build_train_step(
         config.trainer,
         guard=guard,
         seed=config.seed,
-        skips_images=getattr(config.data, "bad_images", "error") == "skip",
+        skips_images=config.data.bad_images == "skip",
     )

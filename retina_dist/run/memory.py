@@ -245,7 +245,7 @@ class StorageTracker(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         # [part, bytes] of the live storages, by their address
-        self._live: dict[int, list[Any]] = {}
+        self._live: dict[int, list[object]] = {}
         # (storage, 1 when it comes, -1 when it goes)
         self._events: list[tuple[list[Any], int]] = []
 

@@ -176,7 +176,7 @@ def _describe(
     config: RunConfig, task: Task, plan: Plan, best: BestMetric | None, memory: MemoryPlan | None
 ) -> list[str]:
     data = task.describe()
-    fraction = getattr(config.data, "val_fraction", None)
+    fraction = config.data.val_fraction
     if fraction and "val_fraction" not in data:
         data += (
             f"\n  note     data.val_fraction={fraction} has no effect: "

@@ -68,7 +68,7 @@ def write_start(
     starts: list[Facts] = []
     with contextlib.suppress(DataError):  # what is not ours is replaced
         starts = read_typed(folder / COMMAND, list[Facts])
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    spec = sys.modules["__main__"].__spec__
     program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
     given = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
     if HydraConfig.initialized():

@@ -118,9 +118,12 @@ def run_sweep_job(
             failure = error
             if _ends_sweep(error, launch.world_size):
                 raise
-            if not isinstance(error, UserError):
+            reporter: int | None = 0
+            if isinstance(error, UserError):
+                reporter = error.reporter
+            else:
                 print_redacted(traceback.format_exc(), sys.stderr)
-            if launch.rank == getattr(error, "reporter", 0):
+            if launch.rank == reporter:
                 print_redacted(f"the job failed: {describe_error(error)}", sys.stderr)
         finally:
             if records:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retina_dist.base.errors import (
     Preempted,
@@ -284,7 +284,7 @@ class Training:
             again = f"python -m retina_dist.report {as_override('run', folder)} tries again"
             logger.warning(f"no report: {describe_error(error)}; {again}")
 
-    def _log_results(self, timings: dict[str, Any]) -> None:
+    def _log_results(self, timings: dict[str, object]) -> None:
         folder = self.run.folder
         state = self.state
         for line in self.task.describe_results(folder):

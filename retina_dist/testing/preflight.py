@@ -221,8 +221,8 @@ def findings(
         expect_gb_s: least bus bandwidth of the last link, in 1e9 bytes a second.
     """
     workers = 0
-    if not getattr(config.data, "synthetic", None):
-        workers = getattr(config.data, "num_workers", 0)
+    if not config.data.synthetic:
+        workers = config.data.num_workers
     found = [*_differences(ranks), *_machine_problems(ranks, workers), *_slow_ranks(ranks)]
     for host, count in Counter(own[0].host for own in by_machine(ranks)).items():
         if count > 1:
