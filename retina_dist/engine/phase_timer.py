@@ -141,7 +141,7 @@ class PhaseTimer:
         else:
             self._gradient = self._now()
 
-    def _now(self) -> Any:
+    def _now(self) -> object:
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

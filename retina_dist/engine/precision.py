@@ -12,12 +12,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-Autocast = Callable[[], AbstractContextManager[Any]]
+Autocast = Callable[[], AbstractContextManager[object]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AMPERE = (8, 0)  # the first GPUs with TF32 and with bf16 at the speed of fp16
 # What `auto` may choose. A device that computes in one format also computes in those before it.

@@ -40,7 +40,7 @@ def average_statistics(
         return
     statistics: list[Tensor] = []
     for norm in live_norms(model):
-        if getattr(norm, "sum_over_ranks", None) is None:
+        if not adds_over_ranks(norm):
             assert norm.running_mean is not None
             assert norm.running_var is not None
             statistics += [norm.running_mean, norm.running_var]
@@ -53,6 +53,11 @@ def average_statistics(
     sizes = list(map(torch.numel, statistics))
     for statistic, mean in zip(statistics, means.split(sizes), strict=True):
         statistic.copy_(mean.view_as(statistic))
+
+
+def adds_over_ranks(module: nn.Module) -> bool:
+    """Whether a norm takes its statistics from all ranks, as `model.sync_batch_norm` does."""
+    return getattr(module, "sum_over_ranks", None) is not None
 
 
 def live_norms(model: nn.Module) -> list[_BatchNorm]:

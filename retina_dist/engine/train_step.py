@@ -16,7 +16,7 @@ from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan, TrainerConfig
 from retina_dist.engine.precision import autocast
-from retina_dist.engine.replicas import average_statistics, check_shares
+from retina_dist.engine.replicas import adds_over_ranks, average_statistics, check_shares
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import MicroBatches, Scalars, TrainBatch
 from retina_dist.optim.clipping import clip_gradients
@@ -205,7 +205,7 @@ def zero_gradients(model: nn.Module) -> Iterator[None]:
     """
     hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]
     for module in model.modules():
-        if getattr(module, "sum_over_ranks", None):
+        if adds_over_ranks(module):
             hooks.append(module.register_forward_hook(_zero_gradient_of))
     try:
         with torch.compiler.set_stance("force_eager"):  # hooks would recompile the model

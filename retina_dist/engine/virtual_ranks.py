@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.seeding import seed_step
-from retina_dist.engine.replicas import copy_each, live_norms
+from retina_dist.engine.replicas import adds_over_ranks, copy_each, live_norms
 from retina_dist.engine.task import MicroBatches, Scalars, TrainBatch
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.strategies.base import DistributedStrategy, in_memory_order
@@ -82,7 +82,7 @@ class VirtualRankStep(TrainStep):
     def _prepare(self, model: nn.Module) -> nn.Module:
         self.shards = self.plan.accumulate
         for module in model.modules():
-            if isinstance(module, nn.SyncBatchNorm) or getattr(module, "sum_over_ranks", None):
+            if isinstance(module, nn.SyncBatchNorm) or adds_over_ranks(module):
                 raise ConfigError(
                     "trainer.virtual_ranks adds up no statistics over ranks, as "
                     f"{type(module).__name__} does; use model.norm=bn or frozen_bn.",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.error import URLError
 
 import torch
@@ -30,7 +30,7 @@ class State(NamedTuple):
     """Tensors by name, and all that their file holds; torchvision's names have no file."""
 
     state: Mapping[str, Tensor]
-    content: Mapping[str, Any] | None = None
+    content: Mapping[str, object] | None = None
     sha256: str = ""
 
 

@@ -5,6 +5,7 @@ and gradient clipping.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[Grou
     """
     backbone: set[nn.Parameter] = set()
     if settings.backbone_lr_scale != 1:
-        named: Any = getattr(model, "backbone_parameters", None)
+        named: Callable[[], Iterable[nn.Parameter]] | None = getattr(
+            model, "backbone_parameters", None
+        )
         if named is None:
             raise ConfigError(
                 f"optimizer.backbone_lr_scale={settings.backbone_lr_scale:g} needs a method "
