@@ -39,7 +39,7 @@ class ConvertConfig:
     debug: bool = False
 
 
-def convert(config: ConvertConfig) -> dict[str, Any]:
+def convert(config: ConvertConfig) -> dict[str, object]:
     """Write `output` and return its content.
 
     Images are needed only for sizes that the annotations do not have. Raises ConfigError where

@@ -8,7 +8,6 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,8 +36,8 @@ class LaunchedConfig(BenchmarkConfig):
 
 
 def finish(
-    config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: Any
-) -> dict[str, Any]:
+    config: BenchmarkConfig, kind: str, ratios: dict[str, float], **facts: object
+) -> dict[str, object]:
     """Write `ratios` (name -> times better than the base) and `facts`, with machine and versions.
 
     Returns what was written.
@@ -58,7 +57,7 @@ def finish(
     return result
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """The hardware that a figure belongs to."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

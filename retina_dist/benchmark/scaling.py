@@ -120,7 +120,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], against: Mapping[str, float]
     print(f"for comparison: {IN_2018}")
 
 
-def measure(config: ScalingConfig) -> dict[str, Any]:
+def measure(config: ScalingConfig) -> dict[str, object]:
     """Train `warmup` and then `steps` steps on the micro-batches of the first step.
 
     Every rank calls it. Returns the images a second of all ranks, and facts. Time counts until all
@@ -227,7 +227,7 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
         "line": {"dash": "dot", "color": "#8a929c"},
     }
     traces: list[dict[str, Any]] = [ideal]
-    lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    lines: dict[str, list[Mapping[str, object]]] = defaultdict(list)
     for row in sorted(rows[1:], key=itemgetter("processes")):
         lines[row["launcher"]].append(row)
     for launcher, line in lines.items():
@@ -257,7 +257,7 @@ def epochs_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
 
 
 @entry_point("benchmark_scaling", ScalingConfig)
-def main(config: ScalingConfig) -> Any:
+def main(config: ScalingConfig) -> object:
     """The table, or in a launched process its part."""
     return measure(config) if config.worker else benchmark(config)
 

@@ -39,6 +39,7 @@ from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.settings import SyntheticConfig
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import autocast, resolve_precision, warn_of_emulation
+from retina_dist.optim.settings import SGDSettings
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -136,7 +137,9 @@ def torchvision_step(
     assert isinstance(model, RetinaNet), "of which torchvision has an own"
     theirs = as_torchvision(model, batch.images.shape[-2:]).train().to(device)
     lr = plan.lr_at(0)
-    momentum = getattr(config.optimizer, "momentum", 0.9)  # of its reference
+    momentum = 0.9  # of its reference
+    if isinstance(config.optimizer, SGDSettings):
+        momentum = config.optimizer.momentum
     optimizer = torch.optim.SGD(
         theirs.parameters(), lr, momentum, weight_decay=config.optimizer.weight_decay
     )
@@ -243,7 +246,7 @@ def _run(step: Step, count: int) -> None:
     float(loss)  # waits for a GPU
 
 
-def benchmark(config: StepConfig) -> dict[str, Any]:
+def benchmark(config: StepConfig) -> dict[str, object]:
     """Measure every path at every batch size and canvas; print and return the figures."""
     configure_torch(config.trainer)
     strategy = SingleDeviceStrategy(config.strategy.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ def analyse(
     names: Sequence[str],
     folder: Path | None = None,
     times: Mapping[str, float] = {},
-) -> tuple[dict[str, Any], Resampled]:
+) -> tuple[dict[str, object], Resampled]:
     """The content of analysis.json and the resampled metrics, of images `names`.
 
     With `folder` it is written there, and images.csv. `times` are the seconds `s` and `cpu_s` that

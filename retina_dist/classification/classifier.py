@@ -78,7 +78,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     @classmethod
     def _read(
         cls, content: Mapping[str, Any], model: ModelSettings | None
-    ) -> tuple[Classifier, dict[str, Any]]:
+    ) -> tuple[Classifier, dict[str, object]]:
         classes = [str(name) for name in content["classes"]]
         side = content["input"]["image_size"]
         short = content["input"]["short_side"]
@@ -101,7 +101,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
-    def val_of(self, data: Any) -> Samples:
+    def val_of(self, data: object) -> Samples:
         if not isinstance(data, ClassificationData):
             given = type(data).__name__
             raise ConfigError(f"data is of type {given}; give a ClassificationData.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +62,9 @@ class Classifier(nn.Module):
         """[B, 3, S, S] uint8 RGB -> [B, K]."""
         with count_only(self.model, real):
             output = self.model(self.normalized(images))
-        return getattr(output, "logits", output)  # of models with a second head in training
+        if not isinstance(output, Tensor):  # of models with a second head in training
+            output = output.logits
+        return output
 
     def normalized(self, images: Tensor) -> Tensor:
         """uint8 RGB -> the network's input: normalized by ImageNet's mean and std."""
@@ -142,7 +143,7 @@ def build_classifier(
     return Classifier(model, label_smoothing=label_smoothing)
 
 
-def model_options(architecture: str, image_size: int) -> dict[str, Any]:
+def model_options(architecture: str, image_size: int) -> dict[str, object]:
     """Arguments of torchvision's builder beside the number of classes."""
     if architecture.startswith("vit_"):  # whose embedding of positions has one size
         return {"image_size": image_size}

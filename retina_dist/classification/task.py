@@ -128,7 +128,7 @@ class ClassificationTask(ImageTask):
             yield "size", f"crops of {data.image_size} px; validation: {validation}"
         yield "classes", f"{len(self.class_names)}: {truncate(self.class_names, 8)}"
 
-    def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, object]:
         """The classes that a checkpoint's labels number."""
         return {"classes": list(checkpoint.get("classes", ()))}
 
@@ -206,7 +206,7 @@ class ClassificationTask(ImageTask):
                 digests[f"the image files of {split}"] = of_files(part.sources)
         return digests
 
-    def metadata(self, model: nn.Module) -> dict[str, Any]:
+    def metadata(self, model: nn.Module) -> dict[str, object]:
         data = self.config.data
         return super().metadata(model) | {
             "model_arguments": self.model_arguments(),

@@ -272,7 +272,7 @@ class TensorBatch:
         return self._map(methodcaller("pin_memory"))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for name, value in vars(self).items():
             values[name] = function(value) if isinstance(value, Tensor) else value
         return type(self)(**values)

@@ -73,7 +73,7 @@ class ByValue:
         self.value = value
         self.name = name
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         import cloudpickle
 
         try:

@@ -131,7 +131,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     @classmethod
     def _read(
         cls, content: Mapping[str, Any], model: ModelSettings | None
-    ) -> tuple[DetectionModel, dict[str, Any]]:
+    ) -> tuple[DetectionModel, dict[str, object]]:
         categories = Categories.from_state(content["categories"])
         if model is None or type(model) is ModelConfig:
             model = ModelConfig(**content["model_arguments"])
@@ -422,7 +422,7 @@ class TiledEvaluator(CocoEvaluator):
         )
         self.detector = detector
 
-    def parts(self, model: Any) -> Iterator[Part]:
+    def parts(self, model: object) -> Iterator[Part]:
         for index in range(self.strategy.rank, len(self.dataset), self.strategy.world_size):
             set_status(f"validation, {index} images")
             with self.dataset.skipping_bad_images():
@@ -436,8 +436,8 @@ class TiledEvaluator(CocoEvaluator):
 def concatenate(batches: Sequence[Batch]) -> Batch:
     """Batches of one padded shape, none with boxes, as one."""
     tensors: dict[str, Any] = {}
-    for column in fields(Batch):
-        values = [getattr(batch, column.name) for batch in batches]
+    for column in fields(Batch):  # not what a subclass has beside them
+        values = [vars(batch)[column.name] for batch in batches]
         if isinstance(values[0], Tensor):
             tensors[column.name] = torch.cat(values)
     return Batch(**tensors)

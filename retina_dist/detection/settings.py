@@ -122,19 +122,22 @@ class DetectionData(ImageDataSettings):
 
     def files_of(self, split: str) -> tuple[str | None, str | None]:
         """The annotations and the folder of the images that the settings name for a split."""
-        if split == "test":
-            return None, None
-        return getattr(self, f"{split}_annotations"), getattr(self, f"{split}_images")
+        if split == "train":
+            return self.train_annotations, self.train_images
+        if split == "val":
+            return self.val_annotations, self.val_images
+        return None, None
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
-        for key, size in (("min_sizes", min(self.min_sizes)), ("val_min_size", self.val_min_size)):
+        val = self.val_min_size
+        for given, size in (
+            (f"min_sizes={self.min_sizes}", min(self.min_sizes)),
+            (f"val_min_size={val}", val),
+        ):
             if size is not None and size > self.max_size:
-                raise ConfigError(
-                    f"data.{key}={getattr(self, key)} is above data.max_size={self.max_size}; "
-                    "raise it."
-                )
+                raise ConfigError(f"data.{given} is above data.max_size={self.max_size}; raise it.")
         factors = self.scale_jitter
         if factors is not None and not (
             len(factors) == 2 and 0.01 <= factors[0] <= factors[1] <= 100

@@ -33,7 +33,12 @@ from retina_dist.detection.model.build import DetectionModel, build_model
 from retina_dist.detection.model.retinanet import RetinaNet
 from retina_dist.detection.model.weights import source_of
 from retina_dist.detection.readers.categories import Categories, plain
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig, DetectionSettings
+from retina_dist.detection.settings import (
+    DetectionData,
+    DetectionRunConfig,
+    DetectionSettings,
+    ModelConfig,
+)
 from retina_dist.detection.splits import (
     describe_split,
     first_images_with_objects,
@@ -125,8 +130,10 @@ class DetectionTask(ImageTask):
 
     @property
     def _known_classes(self) -> list[str]:
-        groups = getattr(self.config.model, "known_classes", None)
-        return list(chain.from_iterable(groups or ()))
+        model = self.config.model
+        if isinstance(model, ModelConfig):
+            return list(chain.from_iterable(model.known_classes or ()))
+        return []
 
     def _add_to(self, known: Sequence[str]) -> None:
         """Number the labels after those that the weights know."""
@@ -284,7 +291,7 @@ class DetectionTask(ImageTask):
             "max_size": data.max_size,
         }
 
-    def metadata(self, model: nn.Module) -> dict[str, Any]:
+    def metadata(self, model: nn.Module) -> dict[str, object]:
         assert isinstance(model, DetectionModel)
         described = super().metadata(model) | {
             "categories": self.train.categories.state(),

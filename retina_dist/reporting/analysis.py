@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,11 +33,11 @@ def analysis_of(
     task: str,
     resampled: Resampled,
     classes: Mapping[str, Mapping[str, object]],
-    images: Sequence[dict[str, Any]],
+    images: Sequence[dict[str, object]],
     folder: Path | None,
     times: Mapping[str, float] = {},
-    **parts: Any,
-) -> dict[str, Any]:
+    **parts: object,
+) -> dict[str, object]:
     """The content of analysis.json.
 
     `images` are all of them, worst first; `classes` more about each class; `times` are the
@@ -79,7 +78,9 @@ def analysis_of(
     return analysis
 
 
-def confusion_of(labels: Sequence[str], counts: Callable[[], np.ndarray]) -> dict[str, Any] | None:
+def confusion_of(
+    labels: Sequence[str], counts: Callable[[], np.ndarray]
+) -> dict[str, object] | None:
     """`confusion` of analysis.json; None above MAX_IN_MATRIX labels."""
     if len(labels) > MAX_IN_MATRIX:
         return None

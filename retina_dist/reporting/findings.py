@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from retina_dist.base.text import escape, pluralize
 
@@ -51,13 +51,13 @@ class DoctorReport:
 
     facts: Sequence[str]
     findings: Sequence[Finding]
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
 
     def count(self, level: Level) -> int:
         """Kinds of findings, not occurrences; a doctor exits with 1 if there are errors."""
         return sum(finding.level == level for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON, with every example."""
         counts = {title.lower(): self.count(level) for level, title in TITLES.items()}
         findings = []

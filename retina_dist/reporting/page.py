@@ -43,8 +43,8 @@ class Chart:
     """A plotly figure: title, traces, what differs from the page's layout, height in px."""
 
     title: str
-    data: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
+    data: Sequence[Mapping[str, object]]
+    layout: Mapping[str, object] = field(default_factory=dict)
     height: int = 320
     wide: bool = False
 
@@ -64,7 +64,7 @@ def page_if_possible(write: Callable[[], Path], run: Path | None = None) -> str:
 
 
 def write_page(
-    out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: Any
+    out: Path, title: str, charts: Mapping[str, Sequence[Chart]], **content: object
 ) -> Path:
     """Write the page `out` of `charts`, by section, and what else page.html shows.
 

@@ -69,8 +69,8 @@ def font_size(image: Tensor) -> int:
 def write_details(
     folder: Path,
     read: Callable[[int], Tensor],
-    marks: Callable[[int, Mapping[str, Any]], list[dict[str, Any]]] | None = None,
-    **more: Any,
+    marks: Callable[[int, Mapping[str, object]], list[dict[str, object]]] | None = None,
+    **more: object,
 ) -> None:
     """Write details.json, and the images that analysis.json lists first.
 
@@ -87,7 +87,7 @@ def write_details(
     analysis: Mapping[str, Any] = {}
     if (folder / "analysis.json").is_file():
         analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
-    listed: list[dict[str, Any]] = []
+    listed: list[dict[str, object]] = []
     for kind in LISTS:
         listed += analysis.get(kind, ())[:MAX_LISTED]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -315,7 +315,7 @@ class RunFiles:
         if file.is_file():
             with reading(file):
                 content = load_yaml(inside(file))
-                self.settings = flattened(msgspec.convert(content, dict[str, Any]))
+                self.settings = flattened(msgspec.convert(content, dict[str, object]))
         self.starts = read_typed(folder / "command.json", list[Start])
         self.result = read_typed(folder / "result.json", Result)
         self.timings = read_typed(folder / "timings.json", Timings)

@@ -18,7 +18,7 @@ class Batcher:
 
     def __init__(
         self,
-        predict: Callable[[Sequence[Any]], list[Any]],
+        predict: Callable[[Sequence[object]], list[Any]],
         max_batch: int,
         wait_s: float,
     ) -> None:
@@ -28,7 +28,7 @@ class Batcher:
         self._queue: asyncio.Queue[tuple[object, asyncio.Future[object]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "predict")
 
-    async def submit(self, image: object) -> Any:
+    async def submit(self, image: object) -> object:
         """The result for an image; cancel it to take the image out of the queue."""
         future = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((image, future))

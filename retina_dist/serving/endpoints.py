@@ -91,7 +91,7 @@ class Endpoint:
         key, 413 too large, 415 another content type, 429 full queue, 503 shutdown.
         """
         status = 500
-        content: dict[str, Any]
+        content: dict[str, object]
         with self.latency.time():
             try:
                 content = {"images": await self._answer(request)}
@@ -134,7 +134,7 @@ class Endpoint:
         """Prometheus's text format."""
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(self, request: Request) -> list[dict[str, Any]]:
+    async def _answer(self, request: Request) -> list[dict[str, object]]:
         key = self.config.api_key
         if key is not None:
             given = request.headers.get("authorization", "").encode("latin-1")
@@ -146,7 +146,9 @@ class Endpoint:
         kind = request.headers.get("content-type", "")
         return await self._while_connected(request, self._score(kind, body))
 
-    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _while_connected(
+        self, request: Request, work: Coroutine[object, object, Result]
+    ) -> Result:
         """The result of `work`. Where the client goes it is dropped, and RequestError raised."""
         task = asyncio.create_task(work)
         gone = asyncio.ensure_future(request.receive())
@@ -178,10 +180,10 @@ class Endpoint:
     async def _one(self, data: bytes, i: int) -> Any:
         return await self.batcher.submit(await self._in_thread(self.scorer.prepare, data, i))
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_thread(self, function: Callable[..., object], *arguments: object) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
 
-    def _predict(self, images: Sequence[Any]) -> list[dict[str, Any]]:
+    def _predict(self, images: Sequence[Any]) -> list[dict[str, object]]:
         self.batches.observe(len(images))
         return self.scorer.predict(images)
 

@@ -39,7 +39,7 @@ class Scorer:
         self.max_pixels = max_pixels
         self.Answer = predictor.Answer
 
-    def prepare(self, data: bytes, i: int) -> tuple[Any, int, int]:
+    def prepare(self, data: bytes, i: int) -> tuple[object, int, int]:
         """The model's input from image `i` of a request, and width and height of its display in px.
 
         In any thread. Raises RequestError (400), before decoding if it is not a JPEG, PNG or WebP
@@ -52,7 +52,7 @@ class Scorer:
             raise RequestError(400, f"image {i}: {reason}") from error
         return self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1]
 
-    def predict(self, images: Sequence[tuple[Any, int, int]]) -> list[dict[str, Any]]:
+    def predict(self, images: Sequence[tuple[object, int, int]]) -> list[dict[str, object]]:
         """An `Answer` for each prepared image, in one thread at a time."""
         outputs = self.predictor.run([prepared for prepared, _, _ in images])
         answers = []

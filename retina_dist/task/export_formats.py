@@ -93,7 +93,7 @@ class Exporter:
     output_names: Sequence[str]
     state: Mapping[str, Tensor]
     with_state: Callable[[Mapping[str, Tensor]], Runner]
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
 
     def write(self, output: Path, compare: Callable[[Runner], None]) -> None:
         """Write `output` in the form of its ending, read it back and let `compare` run it.

@@ -107,7 +107,7 @@ class Evaluator(ABC, Generic[Result]):
         }
         return parts
 
-    def parts(self, model: nn.Module) -> Iterator[Any]:
+    def parts(self, model: nn.Module) -> Iterator[object]:
         """`update` of each batch."""
         images = 0
         set_status("validation, 0 images")
@@ -165,7 +165,7 @@ class ImageTask(Task):
         """The batch of these random images, see `SyntheticData`."""
 
     @abstractmethod
-    def unaugmented(self) -> Any:
+    def unaugmented(self) -> object:
         """The settings of the data with nothing random in them, for `trainer.overfit_batches`."""
 
     @abstractmethod
@@ -282,7 +282,7 @@ class ImageTask(Task):
             self.evaluator.fixed_order = bool(trainer.virtual_ranks)
         return self.evaluator
 
-    def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, Any]]:
+    def inspect(self, model: nn.Module, batch: TensorBatch) -> list[dict[str, object]]:
         """Each real image of a batch by id and file, with the losses that it has on its own."""
         names = self.file_names()
         batch = batch.to(self.strategy.device)

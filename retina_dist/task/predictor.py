@@ -236,7 +236,7 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         """The model's input and classes as JSON values, for an exported file and the model card."""
         return {}
 
-    def val_of(self, data: Any) -> Any:
+    def val_of(self, data: Any) -> object:
         """The validation set of `data`.
 
         Raises ConfigError where there is none, and DataError where it has other classes.
@@ -248,7 +248,7 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         raise NotImplementedError
 
     @public
-    def evaluate(self, data: Any, *, strategy: StrategySettings | None = None) -> Result:
+    def evaluate(self, data: object, *, strategy: StrategySettings | None = None) -> Result:
         """The metrics over the validation set of `data`; every rank calls it.
 
         The processes share the images. `strategy` is by default the launcher's, on this model's

@@ -251,7 +251,7 @@ class Net(nn.Module):
 def small_training(
     strategy: DistributedStrategy,
     options: Options = Options(),
-    resume: dict[str, Any] | None = None,
+    resume: dict[str, object] | None = None,
 ) -> dict[str, Any]:
     """The trainer's steps on rows that ranks and micro-batches share.
 

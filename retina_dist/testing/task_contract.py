@@ -73,10 +73,10 @@ def check_settings(task: Task, config: RunConfig) -> None:
     kinds = get_type_hints(task.settings)
     for key in task.locked_settings:
         section, *rest = key.split(".")
-        value: Any = getattr(config, section, ...)
+        value: object = vars(config).get(section, ...)
         if type(value) is kinds.get(section):
             for part in rest:
-                value = getattr(value, part, ...)
+                value = vars(value).get(part, ...)
         assert value is not ..., f"locked_settings has {key}, which is not a setting"
 
 
@@ -155,7 +155,7 @@ def check_ranks(
 
 
 def _check_shares(
-    ranks: Sequence[Sequence[Any]], whole: Sequence[Any], where: str, shared: bool
+    ranks: Sequence[Sequence[Any]], whole: Sequence[object], where: str, shared: bool
 ) -> None:
     """Equally many micro-batches of mean weight 1; of a `shared` batch no rank holds all."""
     counts = [len(micro_batches) for micro_batches in ranks]
@@ -278,7 +278,7 @@ def _losses_and_gradients(model: nn.Module, ranks: Sequence[Sequence[Any]]) -> l
     return results
 
 
-def _saved(content: dict[str, Any]) -> dict[str, Any]:
+def _saved(content: dict[str, object]) -> dict[str, Any]:
     """`content` after a checkpoint, which holds tensors and plain values only."""
     return torch.load(io.BytesIO(sealed(content)), map_location="cpu", weights_only=True)
 
@@ -299,7 +299,7 @@ def _leaves(value: object) -> Iterator[Any]:
         yield from _leaves(vars(value))
 
 
-def _plain(value: object) -> list[Any]:
+def _plain(value: object) -> list[object]:
     """Plain values that are equal for equal batches."""
     plain = []
     for leaf in _leaves(value):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -109,7 +108,7 @@ class CallbackList(Callback):
             raise first
 
 
-def _call(method: Callable[..., None], *arguments: Any) -> None:
+def _call(method: Callable[..., None], *arguments: object) -> None:
     try:
         method(*arguments)
     except UserError:

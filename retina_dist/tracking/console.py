@@ -67,7 +67,7 @@ class Console(logging.Handler):
             return
         if self.rank == 0:
             self.write(text)
-        elif not hasattr(record, "rank_zero_only"):
+        elif "rank_zero_only" not in vars(record):
             self.write(f"[rank {self.rank}] {text}")
 
     def _beat(self, text: str, seconds: float, silent: bool) -> None:

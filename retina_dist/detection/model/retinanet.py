@@ -199,7 +199,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         if settings.norm_eps is not None:
             set_batch_norm_eps(self, settings.norm_eps)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """The arguments of `build_retinanet`, with the epsilon of the weights."""
         found = asdict(self.settings)
         del found["weights"], found["backbone_weights"]

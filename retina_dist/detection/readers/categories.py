@@ -135,7 +135,7 @@ class Categories:
         """
         return np.array([self._labels[c] for c in category_ids.tolist()], dtype=np.int64)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Plain values, for a checkpoint."""
         return {"ids": list(self.ids), "names": list(self.names)}
 

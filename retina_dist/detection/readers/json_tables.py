@@ -212,7 +212,7 @@ class ViaReader(JsonReader):
             return head.has("region_shape_attributes", "region_attributes")
         return head.has("_via_img_metadata") or {"filename", "regions"} <= {*head.inner}
 
-    def entries(self, tree: Tree, file: str) -> Iterable[tuple[int, Any]]:
+    def entries(self, tree: Tree, file: str) -> Iterable[tuple[int, object]]:
         if not file.lower().endswith(".csv"):
             content = parse_json(tree.root / file, "VIA's json")
             content = content.get("_via_img_metadata", content)

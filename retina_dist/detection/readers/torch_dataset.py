@@ -51,12 +51,12 @@ class TorchDatasetConfig(DetectionData):
     script or in a notebook; files are best opened in `__getitem__`.
     """
 
-    train: InitVar[Dataset[Any]]
-    val: InitVar[Dataset[Any] | None] = None
+    train: InitVar[Dataset[object]]
+    val: InitVar[Dataset[object] | None] = None
     categories: InitVar[Sequence[str]]
 
     def __post_init__(
-        self, train: Dataset[Any], val: Dataset[Any] | None, categories: Sequence[str]
+        self, train: Dataset[object], val: Dataset[Any] | None, categories: Sequence[str]
     ) -> None:
         check_names(categories)
         if categories[0].strip("_").lower() == "background":
@@ -116,7 +116,7 @@ class ItemReader:
     def __str__(self) -> str:
         return f"{self.split} dataset"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ItemReader, (ByValue(self.dataset, str(self)), self.split)
 
     def pixels(self, number: int) -> Tensor:
