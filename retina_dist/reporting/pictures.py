@@ -133,7 +133,7 @@ def _save_small(pixels: Tensor, folder: Path, image_id: int) -> str:
 
 
 @cache
-def font_of(size: int) -> Any:
+def font_of(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     """DejaVu Sans, which has accents, Greek and Cyrillic, or Pillow's own font, which has ASCII."""
     try:
         return ImageFont.truetype("DejaVuSans.ttf", size)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from retina_dist.data.settings import ImageDataSettings
 from retina_dist.reporting.findings import Finding
 from retina_dist.testing import preflight
 from retina_dist.testing.preflight import Facts, Link
@@ -22,7 +23,7 @@ VERSIONS = {
     "driver": "580.65.06",
 }
 LINKS = (Link(1, 0.3), Link(64, 2.0))
-CONFIG: Any = SimpleNamespace(data=SimpleNamespace(num_workers=8), expect_gb_s=None)
+CONFIG: Any = SimpleNamespace(data=ImageDataSettings(num_workers=8), expect_gb_s=None)
 
 
 def cluster(**of_rank_3: Any) -> list[Facts]:
