@@ -28,6 +28,7 @@ format openimages: oid open-images
 format csv: tsv pandas keras-retinanet
 box_format xyxy: corners ltrb x1y1x2y2 voc pascal-voc
 box_format xywh: ltwh coco
+box_format none: cxcywh yolo
 box_loss giou: iou diou ciou iouloss giouloss
 box_loss smooth_l1: smoothl1 smoothl1loss huber
 box_loss l1: l1loss mae

@@ -87,7 +87,7 @@ read ahead by data.num_workers; leave it out
 drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
 it; leave it out
 fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overfit_batches=2
-max_time time: trainer.max_duration=12epochs
+max_time time: trainer.max_duration counts epochs, steps or images, not hours
 min_epochs min_steps: trainer.max_duration says how long; leave it out
 num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones \
 v verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir \
@@ -217,6 +217,8 @@ start_level num_outs num_levels out_features: the pyramid has P3 to P7; leave it
 depth layers: model.backbone=resnet50 | model.architecture=resnet50
 freeze_at freeze_layers freeze_bn: see model.trainable_layers and model.norm
 sizes scales octave_base_scale scales_per_octave anchor_size: see model.anchor_sizes
+max_norm: trainer.gradient_clip=1
+filter_empty_annotations filter_empty_gt remove_empty: data.keep_empty_images=false
 solver.amp.enabled: trainer.precision=bf16
 solver.clip_gradients.enabled: trainer.gradient_clip=1
 ratios anchor_ratios: model.aspect_ratios
@@ -309,6 +311,7 @@ rd.trainer.save rd.trainer.save_checkpoint: its checkpoints are in run_folder af
 rd.trainer.network rd.trainer.net: call detector().model after fit()
 rd.detector.to rd.detector.cuda rd.detector.cpu rd.trainedclassifier.to: give \
 from_checkpoint(PATH, device="cuda")
+rd.detector.detect rd.detector.infer rd.detector.forward rd.detector.inference: call predict(PATHS)
 rd.detector.train rd.detector.fit: train with rd.Trainer(…).fit()
 rd.detector.names rd.detector.classes rd.detector.class_names: read categories.names
 rd.detector.val rd.detector.test: call evaluate(rd.DetectionData(root=FOLDER))

@@ -22,8 +22,8 @@ TORCHVISIONS = re.compile(
 )
 # What to do about a fault in a file, by what PyYAML says of it.
 YAML_REMEDIES = {
-    "\\t": "correct it, with spaces in place of tabs",
     "duplicate key": "write the key once, with all that is below it",
+    "mapping values are not allowed": "begin a new line below, or put the text in quotes",
     "escape character": "write the text in single quotes, or with slashes",
 }
 
@@ -43,7 +43,7 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(_sentence(command, error)) from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        remedy = "correct it"
+        remedy = "correct it, with spaces in place of tabs"
         for fault, said in YAML_REMEDIES.items():
             if fault in reason:
                 remedy = said

@@ -329,7 +329,7 @@ def find_images(pattern: str) -> list[Path]:
         if str(mimetypes.guess_type(path.name)[0]).startswith("video/"):
             raise DataError(
                 f"input={pattern} is a video; write its frames into a folder, as with "
-                f"ffmpeg -i {path.name} FOLDER/%06d.jpg, and give the folder."
+                "ffmpeg -i FILE FOLDER/%06d.jpg, and give the folder."
             )
         return [path]
     if path.is_dir():

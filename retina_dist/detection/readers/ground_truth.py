@@ -31,7 +31,7 @@ MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
 FORMS = {
     "images": 'write {"id": 1, "file_name": PATH} for each',
     "categories": 'write {"id": 1, "name": CLASS} for each',
-    "annotations": 'write {"image_id": 1, "category_id": 1, "bbox": [x, y, w, h]} for each',
+    "iscrowd": "write 0 or 1 as iscrowd",
     "id": "give each its own whole number as id",
     "image_id": "give the id of one of the images as image_id",
     "category_id": "give the id of one of the categories as category_id",

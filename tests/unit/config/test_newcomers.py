@@ -79,6 +79,8 @@ REMEDIES = {
     "trainer.precision=32": "bf16, fp16, auto; did you mean fp32?",
     "trainer.precision=16-mixed": "did you mean fp16?",
     "trainer.precision=bf16-mixed": "did you mean bf16?",
+    "data.box_format=cxcywh": "xyxy, xywh_shares; give one of them.",
+    "time=2": "trainer.max_duration counts epochs, steps or images, not hours.",
     "data.format=pascal_voc": "did you mean voc?",
     "optimizer=AdamW": "did you mean adamw? There are",
     "schedule=CosineAnnealingLR": "did you mean cosine? There are",
@@ -491,6 +493,7 @@ FILES = {
     "- data.root=a": "holds a list; write KEY: VALUE lines, without - before.",
     "data.root: a": "data.root is written with a point in a file; write the part after it below",
     "data:\n\troot: a": "correct it, with spaces in place of tabs.",
+    "data: root: a": "begin a new line below, or put the text in quotes.",
     "seed: 1\nseed: 2": "write the key once, with all that is below it.",
     'data: {root: "C:\\data"}': "write the text in single quotes, or with slashes.",
     "defaults:\n  - optimizer: sgd": (
