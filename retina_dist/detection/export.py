@@ -90,6 +90,9 @@ def export(config: ExportConfig) -> dict[str, float]:
         raise ConfigError(
             "a .pt holds no score_threshold, nms_threshold or detections_per_image; leave them out."
         )
+    is_matrix = isinstance(detector.model, RetinaNet) and detector.model.settings.nms == "matrix"
+    if output.suffix == ".pt" and is_matrix:
+        raise ConfigError("a .pt holds no model.nms=matrix; write a .onnx or .pt2.")
     detector.set_limits(*config.limits())
     _check_size(detector, config.size, output)
 

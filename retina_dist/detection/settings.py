@@ -212,6 +212,11 @@ class ModelConfig(DetectorSettings):
         [0.5, 1.0, 2.0], "height by width", at_least=0.001, at_most=1000
     )
     score_threshold: float = setting(0.05, at_least=0, below=1)
+    nms: str = setting(
+        "hard",
+        "matrix: before, overlaps with better objects lower the score; give nms_threshold=0.8 too",
+        choices=("hard", "matrix"),
+    )
     nms_threshold: float = setting(0.5, fraction=True)
     detections_per_image: int = setting(300, at_least=1, at_most=10**5)
     topk_candidates: int = setting(1000, at_least=1, at_most=10**6)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.ops import nms
+from torchvision.ops import box_iou, nms
 
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.model.targets import decode
@@ -27,6 +27,10 @@ from retina_dist.detection.model.targets import decode
 # https://github.com/pytorch/vision/blob/main/torchvision/ops/boxes.py
 MAX_OFFSET_CPU = 1_000
 MAX_OFFSET_GPU = 25_000
+# Matrix NMS: how fast scores fall with the overlap, the paper's value, and how many of an image's
+# candidates it takes, whose overlaps it holds all at once.
+DECAY = 2.0
+MATRIX_CANDIDATES = 500
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Limits:
     nms_threshold: float
     topk_candidates: int  # of each level
     detections_per_image: int
+    nms: str = "hard"
 
 
 def postprocess(
@@ -50,7 +55,8 @@ def postprocess(
     """The detections of each image of a batch.
 
     These are the best `topk_candidates` pairs of anchor and class above `score_threshold` on each
-    level, NMS for each class, and of these the best `detections_per_image`.
+    level, with `nms="matrix"` their scores as `matrix_nms` lowers them, NMS for each class, and of
+    these the best `detections_per_image`.
 
     Args:
         logits: [B, A, K].
@@ -72,6 +78,9 @@ def postprocess(
     inside = image_sizes.flip(1).repeat(1, 2)[:, None].to(boxes.dtype)  # [B, 1, 4] as w, h, w, h
     boxes = boxes.clamp(min=0).minimum(inside)
     is_candidate = is_candidate & ~boxes.isnan().any(dim=-1)
+    if limits.nms == "matrix":
+        scores = matrix_nms(boxes, torch.where(is_candidate, scores, 0.0), labels)
+        is_candidate = scores > limits.score_threshold
 
     few = is_candidate.sum(dim=1) <= (MAX_OFFSET_GPU if boxes.is_cuda else MAX_OFFSET_CPU)  # [B]
     apart = offset_by_label(boxes, labels, is_candidate)
@@ -94,7 +103,12 @@ def postprocess(
     scale = (original_sizes / image_sizes).flip(1).repeat(1, 2).to(boxes.dtype)  # [B, 4]
     counts = image.bincount(minlength=len(logits)).tolist()
     columns = (boxes[kept] * scale[image], scores[kept], labels[kept])
-    best = slice(limits.detections_per_image)
+    return _by_image(columns, counts, limits.detections_per_image)
+
+
+def _by_image(columns: Sequence[Tensor], counts: list[int], limit: int) -> list[Detections]:
+    """Boxes, scores and labels, which have `counts` rows of each image, at most `limit` of each."""
+    best = slice(limit)
     detections = []
     for b, s, k in zip(*(column.split(counts) for column in columns), strict=True):
         detections.append(Detections(boxes=b[best], scores=s[best], labels=k[best]))
@@ -157,6 +171,30 @@ def _best(scores: Tensor, k: int) -> Tensor:
         .topk(min(k, columns), dim=1)
         .indices
     )
+
+
+def matrix_nms(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
+    """Scores [B, N], lowered by how much better boxes of the same label and image overlap.
+
+    A box loses by each of them, less where that one is covered itself, and keeps the lowest of
+    these scores: Gaussian Matrix NMS, Wang et al. 2020, equations 4 and 5,
+    https://arxiv.org/abs/2003.10152. Candidates of an image past the best `MATRIX_CANDIDATES` get
+    0.
+
+    Args:
+        boxes: [B, N, 4] xyxy.
+        scores: [B, N] float32, 0 for what is no candidate.
+        labels: [B, N].
+    """
+    order = _best(scores, MATRIX_CANDIDATES)  # [B, K]
+    chosen = boxes.take_along_dim(order[..., None], dim=1)
+    label = labels.gather(1, order)
+    iou = torch.stack([box_iou(each, each) for each in chosen])
+    is_pair = (label[:, :, None] == label[:, None]) & (iou > 0)  # no NaN, of boxes without area
+    iou = torch.where(is_pair, iou, 0.0).triu(diagonal=1)
+    covered = iou.amax(dim=1)[..., None]  # [B, K, 1], of the better box of each pair
+    factor = torch.exp(DECAY * (covered**2 - iou**2)).amin(dim=1)
+    return torch.zeros_like(scores).scatter(1, order, scores.gather(1, order) * factor)
 
 
 def offset_by_label(boxes: Tensor, labels: Tensor, is_candidate: Tensor) -> Tensor:

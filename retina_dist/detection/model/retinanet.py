@@ -36,6 +36,7 @@ from retina_dist.detection.model.losses import retinanet_losses
 from retina_dist.detection.model.postprocess import (
     Limits,
     best_candidates,
+    matrix_nms,
     offset_by_label,
     postprocess,
 )
@@ -313,6 +314,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             nms_threshold=self.nms_thresh,
             topk_candidates=self.topk_candidates,
             detections_per_image=self.detections_per_img,
+            nms=self.settings.nms,
         )
         with torch.autocast(levels[0].device.type, enabled=False):
             return postprocess(
@@ -355,6 +357,9 @@ class ExportableRetinaNet(nn.Module):
         rows = boxes[..., 1::2].clamp(0, height)
         boxes = torch.stack((columns, rows), dim=-1).flatten(2)  # [1, N, 4]
         is_candidate = (scores > model.score_thresh) & ~boxes.isnan().any(dim=-1)  # [1, N]
+        if model.settings.nms == "matrix":
+            scores = matrix_nms(boxes, torch.where(is_candidate, scores, 0.0), labels)
+            is_candidate = scores > model.score_thresh
         moved = offset_by_label(boxes, labels, is_candidate)
 
         candidate = is_candidate.nonzero()[:, 1]

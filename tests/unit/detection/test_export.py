@@ -98,6 +98,27 @@ def test_pt2_of_one_size(tmp_path: Path, detector: Detector) -> None:
         export(settings(tmp_path / "model.pt2"))
 
 
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_matrix_nms_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Of one size; hard NMS would not leave as many."""
+    if ending == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra [export] is not installed")
+    matrix = small_detector(nms="matrix", nms_threshold=0.8)
+    hard = small_detector(nms_threshold=0.8)
+    image = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)
+    lowered, scores = (one.predict(image)[0]["scores"] for one in (matrix, hard))
+    assert scores[0] == lowered[0]
+    assert scores[5] > lowered[5]
+    monkeypatch.setattr(Detector, "from_checkpoint", lambda path, **how: matrix)
+    found = export(settings(tmp_path / f"model.{ending}", size=[64, 96]))
+    assert found["detections"] > 10
+    assert found["scores"] < 1e-4
+    with pytest.raises(ConfigError, match=r"a \.pt holds no model.nms=matrix; write a \.onnx"):
+        export(settings(tmp_path / "state_dict.pt"))
+
+
 def test_a_state_dict_is_torchvisions(tmp_path: Path, detector: Detector) -> None:
     assert export(settings(tmp_path / "state_dict.pt"))["detections"] > 10
     state = torch.load(tmp_path / "state_dict.pt", weights_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ from torchvision.models.detection import RetinaNet as TorchvisionRetinaNet
 from torchvision.models.detection._utils import BoxCoder
 
 from retina_dist.detection.batch import Detections, Sample, collate
-from retina_dist.detection.model.postprocess import Limits, postprocess
+from retina_dist.detection.model import postprocess as module
+from retina_dist.detection.model.postprocess import Limits, matrix_nms, postprocess
 from retina_dist.detection.model.retinanet import anchor_generator, build_retinanet
 from retina_dist.detection.settings import ModelConfig
 
@@ -201,6 +203,48 @@ def test_offsets_that_are_not_numbers_cost_their_anchor_only(coordinate: int) ->
     offsets[0, damaged, coordinate] = torch.nan
     for found, without in zip(ours(logits, offsets, sizes), expected, strict=True):
         assert torch.equal(found["boxes"], without["boxes"])
+
+
+def test_matrix_nms_by_hand() -> None:
+    """The second box overlaps with the best by 0.5; the third by 0.4 with the best and by 0.8 with
+    the second, which counts less as that one is covered itself.
+    """
+    boxes = torch.tensor([[0, 0, 10, 4], [0, 0, 10, 10], [0, 0, 10, 5], [0, 0, 10, 10]]).float()
+    scores = torch.tensor([0.5, 0.9, 0.8, 0.7])
+    labels = torch.tensor([0, 0, 0, 1])
+    second = 0.8 * math.exp(-2 * 0.5**2)
+    third = 0.5 * math.exp(-2 * (0.8**2 - 0.5**2))
+    alone = torch.tensor([0.5, 0.9, 0.0, 0.7])  # without the second, the third loses by the best
+    found = matrix_nms(boxes.expand(2, -1, -1), torch.stack((scores, alone)), labels.expand(2, -1))
+    expected = [[third, 0.9, second, 0.7], [0.5 * math.exp(-2 * 0.4**2), 0.9, 0.0, 0.7]]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("most", [10, 1000])
+def test_matrix_nms_lowers_scores_before_the_rest(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Those below the threshold go, of the others the nms_threshold still counts; no image of a
+    batch depends on another, nor on damaged anchors.
+    """
+    monkeypatch.setattr(module, "MATRIX_CANDIDATES", most)
+    logits, offsets, sizes = outputs(3, 3, bias=-2.0, seed=2)
+    logits[1, 100:200, 1] = torch.nan
+    offsets[2, 100:200, 1] = torch.nan
+    hard = ours(logits, offsets, sizes, detections_per_image=10**5)
+    found = ours(logits, offsets, sizes, nms="matrix", nms_threshold=1.0)
+    for i, (one, before) in enumerate(zip(found, hard, strict=True)):
+        alone = ours(
+            *(x[i : i + 1] for x in (logits, offsets, sizes)), nms="matrix", nms_threshold=1.0
+        )
+        assert_same([one], alone)
+        assert (one["scores"] > SETTINGS["score_threshold"]).all()
+        assert torch.equal(one["scores"], one["scores"].sort(descending=True).values)
+        assert len(one["scores"]) <= most
+        assert torch.equal(one["boxes"][0], before["boxes"][0])
+        assert torch.equal(one["scores"][0], before["scores"][0])
+    pruned = ours(logits, offsets, sizes, nms="matrix", nms_threshold=0.8)
+    assert sum(len(one["scores"]) for one in pruned) <= sum(len(one["scores"]) for one in found)
 
 
 @pytest.mark.usefixtures("settled")
