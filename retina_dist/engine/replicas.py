@@ -229,10 +229,11 @@ def digest_of(tree: object) -> str:
     """The SHA-256 of the names and bits of all tensors and numbers below `tree`."""
     digest = hashlib.sha256()
     for name, value in leaves_of(tree):
-        content = repr(value).encode()
         if isinstance(value, Tensor):
             flat = value.detach().cpu().contiguous().flatten()
             content = flat.view(torch.uint8).numpy().tobytes()
+        else:
+            content = repr(value).encode()
         digest.update(name.encode() + content)
     return digest.hexdigest()
 
