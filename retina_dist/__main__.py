@@ -27,6 +27,7 @@ COMMANDS = {
     "report": "write the report of a run, or of two side by side, as one HTML file",
     "compare": "which of two runs or COCO results is better: compare RUN RUN",
     "parity": "compare every backend with one process, step by step",
+    "bisect": "where two runs that should agree part: the step, and what in it differs first",
     "benchmark": "measure step, data, scaling and agreement",
 }
 # The modules of commands that are not `retina_dist.COMMAND`.

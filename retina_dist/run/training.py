@@ -92,6 +92,7 @@ class Training:
             self.plan.stop_step,
             self.strategy.rank,
             self.strategy.world_size,
+            loop.train_step,
         )
         traces = self.run.folder / "profile"
         try:

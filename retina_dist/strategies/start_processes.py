@@ -73,7 +73,13 @@ def _built(horovodrun: str) -> str:
     ).stdout
 
 
-def command(launcher: str, processes: int, module: str, arguments: Sequence[str]) -> list[str]:
+def command(
+    launcher: str,
+    processes: int,
+    module: str,
+    arguments: Sequence[str],
+    python: str = sys.executable,
+) -> list[str]:
     """The command line that runs `python -m MODULE ARGUMENTS` as so many processes.
 
     Raises ConfigError if it cannot.
@@ -84,7 +90,7 @@ def command(launcher: str, processes: int, module: str, arguments: Sequence[str]
             "run scripts/install_horovod.py, or take torchrun."
         )
     words = [word.format(n=processes) for word in launcher_named(launcher).command]
-    programs = {words[0]: executable(words[0]), "python": sys.executable}
+    programs = {words[0]: executable(words[0]), "python": python}
     start = [str(programs.get(word) or word) for word in words]
     return [*start, module, *arguments]
 
@@ -136,17 +142,30 @@ def usable(launchers: Sequence[str]) -> list[str]:
     return [name for name, reason in reasons.items() if not reason]
 
 
-def run_job(launcher: str, processes: int, module: str, folder: Path) -> dict[str, Any]:
+def run_job(
+    launcher: str,
+    processes: int,
+    module: str,
+    folder: Path,
+    *,
+    further: Sequence[str] = (),
+    python: str = sys.executable,
+    threads: int = 1,
+) -> dict[str, Any]:
     """The JSON that a job of `module` writes to its setting `worker`, a file in `folder`.
 
-    Its arguments are this process's.
+    Its arguments are this process's and `further` ones; each process is run by `python`, with so
+    many threads.
 
     The job's output goes to stderr. Raises UserError if it fails.
     """
     result = folder / f"{launcher}_{processes}.json"
     result.unlink(missing_ok=True)
-    line = command(launcher, processes, module, [*sys.argv[1:], f"worker={result}"])
-    code = subprocess.run(line, env=environment(1), stdout=sys.stderr).returncode
+    arguments = [*sys.argv[1:], *further, f"worker={result}"]
+    line = command(launcher, processes, module, arguments, python)
+    # torchrun starts its processes by what the variable names
+    variables = {**environment(threads), "PYTHON_EXEC": python}
+    code = subprocess.run(line, env=variables, stdout=sys.stderr).returncode
     if code or not result.exists():
         raise UserError(
             f"{launcher} with {processes} processes failed (exit code {code}); its output is above."

@@ -22,6 +22,7 @@ class TrainingStart:
         stop_step: The step after which the run ends.
         rank: This process, 0 to `world_size` - 1.
         world_size: How many processes train together.
+        train_step: What takes the steps, for callbacks of this package.
     """
 
     model: nn.Module
@@ -30,6 +31,7 @@ class TrainingStart:
     stop_step: int
     rank: int = 0
     world_size: int = 1
+    train_step: object = None
 
 
 class Callback:

@@ -34,7 +34,15 @@ ALLOWED: dict[str, set[str]] = {
     "run": {"config", "engine", "model", "optim", "reporting", "strategies", "tracking"},
     "detection": OF_TASKS,
     "classification": OF_TASKS,
-    "testing": {"config", "engine", "optim", "reporting", "run", "strategies"},
+    "testing": {
+        "config",
+        "engine",
+        "optim",
+        "reporting",
+        "run",
+        "strategies",
+        "tracking.callbacks",
+    },
     "benchmark": {"detection", "optim", "run", "serving", *OF_TASKS},
 }
 # The dataclass of a command's settings, in the module of the command, may be named as a type by

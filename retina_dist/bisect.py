@@ -1,0 +1,281 @@
+"""Where do two runs that should agree part? The first step, and what in it differs first.
+
+    python -m retina_dist.bisect a=runs/a b=runs/b
+    python -m retina_dist.bisect a=runs/before b=runs/after b_python=/envs/new/bin/python
+    python -m retina_dist.bisect a=runs/a b=runs/b step=120      runs without digest.csv
+    python -m retina_dist.bisect a=runs/a b=runs/b --config-dir my_conf task=mine
+
+Both runs need digest.csv (`logging.digest=true`), whose chains are halved to find the first step
+that differs. Each run then repeats this step in a temporary folder, in processes of its own: from
+its nearest checkpoint before the step, with its settings, number of processes and threads. Digests
+of all that the step computes are compared in the order in which it happens: ids, pixels and targets
+of each micro-batch, outputs of the modules, losses, gradients before and after the reduction and
+after clipping, optimizer, buffers, average. Where the state parted in an earlier step, that one is
+repeated. Exit code 1 if the runs differ.
+
+`a_python` and `b_python` are other interpreters: another torch, or other code. Such an environment
+has this version of retina_dist. Nothing is written into the runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from retina_dist.base.errors import UserError
+from retina_dist.base.files import write_json
+from retina_dist.base.settings import MISSING, flattened, setting
+from retina_dist.base.text import pluralize, truncate
+from retina_dist.base.yaml_files import load_yaml
+from retina_dist.config.entry_point import entry_point
+from retina_dist.config.resumed import OF_ONE_START
+from retina_dist.config.run_config import RunConfig
+from retina_dist.engine.checkpoint.store import read_manifest
+from retina_dist.reporting.run_files import Start, read_typed
+from retina_dist.run.assemble import fit
+from retina_dist.run.records import COMMAND
+from retina_dist.run.resume import checkpoint_folder
+from retina_dist.strategies.launch_environment import detect_launch
+from retina_dist.strategies.launchers import ALONE
+from retina_dist.strategies.start_processes import run_job, usable
+from retina_dist.testing.step_trace import (
+    Difference,
+    Stages,
+    StepTracer,
+    Traced,
+    first_difference,
+)
+from retina_dist.tracking.console import print_redacted
+from retina_dist.tracking.digest import DigestRow, read_digests
+from retina_dist.tracking.settings import LoggingConfig
+
+EVERY_STEP = ("images", "loss", "gradients")  # others depend on how often a run logs and saves
+SHOWN = 8  # settings
+METRICS = "The runs part in validation: compare its data, its code and the settings of both."
+REPEATED = (
+    "What differed is neither in the settings nor in the code as it is now: compare the machines, "
+    "their devices and threads, the data of that time, and the commits in command.json."
+)
+
+
+@dataclass
+class BisectConfig(RunConfig):
+    """`python -m retina_dist.bisect`: its other settings hold for both runs."""
+
+    a: str = setting(MISSING, "the folder of a run")
+    b: str = setting(MISSING, "of another one, which should agree with it")
+    a_python: str | None = setting(None, "interpreter that repeats the step of a; null: this one")
+    b_python: str | None = setting(None, "and of b")
+    step: int | None = setting(
+        None, "to be repeated; null: the first that differs in digest.csv", at_least=1
+    )
+    worker: str | None = setting(None, "set in the processes that it starts, as the next one")
+    before: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run computed a step."""
+
+    launcher: str
+    processes: int
+    threads: int
+
+    def __str__(self) -> str:
+        many = pluralize(self.processes, "process")
+        return f"{many} by {self.launcher}, {pluralize(self.threads, 'thread')} each"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A repeated step: the step of the checkpoint that it began at, the states after each step
+    from there, and what the step computed.
+    """
+
+    began_at: int
+    states: dict[str, str]
+    stages: Stages
+
+
+Repeat = Callable[[str, int, int], Trace]  # of the run a or b: `repeat` without its settings
+
+
+def start_at(run: Path, step: float = math.inf) -> Start:
+    """The start of a run that took a step, by its command.json; by default the last one."""
+    took = Start()
+    for start in read_typed(run / COMMAND, list[Start]):
+        if (start.resumed_at or 0) < step:
+            took = start
+    return took
+
+
+def layout_of(start: Start) -> Layout:
+    """The layout that a start describes."""
+    job = start.job or ""
+    numbers = {noun: int(number) for number, noun in re.findall(r"(\d+) (thread|process)", job)}
+    threads = numbers.get("thread", 1)
+    processes = numbers.get("process", 1)
+    if processes == 1:
+        return Layout(ALONE.name, 1, threads)
+    launchers = ["horovodrun", "mpirun"] if "Horovod" in job else ["torchrun"]
+    return Layout(usable(launchers)[0], processes, threads)
+
+
+def differing_step(a: Sequence[DigestRow], b: Sequence[DigestRow]) -> tuple[int, list[str]] | None:
+    """The first step in which two digest.csv differ, and the columns; None where all agree.
+
+    Equal chains leave out all rows before them.
+    """
+    theirs = {row.step: row for row in b if not row.is_start}
+    pairs = [(row, theirs[row.step]) for row in a if not row.is_start and row.step in theirs]
+    first = bisect_left(pairs, True, key=_chains_differ)
+    for mine, other in pairs[first:]:
+        columns = differing_columns(mine, other)
+        if columns:
+            return mine.step, columns
+    return None
+
+
+def _chains_differ(pair: tuple[DigestRow, DigestRow]) -> bool:
+    a, b = pair
+    return a.chain != b.chain
+
+
+def differing_columns(a: DigestRow, b: DigestRow) -> list[str]:
+    """The columns in which two rows differ; those of some rows only where both have a value."""
+    theirs = asdict(b)
+    differing = []
+    for column, value in asdict(a).items():
+        is_compared = column in EVERY_STEP or (value and theirs[column])
+        if is_compared and column != "chain" and value != theirs[column]:
+            differing.append(column)
+    return differing
+
+
+def settings_of(run: Path) -> dict[str, str]:
+    """The recorded settings of a run by their dotted keys."""
+    settings = flattened(load_yaml(run / "config.yaml"))
+    return {key: value for key, value in settings.items() if key not in OF_ONE_START}
+
+
+def print_differences(of_what: str, a: Mapping[str, str], b: Mapping[str, str]) -> None:
+    """Print the values of two runs by name where they differ."""
+    found = []
+    for name in {**a, **b}:
+        if a.get(name) != b.get(name):
+            found.append(f"{name}: {a.get(name)} and {b.get(name)}")
+    if found:
+        print(f"{of_what} that differ: {truncate(found, SHOWN)}")
+
+
+def locate(step: int, repeat: Repeat) -> tuple[int, Difference | None]:
+    """Repeat a step of both runs; where their states parted before it, that earlier step.
+
+    Returns the step, and what differs first in it.
+    """
+    before = step - 1
+    while True:
+        a = repeat("a", step, before)
+        b = repeat("b", step, before)
+        earlier = [int(at) for at, state in a.states.items() if b.states.get(at, state) != state]
+        began_at = max(a.began_at, b.began_at)
+        found = first_difference(a.stages, b.stages)
+        if earlier:
+            step = min(earlier)
+            before = min(before, step - 1)
+        elif began_at and found and found.stage == "start":
+            before = began_at - 1
+        else:
+            return step, found
+
+
+def repeat(config: BisectConfig, side: str, step: int, before: int) -> Trace:
+    """Repeat a step of a run, in the layout that it had, from its newest checkpoint at or before
+    `before`.
+    """
+    run = Path(vars(config)[side])
+    layout = layout_of(start_at(run, step))
+    print_redacted(f"repeating step {step} of {side}: {layout}", sys.stderr)
+    with TemporaryDirectory() as folder:
+        content = run_job(
+            layout.launcher,
+            layout.processes,
+            "retina_dist.bisect",
+            Path(folder),
+            further=[f'resume="{run}"', f"step={step}", f"before={before}"],
+            python=vars(config)[f"{side}_python"] or sys.executable,
+            threads=layout.threads,
+        )
+    return msgspec.convert(content, Trace)
+
+
+def trace(config: BisectConfig, output: Path) -> Trace:
+    """Train the run `resume` to the end of `step` in the folder `output`; every rank calls it."""
+    kept = checkpoint_folder(config, Path(str(config.resume)))
+    entries = [entry for entry in read_manifest(kept) if entry.step <= config.before]
+    source = str(kept / entries[-1].file) if entries else None
+    trainer = replace(config.trainer, checkpoint_dir=None, profile=None)
+    quiet = LoggingConfig(tensorboard=False, mlflow="false", plots=False, digest=False)
+    run = replace(config, resume=source, output_dir=str(output), trainer=trainer, logging=quiet)
+    tracer = StepTracer(config.step or 1)
+    try:
+        fit(run, [tracer])
+    except Traced:
+        return Trace(tracer.began_at, tracer.states, tracer.stages)
+    raise UserError(f"{config.resume} ends before step {config.step}; give one that it took.")
+
+
+def bisect(config: BisectConfig, repeat: Repeat) -> bool:
+    """Print where two runs part; return whether they agree."""
+    a = Path(config.a)
+    b = Path(config.b)
+    print_differences("settings", settings_of(a), settings_of(b))
+    print_differences("versions", start_at(a).versions, start_at(b).versions)
+    step = config.step
+    columns: list[str] = []
+    if step is None:
+        ours = read_digests(a)
+        theirs = read_digests(b)
+        if ours[0].images != theirs[0].images:
+            print("the data differ")
+        last = pluralize(min(ours[-1].step, theirs[-1].step), "step")
+        differing = differing_step(ours, theirs)
+        if differing is None:
+            print(f"all {last} that both took are equal, to the last bit")
+            return True
+        step, columns = differing
+        print(f"of {last} that both took, the first that differs is {step}: {', '.join(columns)}")
+    step, found = locate(step, repeat)
+    print(f"\nstep {step}, repeated: ", end="")
+    if found:
+        print(found)
+        return False
+    print("all is equal, to the last bit")
+    if columns:
+        print(METRICS if columns == ["metrics"] else REPEATED)
+    return not columns
+
+
+@entry_point("bisect", BisectConfig)
+def main(config: BisectConfig) -> None:
+    """Find it, or in a launched process repeat a step."""
+    if config.worker:
+        output = Path(config.worker)
+        content = trace(config, output.with_suffix(""))
+        if detect_launch().rank == 0:
+            write_json(output, asdict(content))
+    elif not bisect(config, partial(repeat, config)):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
