@@ -218,7 +218,7 @@ depth layers: model.backbone=resnet50 | model.architecture=resnet50
 freeze_at freeze_layers freeze_bn: see model.trainable_layers and model.norm
 sizes scales octave_base_scale scales_per_octave anchor_size: see model.anchor_sizes
 max_norm: trainer.gradient_clip=1
-filter_empty_annotations filter_empty_gt remove_empty: data.keep_empty_images=false
+filter_empty_annotations filter_empty_gt remove_empty: see data.keep_empty_images
 solver.amp.enabled: trainer.precision=bf16
 solver.clip_gradients.enabled: trainer.gradient_clip=1
 ratios anchor_ratios: model.aspect_ratios
