@@ -28,6 +28,7 @@ COMMANDS = {
     "compare": "which of two runs or COCO results is better: compare RUN RUN",
     "parity": "compare every backend with one process, step by step",
     "bisect": "where two runs that should agree part: the step, and what in it differs first",
+    "reproduce": "check that a run happened as it is logged, from its digests",
     "benchmark": "measure step, data, scaling and agreement",
 }
 # The modules of commands that are not `retina_dist.COMMAND`.

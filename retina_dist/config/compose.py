@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -220,6 +221,7 @@ def _values(overrides: Iterable[str]) -> dict[str, str]:
 
 def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
     register(name, overrides)
+    GlobalHydra.instance().clear()  # a command may compose the settings of a run
     with (
         translate_hydra_errors(command_of(name)),
         initialize_config_dir(str(config_dir()), version_base="1.3"),

@@ -38,17 +38,8 @@ from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
 from retina_dist.tracking.digest import FILE, DigestRow, read_digests, sha256_of
 from retina_dist.tracking.loggers import read_rows
+from tests.tampering import SMALL
 from tests.virtual_ranks import Data, Rows, loop_of
-
-SMALL = (
-    "task=classification",
-    "data.drawn={num_train:14,num_val:6,image_size:16,seed:0}",
-    *("data.image_size=16", "data.val_resize=16", "data.batch_size=4"),
-    *("model.architecture=shufflenet_v2_x0_5", "model.norm=frozen_bn", "data.num_workers=0"),
-    *("schedule.warmup=0steps", "trainer.num_threads=1", "logging=quiet", "data.mixup=0.2"),
-    *("trainer.max_duration=8steps", "trainer.log_every=3", "trainer.virtual_ranks=4"),
-    *("trainer.ema_decay=0.9", "trainer.validate_every=4steps", "trainer.keep_last=5"),
-)
 
 
 def run(folder: Path, *overrides: str) -> list[DigestRow]:

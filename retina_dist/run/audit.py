@@ -1,0 +1,286 @@
+"""Did a run happen as it is logged? Its records are compared with each other, and parts of it run
+again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from retina_dist.base.errors import UserError, describe_error
+from retina_dist.base.files import PathOrUrl, names_in
+from retina_dist.base.text import pluralize
+from retina_dist.base.yaml_files import load_yaml
+from retina_dist.config.compose import load_config
+from retina_dist.config.run_config import RunConfig
+from retina_dist.engine.checkpoint.store import STEP_FILE, load_checkpoint
+from retina_dist.run.assemble import fit
+from retina_dist.run.digest_recorder import (
+    counted_settings,
+    metrics_digest,
+    settings_digest,
+    state_digests,
+    versions_digest,
+)
+from retina_dist.run.records import LOSS, read_result, versions
+from retina_dist.run.resume import checkpoint_folder
+from retina_dist.tracking.digest import COLUMNS, DigestRow, read_digests
+from retina_dist.tracking.loggers import read_rows
+
+
+class Difference(UserError):
+    """What is not as the run has logged it."""
+
+
+@dataclass
+class Window:
+    """Steps to run again: those after `begin` up to `stop`, in a run folder of their own.
+
+    Without a `checkpoint` they are the first ones.
+    """
+
+    begin: int
+    stop: int
+    checkpoint: str | None
+    folder: str = ""
+
+    def __str__(self) -> str:
+        source = f"from {Path(self.checkpoint).name}" if self.checkpoint else "from the start"
+        return f"steps {self.begin + 1} to {self.stop}, {source}"
+
+
+class Audit:
+    """The records of a run. `overrides` are settings of the place, such as `data.root`.
+
+    Raises DataError without digest.csv, ConfigError for settings that cannot be read.
+    """
+
+    def __init__(self, folder: Path, overrides: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.rows = read_digests(folder, check=False)
+        self.starts = [row for row in self.rows if row.is_start]
+        self.steps = {row.step: row for row in self.rows if not row.is_start}
+        self.config = _settings_of(folder, overrides)
+        self.settings = load_yaml(folder / "config.yaml")
+        self.checkpoints: dict[int, PathOrUrl] = {}
+        self.layout = ""  # of the newest checkpoint
+        self.versions = ""
+
+    def records(self) -> Iterator[str]:
+        """Compare the records with each other; a line for each kind. Raises UserError, such as
+        Difference.
+        """
+        yield self._check_chain()
+        if settings_digest(self.settings) != self.starts[-1].metrics:
+            raise Difference("config.yaml has other settings than the run was started with")
+        yield "settings: config.yaml is that of the start"
+        folder = checkpoint_folder(self.config, self.folder)
+        names = sorted(name for name in names_in(folder) if name.endswith(".pt"))
+        for name in names:
+            try:
+                self._check_checkpoint(folder / name)
+            except UserError:
+                raise
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise Difference(
+                    f"{name} lacks what a run writes: {describe_error(error)}"
+                ) from error
+        yield (
+            f"checkpoints: {', '.join(names) or 'none'}: weights, optimizer, settings, versions "
+            "and head are those of their rows"
+        )
+        yield self._check_metrics()
+
+    def _check_chain(self) -> str:
+        read_digests(self.folder)
+        steps = [row.step for row in self.rows]
+        if not self.starts or sorted(set(steps)) != list(range(steps[0], steps[-1] + 1)):
+            raise Difference("digest.csv lacks steps, or its start")
+        head = self.rows[-1].chain
+        result = read_result(self.folder)
+        if result.status and result.digest != head:
+            raise Difference("result.json has another head than digest.csv")
+        ended = "; so does result.json" if result.status else "; there is no result.json"
+        return f"chain: the rows of steps {steps[0]} to {steps[-1]} end in {head}{ended}"
+
+    def _check_checkpoint(self, path: PathOrUrl) -> None:
+        content = load_checkpoint(path)
+        step = content["step"]
+        found = [i for i, row in enumerate(self.rows) if row.chain == content["digest"]]
+        if not found or self.rows[found[0]].step != step:
+            raise Difference(f"{path.name} has the head of another run, or of another step")
+        row = self.rows[found[0]]
+        weights, optimizer = state_digests(content)
+        if weights != row.weights:
+            raise Difference(f"{path.name} has other weights than step {step} had")
+        if optimizer != row.optimizer:
+            raise Difference(f"{path.name} has another state of the optimizer than step {step} had")
+        if STEP_FILE.fullmatch(path.name):
+            self.checkpoints[step] = path
+        if found[0] < self.rows.index(self.starts[-1]):
+            return  # of before a resume with other settings
+        ours = counted_settings(self.settings)
+        theirs = counted_settings(content["config"])
+        if ours["trainer.precision"] == "auto":
+            theirs["trainer.precision"] = "auto"
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) != theirs.get(key):
+                raise Difference(
+                    f"{path.name} has {key}={theirs.get(key)}, config.yaml {key}={ours.get(key)}"
+                )
+        if versions_digest(content["versions"]) != self.starts[-1].loss:
+            raise Difference(f"{path.name} has other versions than the run was started with")
+        self.versions = str(content["versions"])
+        self.layout = _layout_of(content)
+
+    def _check_metrics(self) -> str:
+        logged: dict[int, str] = {}
+        for step, values in _metrics_of(self.folder):
+            if step > self.rows[0].step:
+                logged[step] = metrics_digest(values, logged.get(step, ""))
+        for step, row in self.steps.items():
+            if row.metrics != logged.get(step, ""):
+                raise Difference(f"metrics.csv has other values at step {step}")
+        return (
+            f"metrics.csv: the values of {pluralize(len(logged), 'step')} are those of their rows"
+        )
+
+    def windows(self, number: int | str, steps: int, seed: int) -> list[Window]:
+        """Those to run again, each from the start or a checkpoint up to the next one.
+
+        All of them, or the first and others that `seed` draws, each of `steps` steps at most.
+        """
+        start = self.starts[-1]
+        begins: dict[int, str | None] = {}
+        for step, path in self.checkpoints.items():
+            begins[step] = str(path)
+        if self.rows[0] is start and start.step == 0:
+            begins[0] = None
+        last = self.rows[-1].step
+        stops = sorted(step for step in begins if start.step <= step < last) + [last]
+        every = []
+        for begin, stop in zip(stops, stops[1:], strict=False):
+            every.append(Window(begin, stop, begins[begin]))
+        if number == "all" or not every:
+            return every
+        others = random.Random(seed).sample(every[1:], min(int(number), len(every)) - 1)
+        chosen = every[:1] + sorted(others, key=lambda window: window.begin)
+        return [replace(each, stop=min(each.stop, each.begin + steps)) for each in chosen]
+
+    def compare(self, window: Window) -> str:
+        """Compare the rows of a window that was run again; what was equal, in words.
+
+        Raises Difference. In another layout without virtual ranks the losses of metrics.csv are
+        compared, of which not every digit is the same.
+        """
+        again = Path(window.folder)
+        rows = read_digests(again)
+        first = rows[0]
+        if first.images != self.starts[-1].images:
+            raise Difference("labels or images of the data are not those of the run")
+        if first.metrics != self.starts[-1].metrics:
+            raise Difference("the overrides change settings that the run's numbers depend on")
+        layout = _layout_of(load_checkpoint(again / "checkpoints" / "last.pt"))
+        is_virtual = self.settings["trainer"].get("virtual_ranks")
+        if not is_virtual and layout != self.layout:
+            digits = _equal_digits(_metrics_of(self.folder), _metrics_of(again))
+            return f"{window}: {digits}, on {layout} in place of {self.layout}"
+        if not window.checkpoint:
+            _compare(first, self.starts[-1], {"loss"})  # the versions
+        found = {row.step: row for row in rows if not row.is_start}
+        for step in range(window.begin + 1, window.stop + 1):
+            if step not in found:
+                raise Difference(f"step {step} does not come again: the run ends before it")
+            free = {"weights", "optimizer"}  # where one of both wrote no checkpoint
+            if step == window.stop:
+                free.add("metrics")
+            _compare(found[step], self.steps[step], free)
+        return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
+
+    def describe_rest(self, windows: Sequence[Window]) -> str:
+        """What was not run again, and what the comparison rests on."""
+        again: set[int] = set()
+        for window in windows:
+            again.update(range(window.begin + 1, window.stop + 1))
+        left = len(self.steps.keys() - again)
+        rest = "every step was run again"
+        if left:
+            rest = (
+                f"{pluralize(left, 'step')} of {len(self.steps)} not run again (windows=all does)"
+            )
+            if windows:
+                rest += "; labels and local images are those of the start in any case"
+        return (
+            f"rest: {rest}\nversions of the run: {self.versions or 'unknown'}\n"
+            f"versions here: {versions()}\n\nEverything that was compared is equal."
+        )
+
+
+def _compare(again: DigestRow, row: DigestRow, free: set[str]) -> None:
+    """Raise Difference for the first cell that differs; a `free` one may be empty in one row."""
+    ours = asdict(again)
+    theirs = asdict(row)
+    for name in COLUMNS[1:-1]:
+        both = ours[name] and theirs[name]
+        if ours[name] != theirs[name] and (both or name not in free):
+            raise Difference(
+                f"step {row.step}: {name} of the run are not what the step gives again"
+            )
+
+
+def _settings_of(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """The settings of the run, on any layout."""
+    given = [f"resume={folder}", *overrides]
+    if not any(each.startswith("strategy=") for each in overrides):
+        given.append("strategy=auto")
+    config: RunConfig = load_config("train", given)
+    return config
+
+
+def run_again(folder: Path, overrides: Sequence[str], window: Window) -> None:
+    """Run a window of the run in `folder`, into the window's folder. Every rank calls it."""
+    config = _settings_of(folder, overrides)
+    trainer = replace(
+        config.trainer, stop_after=f"{window.stop}steps", checkpoint_dir=None, profile=None
+    )
+    records = replace(config.logging, digest=True, plots=False, tensorboard=False, mlflow="false")
+    fit(
+        replace(
+            config,
+            trainer=trainer,
+            logging=records,
+            resume=window.checkpoint,
+            output_dir=window.folder,
+        )
+    )
+
+
+def _layout_of(content: Mapping[str, object]) -> str:
+    return f"{pluralize(str(content['world_size']), 'process')} of {content['backend']}"
+
+
+def _metrics_of(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """The step and the values of each row of metrics.csv."""
+    rows = read_rows(folder / "metrics.csv")
+    _, *names = next(rows)
+    for step, *cells in rows:
+        values = {name: float(x) for name, x in zip(names, cells, strict=True) if x}
+        yield int(step), values
+
+
+def _equal_digits(
+    run: Iterable[tuple[int, dict[str, float]]], again: Iterable[tuple[int, dict[str, float]]]
+) -> str:
+    """To how many digits the losses agree that both have logged."""
+    expected = {step: values[LOSS] for step, values in run if LOSS in values}
+    digits = []
+    for step, values in again:
+        if LOSS in values and step in expected:
+            apart = abs(values[LOSS] - expected[step]) / abs(expected[step])
+            digits.append(-math.log10(max(apart, 1e-16)))
+    if not digits:
+        return f"no {LOSS} was logged"
+    return f"{LOSS} agrees to {min(digits):.1f} digits at {pluralize(len(digits), 'step')}"

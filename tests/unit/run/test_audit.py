@@ -1,0 +1,153 @@
+"""An audit passes an honest run and finds what was changed in another one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retina_dist.base.errors import DataError
+from retina_dist.reproduce import ReproduceConfig, reproduce
+from retina_dist.run.audit import Audit, _equal_digits
+from retina_dist.strategies.start_processes import command
+from tests import tampering
+from tests.commands import run_command, run_process
+from tests.tampering import SMALL, TAMPERINGS, Case, trained
+
+SEEDS = range(8)  # of each tampering: 104 runs
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return trained(tmp_path_factory.mktemp("honest"))
+
+
+def audit(case: Case, **settings: object) -> bool:
+    place = [f"data.root={case.data}"]
+    return reproduce(ReproduceConfig(run=str(case.run), overrides=place, **settings))
+
+
+def test_an_honest_run_passes_and_is_left_as_it_is(
+    honest: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in honest.run.rglob("*")}
+    assert audit(honest, windows=1, steps=2)
+    page = capsys.readouterr().out
+    assert "steps 1 to 2, from the start: images, losses, gradients, metrics" in page
+    assert "6 steps of 8 not run again (windows=all does)" in page
+    assert "checkpoints: best.pt, last.pt, step_00000004.pt, step_00000008.pt: " in page
+    assert {path: path.stat().st_mtime_ns for path in honest.run.rglob("*")} == before
+
+
+FOUND_IN_RECORDS: dict[Callable[[Case], None], str] = {
+    tampering.weights: "step_00000004.pt has other weights than step 4 had",
+    tampering.optimizer: "step_00000004.pt has another state of the optimizer than step 4 had",
+    tampering.config_yaml: "config.yaml has other settings than the run was started with",
+    tampering.settings_of_a_checkpoint: "step_00000004.pt has .*=.*, config.yaml ",
+    tampering.metrics: r"metrics.csv has other values at step \d",
+    tampering.a_row: "does not follow from the rows before it",
+}
+
+
+@pytest.mark.parametrize("tamper", FOUND_IN_RECORDS)
+def test_what_contradicts_the_records_is_named(
+    honest: Case, tmp_path: Path, tamper: Callable[[Case], None]
+) -> None:
+    case = honest.copied(tmp_path, seed=1)
+    tamper(case)
+    page = Audit(case.run, [f"data.root={case.data}"]).records()
+    with pytest.raises(Exception, match=FOUND_IN_RECORDS[tamper]):
+        list(page)
+
+
+def test_a_forged_row_and_another_pixel_are_found_by_running_again(
+    honest: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = honest.copied(tmp_path, seed=1)
+    tampering.forge(case, lambda row: replace(row, loss="0" * 64) if row.step == 2 else row)
+    list(Audit(case.run, [f"data.root={case.data}"]).records())  # agree
+    assert not audit(case, windows=1, steps=2)
+    assert "\nDifferent: step 2: loss of the run are not what the step gives again" in (
+        capsys.readouterr().out
+    )
+    tampering.a_pixel(case)
+    assert not audit(case, windows=1, steps=1)
+    assert "\nDifferent: labels or images of the data are not" in capsys.readouterr().out
+
+
+def test_windows_begin_where_the_run_can_begin_again(honest: Case) -> None:
+    records = Audit(honest.run, [f"data.root={honest.data}"])
+    list(records.records())
+    assert [(w.begin, w.stop) for w in records.windows("all", 1, 0)] == [(0, 4), (4, 8)]
+    assert [(w.begin, w.stop) for w in records.windows(1, 3, 0)] == [(0, 3)]
+    records.checkpoints = {step: Path(f"step_{step:08d}.pt") for step in range(1, 8)}
+    drawn = {tuple(w.begin for w in records.windows(3, 9, seed)) for seed in range(30)}
+    assert {begins[0] for begins in drawn} == {0}
+    assert len(drawn) > 10
+
+
+def test_in_another_layout_the_digits_that_agree_are_counted() -> None:
+    run = [(1, {"train/loss": 2.0}), (2, {"train/loss": 1.0, "a": 1.0}), (3, {"a": 3.0})]
+    again = [(1, {"train/loss": 2.0}), (2, {"train/loss": 1.001}), (4, {"train/loss": 9.0})]
+    assert _equal_digits(run, again) == "train/loss agrees to 3.0 digits at 2 steps"
+    assert _equal_digits(run[2:], again) == "no train/loss was logged"
+
+
+def test_a_run_without_digests_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no digest\.csv; train with logging\.digest=true"):
+        reproduce(ReproduceConfig(run=str(tmp_path)))
+
+
+def test_the_command_ends_with_1_at_a_difference(honest: Case, tmp_path: Path) -> None:
+    case = honest.copied(tmp_path, seed=2)
+    tampering.a_row(case)
+    done = run_command("retina_dist.reproduce", f"run={case.run}", cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert "Different: " in done.stdout
+
+
+# the whole proof
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tamper", TAMPERINGS)
+def test_a_tampered_run_is_found(
+    honest: Case, tmp_path: Path, tamper: Callable[[Case], None], seed: int
+) -> None:
+    case = honest.copied(tmp_path, seed)
+    tamper(case)
+    assert not audit(case, windows="all")
+
+
+LAYOUTS = (("python", 1), ("torchrun", 2), ("torchrun", 4))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def of_layout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A run on some processes."""
+    folder = tmp_path_factory.mktemp("layout")
+    launcher, processes = request.param
+    case = Case(folder / "run", folder / "data")
+    place = [f"data.root={case.data}", f"output_dir={case.run}"]
+    run_process(command(launcher, processes, "retina_dist.train", [*SMALL, *place]), cwd=folder)
+    return case
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(34))
+def test_an_honest_run_passes(of_layout: Case, seed: int) -> None:
+    """In 102 audits, on one process."""
+    draws = random.Random(seed)
+    assert audit(of_layout, windows=draws.randint(1, 2), steps=draws.randint(1, 4), seed=seed)
+
+
+@pytest.mark.long
+def test_an_honest_run_passes_in_another_layout(honest: Case, tmp_path: Path) -> None:
+    place = f"overrides=[data.root={honest.data}]"
+    given = [f"run={honest.run}", place, "processes=2", "windows=all"]
+    done = run_command("retina_dist.reproduce", *given, cwd=tmp_path)
+    assert "Everything that was compared is equal." in done.stdout
