@@ -2,7 +2,7 @@
 
     python -m retina_dist.reproduce run=runs/shapes
     python -m retina_dist.reproduce run=RUN windows=all processes=4 launcher=torchrun
-    python -m retina_dist.reproduce run=RUN seed=1234 "overrides=[data.root=/data/mine]"
+    python -m retina_dist.reproduce run=RUN seed=1234 'overrides=["data.root=/data/mine"]'
 
 The run needs digest.csv (logging.digest=true, or trainer.virtual_ranks). Its rows, checkpoints,
 settings and metrics are compared with each other. Then windows of its steps are run again in a

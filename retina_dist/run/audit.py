@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import UserError, describe_error
 from retina_dist.base.files import PathOrUrl, names_in
@@ -120,8 +122,11 @@ class Audit:
             raise Difference(f"{path.name} has another state of the optimizer than step {step} had")
         if STEP_FILE.fullmatch(path.name):
             self.checkpoints[step] = path
-        if found[0] < self.rows.index(self.starts[-1]):
-            return  # of before a resume with other settings
+        if found[0] >= self.rows.index(self.starts[-1]):
+            self._check_conditions(path, content)
+
+    def _check_conditions(self, path: PathOrUrl, content: StateDict) -> None:
+        """Settings and versions of a checkpoint that the last start led to."""
         ours = counted_settings(self.settings)
         theirs = counted_settings(content["config"])
         if ours["trainer.precision"] == "auto":
@@ -258,7 +263,7 @@ def run_again(folder: Path, overrides: Sequence[str], window: Window) -> None:
     )
 
 
-def _layout_of(content: Mapping[str, object]) -> str:
+def _layout_of(content: StateDict) -> str:
     return f"{pluralize(str(content['world_size']), 'process')} of {content['backend']}"
 
 

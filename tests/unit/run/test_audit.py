@@ -147,7 +147,7 @@ def test_an_honest_run_passes(of_layout: Case, seed: int) -> None:
 
 @pytest.mark.long
 def test_an_honest_run_passes_in_another_layout(honest: Case, tmp_path: Path) -> None:
-    place = f"overrides=[data.root={honest.data}]"
+    place = f'overrides=["data.root={honest.data}"]'
     given = [f"run={honest.run}", place, "processes=2", "windows=all"]
     done = run_command("retina_dist.reproduce", *given, cwd=tmp_path)
     assert "Everything that was compared is equal." in done.stdout
