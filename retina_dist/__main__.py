@@ -29,7 +29,7 @@ COMMANDS = {
     "parity": "compare every backend with one process, step by step",
     "bisect": "where two runs that should agree part: the step, and what in it differs first",
     "reproduce": "check that a run happened as it is logged, from its digests",
-    "benchmark": "measure step, data, scaling and agreement",
+    "benchmark": "measure step, data and scaling",
 }
 # The modules of commands that are not `retina_dist.COMMAND`.
 MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dist.report"}

@@ -5,6 +5,7 @@
     python -m retina_dist.evaluate checkpoint=… root=FOLDER split=test
     python -m retina_dist.evaluate checkpoint=… annotations=FILE.json images=FOLDER
     python -m retina_dist.evaluate results=FILE.json annotations=FILE.json
+    python -m retina_dist.evaluate checkpoint=… certify=[model.onnx,model.pt2]
     torchrun --nproc-per-node 8 -m retina_dist.evaluate checkpoint=…
 
 `checkpoint=RetinaNet_ResNet50_FPN_Weights.COCO_V1` takes torchvision's weights. Under a launcher
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task
 from retina_dist.reporting.page import page_if_possible
 from retina_dist.reporting.run_report import write_report
+from retina_dist.serving.server import on_loopback
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.task.predictor import PredictorConfig, task_of
 
@@ -57,11 +60,37 @@ class EvaluateConfig(PredictorConfig):
     )
     batch_size: int = setting(8, at_least=1)
     num_workers: int = setting(2, at_least=0)
+    certify: list[str] | None = setting(
+        None,
+        "exported files: compare them, the server and tiles with the checkpoint, and write "
+        "certificate.json into output_dir, or beside the first file",
+        remedy="write certify=[model.onnx,model.pt2]",
+    )
+    num_images: int | None = setting(None, "of a certificate, the first; null: all", at_least=1)
+
+    def check(self) -> None:
+        """Raise ConfigError where settings exclude each other."""
+        super().check()
+        if self.certify and (self.results or self.calibrate or self.max_detections):
+            raise ConfigError(
+                "certify compares a checkpoint with files that were exported from it; leave out "
+                "results, calibrate and max_detections."
+            )
+        if self.num_images and not self.certify:
+            raise ConfigError(
+                f"num_images={self.num_images} has no effect without certify; "
+                "give certify=[model.onnx]."
+            )
 
 
 @entry_point("evaluate", EvaluateConfig)
 def main(config: EvaluateConfig) -> None:
-    """Print the table, once."""
+    """Print the table, once, or the certificate."""
+    if config.certify:
+        if detect_launch().world_size > 1:
+            raise ConfigError("certify is for one process; leave out the launcher.")
+        command_of_task(task_of(config), "certify")(config, on_loopback)
+        return
     table = command_of_task(task_of(config), "evaluate")(config)
     if detect_launch().rank:
         return

@@ -1,10 +1,8 @@
-"""Speed and agreement, measured.
+"""Speed, measured.
 
     python -m retina_dist.benchmark step      this training step against torchvision's plain loop
     python -m retina_dist.benchmark data      reading, decoding and resizing, by part
     python -m retina_dist.benchmark scaling   N processes against one, under each installed launcher
-    python -m retina_dist.benchmark agreement a detector's exported files, server and tiles against
-                                              PyTorch, by detections and AP
 
 Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON.
 """
@@ -14,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-KINDS = ("step", "data", "scaling", "agreement")
+KINDS = ("step", "data", "scaling")
 
 
 def main() -> None:

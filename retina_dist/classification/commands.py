@@ -13,6 +13,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.base.files import write_csv
 from retina_dist.base.text import pluralize
+from retina_dist.classification.certificate import certify as certify
 from retina_dist.classification.doctor import examine as examine
 from retina_dist.classification.evaluation import evaluate as evaluate
 from retina_dist.classification.evaluation import predictor_of as predictor_of

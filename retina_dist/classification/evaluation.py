@@ -49,15 +49,7 @@ def evaluate(config: EvaluateConfig) -> str:
     Their files and report.html go to `output_dir`. Every rank calls it.
     """
     with make_strategy(device=config.device) as strategy, heartbeat():
-
-        def read() -> tuple[TrainedClassifier, ClassificationData, Samples]:
-            classifier = predictor_of(config, strategy.device)
-            data = data_of_checkpoint(
-                classifier.record, ClassificationData, config.checkpoint, root=config.root
-            ).of_split(config.split)
-            return classifier, data, classifier.val_of(data)
-
-        classifier, data, val = strategy.run_collectively(read)
+        classifier, data, val = strategy.run_collectively(lambda: opened(config, strategy.device))
         data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
         evaluator = classifier.evaluator_of(val, data, strategy)
         result = evaluator.evaluate(classifier.model)
@@ -72,6 +64,17 @@ def evaluate(config: EvaluateConfig) -> str:
     lines = [format_table(result, resampled), *lines_of(analysis)]
     lines += calibrate(classifier, analysis, resampled.images, data.val_split, config.calibrate)
     return "\n".join(lines)
+
+
+def opened(
+    config: EvaluateConfig, device: torch.device
+) -> tuple[TrainedClassifier, ClassificationData, Samples]:
+    """The classifier of `config.checkpoint`, and the images to evaluate it on."""
+    classifier = predictor_of(config, device)
+    data = data_of_checkpoint(
+        classifier.record, ClassificationData, config.checkpoint, root=config.root
+    ).of_split(config.split)
+    return classifier, data, classifier.val_of(data)
 
 
 def format_table(result: ClassificationResult, resampled: Resampled) -> str:

@@ -63,7 +63,6 @@ def export(config: ExportConfig) -> float:
         return draw_shape(rng, CLASSES[number % len(CLASSES)], side)
 
     inputs = [classifier.prepare(image) for image in images_to_compare(config, draw)]
-    example = torch.zeros_like(inputs[0])
     worst = torch.zeros(())
 
     def compare(run: Runner) -> None:
@@ -76,18 +75,24 @@ def export(config: ExportConfig) -> float:
                 f"raise score_tolerance={config.score_tolerance}."
             )
 
-    exporter = Exporter(
+    exporter_of(classifier, config.checkpoint).write(output, compare)
+    summary = f"largest difference of a probability on {len(inputs)} images: {worst:.2g}"
+    describe_export(classifier, config, summary)
+    return float(worst)
+
+
+def exporter_of(classifier: TrainedClassifier, checkpoint: str) -> Exporter:
+    """The exporter of a classifier."""
+    side = classifier.image_size
+    example = torch.zeros(1, 3, side, side, dtype=torch.uint8)
+    return Exporter(
         graph=partial(torch.export.export, ExportableClassifier(classifier).eval(), (example,)),
         input_name="image",
         output_names=["probabilities"],
         state=classifier.model.model.state_dict(),
         with_state=partial(_with_state, classifier),
-        metadata={**classifier.metadata(), "checkpoint": redacted(config.checkpoint)},
+        metadata={**classifier.metadata(), "checkpoint": redacted(checkpoint)},
     )
-    exporter.write(output, compare)
-    summary = f"largest difference of a probability on {len(inputs)} images: {worst:.2g}"
-    describe_export(classifier, config, summary)
-    return float(worst)
 
 
 def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> Runner:

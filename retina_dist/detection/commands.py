@@ -19,6 +19,7 @@ from retina_dist.base.text import pluralize
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.detection import evaluation
 from retina_dist.detection.batch import Detections
+from retina_dist.detection.certificate import certify as certify
 from retina_dist.detection.coco_metrics import detections_to_rows, write_results
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.doctor import examine as examine

@@ -362,6 +362,7 @@ class TiledDetector(Detector):
             device=detector.device,
             precision=detector.precision,
         )
+        self.whole = detector
         self.tile = tile
         self.overlap = overlap
         self.record = detector.record

@@ -60,7 +60,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     else:
         with make_strategy(device=config.device) as strategy, heartbeat():
             detector, data, annotations = strategy.run_collectively(
-                lambda: _opened(config, strategy.device)
+                lambda: opened(config, strategy.device)
             )
             data = replace(data, val_batch_size=config.batch_size, num_workers=config.num_workers)
             evaluator = detector.evaluator_of(annotations, data, strategy)
@@ -184,9 +184,10 @@ def predictor_of(config: PredictorConfig, device: str | torch.device) -> Detecto
     return detector.tiled(config.tile, config.tile_overlap)
 
 
-def _opened(
+def opened(
     config: EvaluateConfig, device: torch.device
 ) -> tuple[Detector, DetectionData, Annotations]:
+    """The detector of `config.checkpoint`, and the images to evaluate it on."""
     path = str(config.checkpoint)
     detector = predictor_of(config, device)
     places = dict(root=config.root, val_annotations=config.annotations, val_images=config.images)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -81,6 +85,31 @@ def server_of(
     )
     logging.getLogger("uvicorn.access").addFilter(without_query)
     return uvicorn.Server(settings)
+
+
+@contextmanager
+def on_loopback(predictor: Predictor, max_pixels: int) -> Iterator[partial[Any]]:
+    """A server of this process on a free port; what sends it an image file, for its answer.
+
+    Raises ConfigError as `server_of`.
+    """
+    config = ServeConfig(checkpoint=str(predictor.source), max_pixels=max_pixels, max_body_mb=2000)
+    server = server_of(lambda: predictor, config, "error")
+    with listen("127.0.0.1", 0) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/score"
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield partial(_ask, address)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _ask(address: str, image: bytes) -> object:
+    request = urllib.request.Request(address, image, {"Content-Type": "application/octet-stream"})
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return json.load(answer)["images"][0]
 
 
 def listen(host: str, port: int) -> socket.socket:

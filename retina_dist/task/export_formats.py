@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENDINGS = (".onnx", ".pt2", ".pt")
+PACKAGES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime")  # that write and run them
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 # An image [1, 3, h, w] uint8 to the tensors of `output_names`.
 Runner = Callable[[Tensor], Sequence[Tensor]]
@@ -108,17 +108,9 @@ class Exporter:
             set_status(f"writing {output.name}")
             with _quiet(), heartbeat():
                 self._write(temporary, output.suffix)
-                compare(self._read(temporary, output.suffix))
+                compare(self.read(temporary, output.suffix))
 
         write_atomically(output, make)
-
-    def read_back(self, form: str) -> Runner:
-        """The model as an exported file of that ending runs it, on the CPU."""
-        check_ending(Path(f"model{form}"))
-        with tempfile.TemporaryDirectory() as folder, _quiet():
-            path = Path(folder) / f"model{form}"
-            self._write(path, form)
-            return self._read(path, form)
 
     def _write(self, path: Path, form: str) -> None:
         if form == ".pt":
@@ -145,19 +137,25 @@ class Exporter:
 
     def _texts(self) -> dict[str, str]:
         """The metadata as JSON by name, with the versions of the packages that write the file."""
-        versions = {"retina_dist": __version__}
-        for package in distributions():
-            if package.name in ("torch", "torchvision", "onnx", "onnxscript"):
-                versions[package.name] = package.version
-        metadata = {**self.metadata, "versions": versions}
+        metadata = {**self.metadata, "versions": versions()}
         return {key: json.dumps(value) for key, value in metadata.items()}
 
-    def _read(self, path: Path, form: str) -> Runner:
+    def read(self, path: Path, form: str) -> Runner:
+        """The model as a file of the ending `form` runs it, on the CPU."""
         if form == ".pt":
             return torch.inference_mode()(self.with_state(load_torch(path)[0]))
         if form == ".pt2":
             return _pt2_runner(path)
         return _onnx_runner(path, self.input_name, list(self.output_names))
+
+
+def versions() -> dict[str, str]:
+    """The versions of this package, and of `PACKAGES` that are installed."""
+    versions = {"retina_dist": __version__}
+    for package in distributions():
+        if package.name in PACKAGES:
+            versions[package.name] = package.version
+    return versions
 
 
 def _pt2_runner(path: Path) -> Runner:

@@ -45,7 +45,7 @@ def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None =
             "name": f"{predictor.kind} {redacted(checkpoint)}",
             "classes": classes,
             "parameters": f"{sum(p.numel() for p in predictor.model.parameters()):,}",
-            **_rows(predictor.metadata()),
+            **plain_rows(predictor.metadata()),
         },
         "Intended use": {"images and use": intended_use or USE},
     }
@@ -53,7 +53,7 @@ def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None =
     config = record.get("config") or {}
     settings = config.get("model")
     if settings:
-        card["Model settings"] = _rows(settings)
+        card["Model settings"] = plain_rows(settings)
         card["Starting weights"] = _starting_weights(settings | _origin(record))
     elif is_torchvision_name(checkpoint):
         card["Starting weights"] = _starting_weights({"weights": checkpoint})
@@ -125,7 +125,7 @@ def as_markdown(card: Card) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(values: Mapping[str, object]) -> dict[str, str]:
+def plain_rows(values: Mapping[str, object]) -> dict[str, str]:
     """The plain values, without lists and sections."""
     rows = {}
     for name, value in values.items():

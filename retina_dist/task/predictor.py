@@ -85,6 +85,7 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
 
     `kind` is its name in messages, `task` the task that trains it, `Answer` the TypedDict of
     `to_dict`. `record` is what its checkpoint says of the training, `source` where that lies.
+    `whole` is the predictor of whole images, of one that looks at tiles.
     """
 
     kind: ClassVar[str]
@@ -92,6 +93,7 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
     Answer: ClassVar[type]
     record: Mapping[str, Any] = {}
     source: str | None = None
+    whole: Predictor | None = None
 
     def __init__(
         self, model: nn.Module, device: str | torch.device = "cpu", precision: str = "fp32"

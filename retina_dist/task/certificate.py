@@ -1,0 +1,256 @@
+"""The certificate of exported files: do they, the server and tiles answer as the checkpoint does?
+
+Each form of a model gets every validation image and is compared with PyTorch. Planted faults are
+compared in the same way, which shows what the comparison notices on these images.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
+
+from retina_dist.base.errors import UserError, describe_error, set_status
+from retina_dist.base.files import read_bytes, write_json, write_text
+from retina_dist.base.redaction import redacted
+from retina_dist.data.images import read_image
+from retina_dist.data.sources import Source, read
+from retina_dist.engine.checkpoint.store import located
+from retina_dist.model.weights import is_torchvision_name
+from retina_dist.strategies.devices import resolve_device
+from retina_dist.task.export_formats import Exporter, Runner, versions
+from retina_dist.task.model_card import as_markdown, plain_rows
+from retina_dist.task.predictor import Predictor
+from retina_dist.tracking.console import heartbeat, print_redacted
+
+if TYPE_CHECKING:
+    from retina_dist.evaluate import EvaluateConfig
+
+P = TypeVar("P", bound=Predictor)
+
+PYTORCH = "PyTorch"
+TILES = "tiles"
+SERVER = "server"
+# How files begin that a client may send: JPEG, PNG, WebP.
+SENT = (b"\xff\xd8", b"\x89PNG", b"RIFF")
+
+Entry = dict[str, Any]
+Ask = Callable[[bytes], Entry]  # the server's answer to an image file
+# Serves a predictor, and images of up to so many pixels.
+Serve = Callable[[Predictor, int], AbstractContextManager[Ask]]
+Form = Callable[[Tensor, bytes], Entry]  # the answer to an image, its pixels and its file
+
+
+class NotCertified(UserError):
+    """A form of a model answers otherwise than its checkpoint; the certificate says how."""
+
+    exit_code = 1
+
+
+class Certifier(ABC):
+    """The forms of a model, whose answers, as a client gets them, a task compares.
+
+    Args:
+        config: the settings of the command.
+        opened: loads the predictor, how its data is read, and the validation set.
+        exporter_of: makes the exporter that reads files of the model.
+    """
+
+    metric: ClassVar[str]
+    sources: Sequence[Source]  # of the images
+    truth: str  # SHA-256 of the annotations
+    tolerances: Mapping[str, float]
+
+    def __init__(
+        self,
+        config: EvaluateConfig,
+        opened: Callable[..., Sequence[Any]],
+        exporter_of: Callable[..., Exporter],
+    ) -> None:
+        self.served, self.data, self.val = opened(config, resolve_device(config.device))
+        self.predictor = self.served.whole or self.served
+        self.exporter = exporter_of(self.predictor, str(config.checkpoint))
+        self.runners: dict[str, Runner] = {}
+
+    @abstractmethod
+    def exported(self, run: Runner, pixels: Tensor) -> object:
+        """The output of an exported file for an image."""
+
+    @abstractmethod
+    def judge(self, answers: list[Entry]) -> Entry:
+        """`metric` of the answers to all images: an `Interval` as a dictionary."""
+
+    @abstractmethod
+    def differences(self, expected: list[Entry], others: list[Entry]) -> dict[str, float]:
+        """The largest differences by the names of `tolerances`; all finite."""
+
+    def faults(self) -> dict[str, Predictor]:
+        """Models with a planted fault each, by what is wrong."""
+        sound = self.predictor
+        return {
+            "input in BGR order": changed(sound, prepare=partial(_prepare_bgr, sound)),
+            "fp16 weights": changed(sound, model=copy.deepcopy(sound.model).half().float()),
+        }
+
+    def forms(self, files: Sequence[str], ask: Ask) -> dict[str, Form]:
+        """Each form by its name, PyTorch first."""
+        forms: dict[str, Form] = {PYTORCH: partial(_answer, self.predictor)}
+        for file in files:
+            forms[file] = partial(self._run, file)
+        if self.served is not self.predictor:
+            forms[TILES] = partial(_answer, self.served)
+        forms[SERVER] = partial(_asked, ask)
+        return forms
+
+    def _run(self, file: str, pixels: Tensor, content: bytes) -> Entry:
+        if file not in self.runners:
+            path = Path(file)
+            self.runners[file] = self.exporter.read(path, path.suffix)
+        answer: Entry = self.predictor.to_dict(self.exported(self.runners[file], pixels))
+        return answer
+
+    def compare(self, forms: Mapping[str, Form]) -> tuple[dict[str, Entry], str]:
+        """What is known of each form, and the SHA-256 of the images that all have seen.
+
+        Tiles find more than the whole image shows, so they have no tolerance; a server of tiles is
+        compared with them. Raises UserError for a form that does not run.
+        """
+        answers: dict[str, list[Entry]] = {name: [] for name in forms}
+        digest = hashlib.sha256()
+        for number, source in enumerate(self.sources):
+            set_status(f"certificate, {number} of {len(self.sources)} images")
+            content = read(source)
+            pixels = read_image(source, None, self.data.max_pixels, content)
+            digest.update(content)
+            for name, answer in forms.items():
+                try:
+                    answers[name].append(answer(pixels, content))
+                except Exception as error:  # of another runtime
+                    raise UserError(
+                        f"{name} does not run on {source} ({describe_error(error)}); "
+                        "check its path, or export it again, without size."
+                    ) from error
+
+        entries = {}
+        for name, found in answers.items():
+            set_status(f"certificate, {self.metric} of {name}")
+            like = TILES if name == SERVER and TILES in forms else PYTORCH
+            apart = self.differences(answers[like], found)
+            entries[name] = {self.metric: self.judge(found), **apart}
+            if name != TILES:
+                passed = all(apart[key] <= most for key, most in self.tolerances.items())
+                entries[name]["passed"] = passed
+        return entries, digest.hexdigest()
+
+
+def changed(predictor: P, **values: object) -> P:
+    """A copy of a predictor with other attributes, such as its method `prepare`."""
+    other = copy.copy(predictor)
+    vars(other).update(values)
+    return other
+
+
+def _prepare_bgr(sound: Predictor, pixels: Tensor) -> object:
+    return sound.prepare(pixels.flip(0))
+
+
+def _answer(predictor: Predictor, pixels: Tensor, content: bytes) -> Entry:
+    return predictor.to_dict(predictor.run_each(pixels)[0])
+
+
+def _asked(ask: Ask, pixels: Tensor, content: bytes) -> Entry:
+    if not content.startswith(SENT):
+        file = BytesIO()
+        to_pil_image(pixels).save(file, "PNG")
+        content = file.getvalue()
+    return ask(content)
+
+
+def certify(
+    certifier_of: Callable[[EvaluateConfig], Certifier], config: EvaluateConfig, serve: Serve
+) -> None:
+    """Write certificate.json and certificate.md into `output_dir`, or beside the first file.
+
+    Raises NotCertified, after that, where a form differs by more than the tolerances.
+    """
+    files = config.certify or []
+    certifier = certifier_of(config)
+    with heartbeat(), serve(certifier.served, certifier.data.max_pixels) as ask:
+        forms = certifier.forms(files, ask)
+        faults = certifier.faults()
+        for name, faulty in faults.items():
+            forms[name] = partial(_answer, faulty)
+        entries, images = certifier.compare(forms)
+
+    planted = {name: entries.pop(name) for name in faults}
+    for entry in planted.values():
+        entry["caught"] = not entry.pop("passed")
+    checkpoint = str(config.checkpoint)
+    digests = {"images": images, "annotations": certifier.truth}
+    for file in files:
+        digests[file] = _sha256(read_bytes(Path(file)))
+    if not is_torchvision_name(checkpoint):
+        digests["checkpoint"] = _sha256(read_bytes(located(checkpoint)))
+    failed = [name for name, entry in entries.items() if not entry.get("passed", True)]
+    certificate = {
+        "checkpoint": redacted(checkpoint),
+        "passed": not failed,
+        "images": len(certifier.sources),
+        "tolerances": certifier.tolerances,
+        "forms": entries,
+        "faults": planted,
+        "sha256": digests,
+        "model": plain_rows(certifier.served.metadata()),
+        "versions": {"python": platform.python_version(), **versions()},
+    }
+    folder = Path(config.output_dir or Path(files[0]).parent)
+    _write(certificate, certifier.metric, folder)
+    if failed:
+        raise NotCertified(
+            f"{', '.join(failed)} differs from {checkpoint} by more than the tolerances, as "
+            f"{folder}/certificate.md says; export it again with the same thresholds."
+        )
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(certificate: Entry, metric: str, folder: Path) -> None:
+    """Write a certificate as JSON and as Markdown, and print it."""
+    write_json(folder / "certificate.json", certificate)
+    verdict = "passed" if certificate["passed"] else "NOT PASSED"
+    card = {"Model": {"name": f"Certificate of {certificate['checkpoint']}: {verdict}"}}
+    for part, entries in certificate.items():
+        if part in ("forms", "faults"):
+            card[part] = {name: _line(entry, metric) for name, entry in entries.items()}
+        elif isinstance(entries, dict):
+            card[part] = {name: str(value) for name, value in entries.items()}
+    text = as_markdown(card)
+    write_text(folder / "certificate.md", text)
+    print_redacted(f"{text}\nwritten to {folder}/certificate.json and certificate.md")
+
+
+def _line(entry: Entry, metric: str) -> str:
+    interval = entry[metric]
+    words = [f"{metric} -"]
+    if interval["value"] is not None:
+        words = [f"{metric} {interval['value']:.4f}"]
+    if interval["low"] is not None:
+        words.append(f"95 % {interval['low']:.4f} to {interval['high']:.4f}")
+    for key, value in entry.items():
+        if isinstance(value, bool):
+            words.append(key if value else f"NOT {key.upper()}")
+        elif isinstance(value, float):
+            words.append(f"{key} {value:.2g}")
+    return ", ".join(words)
