@@ -34,15 +34,15 @@ class Certifier(certificate.Certifier):
         self.sources = self.val.sources[: config.num_images]
         self.truth = self.val.fingerprint()
 
-    def exported(self, run: Runner, pixels: Tensor) -> Tensor:
-        return run(self.predictor.prepare(pixels))[0][0]
+    def exported(self, predictor: Predictor, run: Runner, pixels: Tensor) -> Tensor:
+        return run(predictor.prepare(pixels))[0][0]
 
     def judge(self, answers: list[Entry]) -> Entry:
         shares = torch.zeros(len(answers), len(self.val.classes))
         for row, answer in zip(shares, answers, strict=True):
             for each in answer["classes"]:
                 row[self.val.classes.index(each["name"])] = each["score"]
-        numbers = torch.arange(len(answers))
+        numbers = torch.tensor(self.seen)
         labels = torch.from_numpy(self.val.labels)[numbers]
         rows = rows_of(shares, torch.zeros(len(answers)), labels, numbers)
         result = evaluate_rows(rows.numpy(), self.val.classes)

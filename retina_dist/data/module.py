@@ -96,12 +96,19 @@ class ImageDataset(Dataset[AnyBatch]):
         """Within it, an ImageError ends the block with a warning where bad images are to be
         skipped.
         """
-        try:
+        with skipping(self.bad_images):
             yield
-        except ImageError as error:
-            if self.bad_images == "error":
-                raise
-            LOGGER.warning(str(error))
+
+
+@contextmanager
+def skipping(bad_images: str) -> Iterator[None]:
+    """Within it, an ImageError ends the block with a warning if `bad_images` is "skip"."""
+    try:
+        yield
+    except ImageError as error:
+        if bad_images == "error":
+            raise
+        LOGGER.warning(str(error))
 
 
 class _Reports(Dataset[tuple[object, list[logging.LogRecord]]]):

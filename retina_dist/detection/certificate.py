@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +18,18 @@ from retina_dist.detection.ap_intervals import resample
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
 from retina_dist.detection.evaluation import opened
-from retina_dist.detection.export import differences, exporter_of, run_exported
+from retina_dist.detection.export import (
+    differences,
+    exporter_of,
+    is_matrix,
+    prepare_stretched,
+    run_exported,
+    with_hard_nms,
+)
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.task import certificate
 from retina_dist.task.certificate import Entry, changed
-from retina_dist.task.export_formats import Runner
+from retina_dist.task.export_formats import Runner, input_size
 from retina_dist.task.predictor import LIMITS, Predictor
 
 if TYPE_CHECKING:
@@ -50,13 +58,28 @@ class Certifier(certificate.Certifier):
         self.truth = hashlib.sha256(json.dumps(self.coco, sort_keys=True).encode()).hexdigest()
         self.tolerances = {"box_px": BOX_PX, "score": SCORE, "unmatched": UNMATCHED}
 
-    def exported(self, run: Runner, pixels: Tensor) -> Detections:
-        return run_exported(run, self.predictor.prepare(pixels))
+    def exported(self, predictor: Predictor, run: Runner, pixels: Tensor) -> Detections:
+        return run_exported(run, predictor.prepare(pixels))
+
+    def reference(self, file: str) -> tuple[str, Predictor]:
+        """That of the file's only image size, or of torchvision's NMS."""
+        path = Path(file)
+        size = input_size(path)
+        if size:
+            stretched = partial(prepare_stretched, self.predictor, size)
+            return (
+                f"PyTorch, {size[0]} x {size[1]} px",
+                changed(self.predictor, prepare=stretched),
+            )
+        if path.suffix == ".pt" and is_matrix(self.predictor):
+            return "PyTorch, nms=hard", with_hard_nms(self.predictor)
+        return super().reference(file)
 
     def judge(self, answers: list[Entry]) -> Entry:
         found = list(map(self._detections, answers))
-        rows = detections_to_rows(found, self.image_ids, self.predictor.categories)
-        result = evaluate_rows(self.coco, rows, image_ids=self.image_ids)
+        image_ids = [self.image_ids[number] for number in self.seen]
+        rows = detections_to_rows(found, image_ids, self.predictor.categories)
+        result = evaluate_rows(self.coco, rows, image_ids=image_ids)
         return resample(result).interval("coco/AP").to_dict()
 
     def differences(self, expected: list[Entry], others: list[Entry]) -> dict[str, float]:

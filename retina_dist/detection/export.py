@@ -6,6 +6,7 @@ ONNX and PT2 hold the whole detector as one graph: pixels in, boxes out.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,13 +21,14 @@ from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
-from retina_dist.data.images import pixels_of
+from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.detection.batch import Batch, Detections, scaled, with_area
 from retina_dist.detection.data.synthetic import draw_scene
-from retina_dist.detection.detector import Detector
+from retina_dist.detection.detector import MAX_SIZE, Detector
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel
 from retina_dist.detection.model.retinanet import RetinaNet, as_torchvision
 from retina_dist.detection.model.weights import batch_norm_eps
+from retina_dist.detection.settings import ModelConfig
 from retina_dist.task.export_formats import (
     Exporter,
     Runner,
@@ -38,6 +40,8 @@ from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:
     from retina_dist.export import ExportConfig
+
+logger = logging.getLogger(__name__)
 
 INPUT = "images"
 OUTPUTS = ("boxes", "scores", "labels")
@@ -90,13 +94,18 @@ def export(config: ExportConfig) -> dict[str, float]:
         raise ConfigError(
             "a .pt holds no score_threshold, nms_threshold or detections_per_image; leave them out."
         )
-    is_matrix = isinstance(detector.model, RetinaNet) and detector.model.settings.nms == "matrix"
-    if output.suffix == ".pt" and is_matrix:
-        raise ConfigError("a .pt holds no model.nms=matrix; write a .onnx or .pt2.")
     detector.set_limits(*config.limits())
     _check_size(detector, config.size, output)
 
-    comparison = _Comparison(detector, config)
+    compared = detector
+    if output.suffix == ".pt" and is_matrix(detector):
+        compared = with_hard_nms(detector)
+        logger.warning(
+            f"torchvision's class has no model.nms=matrix, so with {output} it detects otherwise "
+            f"than {config.checkpoint}: give it nms_thresh={ModelConfig.nms_threshold}, or write a "
+            ".onnx or .pt2."
+        )
+    comparison = _Comparison(compared, config)
     exporter_of(detector, config.checkpoint, config.size).write(output, comparison.check)
 
     worst = comparison.worst
@@ -120,8 +129,11 @@ def _check_size(detector: Detector, size: list[int] | None, output: Path) -> Non
     """Raise ConfigError for a size that cannot be, or that a .pt2 of any size needs."""
     low = detector.min_size
     if size is not None:
-        if len(size) != 2 or min(size) < 1:
-            raise ConfigError(f"size={size} is not a height and a width in px, such as [800,1066].")
+        if len(size) != 2 or min(size) < 1 or max(size) > MAX_SIZE:
+            raise ConfigError(
+                f"size={size} is not a height and a width of at most {MAX_SIZE} px; "
+                "give size=[800,1066]."
+            )
         if output.suffix == ".pt":
             raise ConfigError(f"size={size} has no effect on a .pt; leave it out.")
     elif output.suffix == ".pt2" and low < MIN_SIDE and isinstance(detector.model, RetinaNet):
@@ -140,20 +152,12 @@ class _Comparison:
         self.batches: list[Batch] = []
         self.expected: list[Detections] = []
         side = max(32, detector.min_size)
-        if config.size:
-            low, high = sorted(config.size)
-            detector = Detector(
-                detector.model,
-                detector.categories,
-                min_size=low,
-                max_size=high,
-                device=detector.device,
-            )
         with heartbeat():
             for image in images_to_compare(config, lambda rng, _: draw_scene(rng, side)[0]):
                 if config.size:
-                    image = resize_image(pixels_of(image), config.size, antialias=True)
-                batch = detector.prepare(image)
+                    batch = prepare_stretched(detector, config.size, image)
+                else:
+                    batch = detector.prepare(image)
                 # boxes in pixels of the resized image
                 self.batches.append(replace(batch, original_sizes=batch.image_sizes))
                 self.expected += self.detector.run(self.batches[-1:])
@@ -192,6 +196,30 @@ class _Comparison:
                     f"{found:.3g}{unit}, more than {limit}{unit}; "
                     "report it, or raise the tolerance."
                 )
+
+
+def prepare_stretched(detector: Detector, size: Sequence[int], image: AnyImage) -> Batch:
+    """`Detector.prepare` for a file of one size (height, width) in px, whatever the image's is."""
+    pixels = pixels_of(image)
+    other = copy.copy(detector)
+    other.min_size, other.max_size = sorted(size)
+    batch = other.prepare(resize_image(pixels, list(size), antialias=True))
+    return replace(batch, original_sizes=torch.tensor([pixels.shape[-2:]]))
+
+
+def is_matrix(detector: Detector) -> bool:
+    """Whether a detector has Matrix NMS, which torchvision's class has not."""
+    return isinstance(detector.model, RetinaNet) and detector.model.settings.nms == "matrix"
+
+
+def with_hard_nms(detector: Detector) -> Detector:
+    """The detector with torchvision's NMS at the same threshold."""
+    model = copy.copy(detector.model)
+    assert isinstance(model, RetinaNet), "which has NMS"
+    model.settings = replace(model.settings, nms="hard")
+    other = copy.copy(detector)
+    other.model = model
+    return other
 
 
 def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:

@@ -24,6 +24,7 @@ from retina_dist.base.errors import UserError, describe_error, set_status
 from retina_dist.base.files import read_bytes, write_json, write_text
 from retina_dist.base.redaction import redacted
 from retina_dist.data.images import read_image
+from retina_dist.data.module import skipping
 from retina_dist.data.sources import Source, read
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.model.weights import is_torchvision_name
@@ -81,10 +82,16 @@ class Certifier(ABC):
         self.predictor = self.served.whole or self.served
         self.exporter = exporter_of(self.predictor, str(config.checkpoint))
         self.runners: dict[str, Runner] = {}
+        self.references: dict[str, str] = {}  # what a form is compared with; else PYTORCH
+        self.seen: list[int] = []  # the numbers of the images that could be decoded
 
     @abstractmethod
-    def exported(self, run: Runner, pixels: Tensor) -> object:
-        """The output of an exported file for an image."""
+    def exported(self, predictor: Predictor, run: Runner, pixels: Tensor) -> object:
+        """The output of an exported file for an image that `predictor` prepares."""
+
+    def reference(self, file: str) -> tuple[str, Predictor]:
+        """The name and the predictor of the form that a file should answer as."""
+        return PYTORCH, self.predictor
 
     @abstractmethod
     def judge(self, answers: list[Entry]) -> Entry:
@@ -106,48 +113,55 @@ class Certifier(ABC):
         """Each form by its name, PyTorch first."""
         forms: dict[str, Form] = {PYTORCH: partial(_answer, self.predictor)}
         for file in files:
-            forms[file] = partial(self._run, file)
+            name, predictor = self.reference(file)
+            self.references[file] = name
+            forms[name] = partial(_answer, predictor)
+            forms[file] = partial(self._run, predictor, file)
         if self.served is not self.predictor:
             forms[TILES] = partial(_answer, self.served)
+            self.references[SERVER] = TILES
         forms[SERVER] = partial(_asked, ask)
         return forms
 
-    def _run(self, file: str, pixels: Tensor, content: bytes) -> Entry:
+    def _run(self, predictor: Predictor, file: str, pixels: Tensor, content: bytes) -> Entry:
         if file not in self.runners:
             path = Path(file)
             self.runners[file] = self.exporter.read(path, path.suffix)
-        answer: Entry = self.predictor.to_dict(self.exported(self.runners[file], pixels))
+        answer: Entry = predictor.to_dict(self.exported(predictor, self.runners[file], pixels))
         return answer
 
     def compare(self, forms: Mapping[str, Form]) -> tuple[dict[str, Entry], str]:
         """What is known of each form, and the SHA-256 of the images that all have seen.
 
-        Tiles find more than the whole image shows, so they have no tolerance; a server of tiles is
-        compared with them. Raises UserError for a form that does not run.
+        What only other forms are compared with, such as tiles, has no tolerance. Raises UserError
+        for a form that does not run.
         """
         answers: dict[str, list[Entry]] = {name: [] for name in forms}
         digest = hashlib.sha256()
         for number, source in enumerate(self.sources):
             set_status(f"certificate, {number} of {len(self.sources)} images")
-            content = read(source)
-            pixels = read_image(source, None, self.data.max_pixels, content)
-            digest.update(content)
-            for name, answer in forms.items():
-                try:
-                    answers[name].append(answer(pixels, content))
-                except Exception as error:  # of another runtime
-                    raise UserError(
-                        f"{name} does not run on {source} ({describe_error(error)}); "
-                        "check its path, or export it again, without size."
-                    ) from error
+            with skipping(self.data.bad_images):
+                content = read(source)
+                pixels = read_image(source, None, self.data.max_pixels, content)
+                digest.update(content)
+                self.seen.append(number)
+                for name, answer in forms.items():
+                    answers[name].append(_try(name, answer, source, pixels, content))
 
+        if not self.seen:
+            raise UserError(
+                f"none of {len(self.sources)} images can be decoded; restore them, or give "
+                "root=FOLDER."
+            )
         entries = {}
         for name, found in answers.items():
             set_status(f"certificate, {self.metric} of {name}")
-            like = TILES if name == SERVER and TILES in forms else PYTORCH
+            like = self.references.get(name, PYTORCH)
             apart = self.differences(answers[like], found)
             entries[name] = {self.metric: self.judge(found), **apart}
-            if name != TILES:
+            if like != PYTORCH:
+                entries[name]["beside"] = like
+            if name == PYTORCH or name not in self.references.values():
                 passed = all(apart[key] <= most for key, most in self.tolerances.items())
                 entries[name]["passed"] = passed
         return entries, digest.hexdigest()
@@ -166,6 +180,16 @@ def _prepare_bgr(sound: Predictor, pixels: Tensor) -> object:
 
 def _answer(predictor: Predictor, pixels: Tensor, content: bytes) -> Entry:
     return predictor.to_dict(predictor.run_each(pixels)[0])
+
+
+def _try(name: str, answer: Form, source: Source, pixels: Tensor, content: bytes) -> Entry:
+    try:
+        return answer(pixels, content)
+    except Exception as error:  # of another runtime
+        raise UserError(
+            f"{name} does not run on {source} ({describe_error(error)}); "
+            "check its path, or export it again."
+        ) from error
 
 
 def _asked(ask: Ask, pixels: Tensor, content: bytes) -> Entry:
@@ -205,7 +229,7 @@ def certify(
     certificate = {
         "checkpoint": redacted(checkpoint),
         "passed": not failed,
-        "images": len(certifier.sources),
+        "images": len(certifier.seen),
         "tolerances": certifier.tolerances,
         "forms": entries,
         "faults": planted,
@@ -253,4 +277,6 @@ def _line(entry: Entry, metric: str) -> str:
             words.append(key if value else f"NOT {key.upper()}")
         elif isinstance(value, float):
             words.append(f"{key} {value:.2g}")
+        elif isinstance(value, str):
+            words.append(f"{key} {value}")
     return ", ".join(words)

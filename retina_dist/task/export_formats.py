@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from retina_dist import __version__
-from retina_dist.base.errors import ConfigError, set_status
+from retina_dist.base.errors import ConfigError, UserError, describe_error, set_status
 from retina_dist.base.files import write_atomically
 from retina_dist.base.torch_files import load_torch
 from retina_dist.data.images import AnyImage, find_images
@@ -156,6 +156,36 @@ def versions() -> dict[str, str]:
         if package.name in PACKAGES:
             versions[package.name] = package.version
     return versions
+
+
+def input_size(path: Path) -> tuple[int, int] | None:
+    """Height and width in px of the only images that an exported file takes; None: any.
+
+    Raises UserError for an .onnx or .pt2 that cannot be read.
+    """
+    if path.suffix == ".pt":
+        return None
+    try:
+        if path.suffix == ".pt2":
+            program = torch.export.load(io.BytesIO(path.read_bytes()))
+            (name,) = program.graph_signature.user_inputs
+            nodes = {node.name: node for node in program.graph.nodes}
+            shape = nodes[name].meta["val"].shape
+        else:
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(
+                path.read_bytes(), providers=["CPUExecutionProvider"]
+            )
+            shape = session.get_inputs()[0].shape
+    except Exception as error:  # of another runtime
+        raise UserError(
+            f"{path} cannot be read ({describe_error(error)}); check its path, or export it again."
+        ) from error
+    height, width = shape[-2:]
+    if isinstance(height, int) and isinstance(width, int):  # else symbols
+        return height, width
+    return None
 
 
 def _pt2_runner(path: Path) -> Runner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from retina_dist.classification import certificate as module
 from retina_dist.classification.certificate import certify
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.export import exporter_of
+from retina_dist.classification.settings import ClassificationData
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import sealed
@@ -90,3 +92,25 @@ def test_a_fault_that_makes_no_difference_is_not_caught(
     found = certificate(run, tmp_path, run / "state_dict.pt")
     assert [entry["caught"] for entry in found["faults"].values()] == [False] * 4
     assert (tmp_path / "certificate.md").read_text().count("NOT CAUGHT") == 4
+
+
+def test_a_bad_image_is_left_out_as_the_checkpoint_says(
+    run: Path, drawn: Path, tmp_path: Path
+) -> None:
+    """Without the first image, each answer is still judged by the label of its own."""
+    shutil.copytree(drawn, tmp_path / "data")
+    content = torch.load(run / "a.pt", weights_only=False)
+    content["config"]["data"] |= {"bad_images": "skip", "root": str(tmp_path / "data")}
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/a.pt").write_bytes(sealed(content))
+    val = TrainedClassifier.from_checkpoint(run / "a.pt").val_of(
+        ClassificationData(name="drawn", root=str(tmp_path / "data"))
+    )
+    Path(str(val.sources[0])).write_bytes(b"no image")
+    found = certificate(tmp_path / "run", tmp_path, run / "state_dict.pt")
+    assert found["images"] == 6
+    classifier = TrainedClassifier.from_checkpoint(run / "a.pt")
+    hits = 0
+    for source, label in zip(val.sources[1:], val.labels[1:], strict=True):
+        hits += int(classifier.predict(str(source))[0].argmax()) == label
+    assert found["forms"]["PyTorch"]["top1"]["value"] == pytest.approx(hits / 6)

@@ -53,9 +53,11 @@ def state(folder: Path) -> Path:
     return folder / "state_dict.pt"
 
 
-def certificate(run: Path, output: Path, *settings: str, file: str = "") -> dict[str, Any]:
+def certificate(
+    run: Path, output: Path, *settings: str, file: str = "", checkpoint: str = "a.pt"
+) -> dict[str, Any]:
     command = [
-        f"checkpoint={run}/a.pt",
+        f"checkpoint={run}/{checkpoint}",
         f"annotations={run}/truth.json",
         f"certify=[{file or state(run)}]",
         f"output_dir={output}",
@@ -111,6 +113,51 @@ def test_a_server_of_tiles_is_compared_with_them(run: Path, tmp_path: Path) -> N
     assert found["forms"]["server"]["unmatched"] == 0
     assert found["forms"]["server"]["AP"] == found["forms"]["tiles"]["AP"]
     assert found["passed"]
+
+
+def test_a_file_of_one_size_is_compared_with_pytorch_at_that_size(
+    run: Path, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "fixed.pt2")
+    detector = Detector.from_checkpoint(run / "a.pt")
+    exporter_of(detector, "a.pt", [64, 48]).write(Path(file), lambda run: None)
+    found = certificate(run, tmp_path, "num_images=2", file=file)
+    assert list(found["forms"]) == ["PyTorch", "PyTorch, 64 x 48 px", file, "server"]
+    stretched = found["forms"]["PyTorch, 64 x 48 px"]
+    assert stretched["unmatched"] > 0.5
+    assert "passed" not in stretched
+    assert found["forms"][file]["beside"] == "PyTorch, 64 x 48 px"
+    assert found["forms"][file]["unmatched"] == 0
+    assert found["passed"]
+    assert "beside PyTorch, 64 x 48 px, passed |" in (tmp_path / "certificate.md").read_text()
+
+
+def test_a_state_dict_is_compared_with_hard_nms(run: Path, tmp_path: Path) -> None:
+    matrix = content(nms="matrix", nms_threshold=0.8)
+    (run / "matrix.pt").write_bytes(
+        sealed({"step": 1, **matrix, "config": {"data": {"name": "mine"}}})
+    )
+    found = certificate(run, tmp_path, "num_images=2", checkpoint="matrix.pt")
+    assert found["forms"]["PyTorch, nms=hard"]["unmatched"] > 0.1
+    assert found["forms"][str(state(run))]["beside"] == "PyTorch, nms=hard"
+    assert found["forms"][str(state(run))]["passed"]
+    assert found["forms"]["server"]["unmatched"] == 0
+
+
+def test_a_bad_image_is_left_out_as_the_checkpoint_says(run: Path, tmp_path: Path) -> None:
+    for file in run.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "2.jpeg").write_bytes((run / "2.jpeg").read_bytes()[:300])
+    with pytest.raises(UserError, match=r"2.jpeg is not a readable image"):
+        certificate(tmp_path, tmp_path / "out")
+    settings = {"data": {"name": "mine", "bad_images": "skip"}}
+    (tmp_path / "a.pt").write_bytes(sealed({"step": 1, **content(), "config": settings}))
+    found = certificate(tmp_path, tmp_path / "out")
+    assert found["passed"]
+    assert found["images"] == 3
+    data = b"".join((run / name).read_bytes() for name in ("1.png", "3.bmp", "4.png"))
+    assert found["sha256"]["images"] == hashlib.sha256(data).hexdigest()
+    assert found["forms"]["PyTorch"]["AP"]["reason"] == "too few images with objects (3 of 10)"
 
 
 def test_nothing_detected_is_nothing_compared(run: Path, tmp_path: Path) -> None:

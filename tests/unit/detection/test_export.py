@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
-from retina_dist.detection.export import OUTPUTS, export
+from retina_dist.detection.export import OUTPUTS, export, prepare_stretched
 from retina_dist.export import ExportConfig
 from tests.commands import ROOT
 from tests.unit.serving.server import make_image, small_detector
@@ -115,8 +116,30 @@ def test_matrix_nms_is_in_the_file(
     found = export(settings(tmp_path / f"model.{ending}", size=[64, 96]))
     assert found["detections"] > 10
     assert found["scores"] < 1e-4
-    with pytest.raises(ConfigError, match=r"a \.pt holds no model.nms=matrix; write a \.onnx"):
-        export(settings(tmp_path / "state_dict.pt"))
+
+
+def test_a_state_dict_of_matrix_nms_says_that_torchvision_detects_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    matrix = small_detector(nms="matrix", nms_threshold=0.8)
+    monkeypatch.setattr(Detector, "from_checkpoint", lambda path, **how: matrix)
+    assert export(settings(tmp_path / "state_dict.pt"))["scores"] < 1e-4
+    assert "give it nms_thresh=0.5, or write a .onnx or .pt2" in caplog.text
+    assert matrix.model.settings.nms == "matrix"
+
+
+def test_an_image_for_a_file_of_one_size_is_stretched(detector: Detector) -> None:
+    """Boxes are in pixels of the stored image: 90 / 40 and 60 / 80 times those of the input."""
+    pixels = torch.randint(0, 256, (3, 60, 90), dtype=torch.uint8)
+    found = detector.run([prepare_stretched(detector, [80, 40], pixels)])[0]
+    small = resize_image(pixels, [80, 40], antialias=True)
+    other = Detector(detector.model, detector.categories, min_size=40, max_size=80)
+    expected = other.predict(small)[0]
+    assert len(found["scores"]) > 10
+    assert found["scores"].tolist() == expected["scores"].tolist()
+    scale = torch.tensor([2.25, 0.75, 2.25, 0.75])
+    torch.testing.assert_close(found["boxes"], expected["boxes"] * scale)
+    assert (detector.min_size, detector.max_size) == (64, 96)
 
 
 def test_a_state_dict_is_torchvisions(tmp_path: Path, detector: Detector) -> None:
