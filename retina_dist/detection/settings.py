@@ -214,7 +214,7 @@ class ModelConfig(DetectorSettings):
     score_threshold: float = setting(0.05, at_least=0, below=1)
     nms: str = setting(
         "hard",
-        "matrix: before, overlaps with better objects lower the score; give nms_threshold=0.8 too",
+        "matrix: overlaps with better objects lower the score; give model.nms_threshold=0.8 too",
         choices=("hard", "matrix"),
     )
     nms_threshold: float = setting(0.5, fraction=True)
