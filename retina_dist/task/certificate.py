@@ -149,10 +149,7 @@ class Certifier(ABC):
                     answers[name].append(_try(name, answer, source, pixels, content))
 
         if not self.seen:
-            raise UserError(
-                f"none of {len(self.sources)} images can be decoded; restore them, or give "
-                "root=FOLDER."
-            )
+            raise UserError(f"none of {len(self.sources)} images can be decoded; restore them.")
         entries = {}
         for name, found in answers.items():
             set_status(f"certificate, {self.metric} of {name}")
