@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from torch.optim.optimizer import StateDict
@@ -67,9 +68,10 @@ class Audit:
         self.steps = {row.step: row for row in self.rows if not row.is_start}
         self.config = _settings_of(folder, overrides)
         self.settings = load_yaml(folder / "config.yaml")
-        self.checkpoints: dict[int, PathOrUrl] = {}
+        self.checkpoints: dict[int, str | None] = {}
         self.layout = ""  # of the newest checkpoint
-        self.versions = ""
+        self.other_layout = ""  # in which windows ran whose bits cannot be compared
+        self.versions = "unknown versions"
 
     def records(self) -> Iterator[str]:
         """Compare the records with each other; a line for each kind. Raises UserError, such as
@@ -111,18 +113,17 @@ class Audit:
     def _check_checkpoint(self, path: PathOrUrl) -> None:
         content = load_checkpoint(path)
         step = content["step"]
-        found = [i for i, row in enumerate(self.rows) if row.chain == content["digest"]]
-        if not found or self.rows[found[0]].step != step:
+        row = {each.chain: each for each in self.rows}.get(content["digest"])
+        if row is None or row.step != step:
             raise Difference(f"{path.name} has the head of another run, or of another step")
-        row = self.rows[found[0]]
         weights, optimizer = state_digests(content)
         if weights != row.weights:
             raise Difference(f"{path.name} has other weights than step {step} had")
         if optimizer != row.optimizer:
             raise Difference(f"{path.name} has another state of the optimizer than step {step} had")
         if STEP_FILE.fullmatch(path.name):
-            self.checkpoints[step] = path
-        if found[0] >= self.rows.index(self.starts[-1]):
+            self.checkpoints[step] = str(path)
+        if self.rows.index(row) >= self.rows.index(self.starts[-1]):
             self._check_conditions(path, content)
 
     def _check_conditions(self, path: PathOrUrl, content: StateDict) -> None:
@@ -159,16 +160,12 @@ class Audit:
         All of them, or the first and others that `seed` draws, each of `steps` steps at most.
         """
         start = self.starts[-1]
-        begins: dict[int, str | None] = {}
-        for step, path in self.checkpoints.items():
-            begins[step] = str(path)
+        begins = dict(self.checkpoints)
         if self.rows[0] is start and start.step == 0:
             begins[0] = None
         last = self.rows[-1].step
         stops = sorted(step for step in begins if start.step <= step < last) + [last]
-        every = []
-        for begin, stop in zip(stops, stops[1:], strict=False):
-            every.append(Window(begin, stop, begins[begin]))
+        every = [Window(begin, stop, begins[begin]) for begin, stop in pairwise(stops)]
         if number == "all" or not every:
             return every
         others = random.Random(seed).sample(every[1:], min(int(number), len(every)) - 1)
@@ -191,10 +188,16 @@ class Audit:
         layout = _layout_of(load_checkpoint(again / "checkpoints" / "last.pt"))
         is_virtual = self.settings["trainer"].get("virtual_ranks")
         if not is_virtual and layout != self.layout:
+            self.other_layout = layout
             digits = _equal_digits(_metrics_of(self.folder), _metrics_of(again))
             return f"{window}: {digits}, on {layout} in place of {self.layout}"
         if not window.checkpoint:
-            _compare(first, self.starts[-1], {"loss"})  # the versions
+            if first.loss != self.starts[-1].loss:
+                raise Difference(
+                    f"the run was trained with {self.versions}, and here are {versions()}; "
+                    "audit it with the versions of the run"
+                )
+            _compare(first, self.starts[-1], set())
         found = {row.step: row for row in rows if not row.is_start}
         for step in range(window.begin + 1, window.stop + 1):
             if step not in found:
@@ -218,9 +221,15 @@ class Audit:
             )
             if windows:
                 rest += "; labels and local images are those of the start in any case"
+        end = "Everything that was compared is equal."
+        if self.other_layout:
+            end = (
+                f"The records agree. The windows prove nothing on {self.other_layout}: "
+                f"run them on {self.layout}, as the run was."
+            )
         return (
-            f"rest: {rest}\nversions of the run: {self.versions or 'unknown'}\n"
-            f"versions here: {versions()}\n\nEverything that was compared is equal."
+            f"rest: {rest}\nversions of the run: {self.versions}\n"
+            f"versions here: {versions()}\n\n{end}"
         )
 
 
@@ -231,9 +240,7 @@ def _compare(again: DigestRow, row: DigestRow, free: set[str]) -> None:
     for name in COLUMNS[1:-1]:
         both = ours[name] and theirs[name]
         if ours[name] != theirs[name] and (both or name not in free):
-            raise Difference(
-                f"step {row.step}: {name} of the run are not what the step gives again"
-            )
+            raise Difference(f"the cell {name} of step {row.step} is not what the step gives again")
 
 
 def _settings_of(folder: Path, overrides: Sequence[str]) -> RunConfig:
@@ -264,7 +271,9 @@ def run_again(folder: Path, overrides: Sequence[str], window: Window) -> None:
 
 
 def _layout_of(content: StateDict) -> str:
-    return f"{pluralize(str(content['world_size']), 'process')} of {content['backend']}"
+    if content["world_size"] == 1:
+        return str(content["backend"])
+    return f"{content['world_size']} processes, {content['backend']}"
 
 
 def _metrics_of(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -11,7 +11,7 @@ import pytest
 
 from retina_dist.base.errors import DataError
 from retina_dist.reproduce import ReproduceConfig, reproduce
-from retina_dist.run.audit import Audit, _equal_digits
+from retina_dist.run.audit import Audit, Difference, Window, _equal_digits
 from retina_dist.strategies.start_processes import command
 from tests import tampering
 from tests.commands import run_command, run_process
@@ -70,7 +70,7 @@ def test_a_forged_row_and_another_pixel_are_found_by_running_again(
     tampering.forge(case, lambda row: replace(row, loss="0" * 64) if row.step == 2 else row)
     list(Audit(case.run, [f"data.root={case.data}"]).records())  # agree
     assert not audit(case, windows=1, steps=2)
-    assert "\nDifferent: step 2: loss of the run are not what the step gives again" in (
+    assert "\nDifferent: the cell loss of step 2 is not what the step gives again" in (
         capsys.readouterr().out
     )
     tampering.a_pixel(case)
@@ -83,7 +83,7 @@ def test_windows_begin_where_the_run_can_begin_again(honest: Case) -> None:
     list(records.records())
     assert [(w.begin, w.stop) for w in records.windows("all", 1, 0)] == [(0, 4), (4, 8)]
     assert [(w.begin, w.stop) for w in records.windows(1, 3, 0)] == [(0, 3)]
-    records.checkpoints = {step: Path(f"step_{step:08d}.pt") for step in range(1, 8)}
+    records.checkpoints = {step: f"step_{step:08d}.pt" for step in range(1, 8)}
     drawn = {tuple(w.begin for w in records.windows(3, 9, seed)) for seed in range(30)}
     assert {begins[0] for begins in drawn} == {0}
     assert len(drawn) > 10
@@ -94,6 +94,27 @@ def test_in_another_layout_the_digits_that_agree_are_counted() -> None:
     again = [(1, {"train/loss": 2.0}), (2, {"train/loss": 1.001}), (4, {"train/loss": 9.0})]
     assert _equal_digits(run, again) == "train/loss agrees to 3.0 digits at 2 steps"
     assert _equal_digits(run[2:], again) == "no train/loss was logged"
+
+
+def test_a_page_of_another_layout_does_not_claim_equality(honest: Case) -> None:
+    records = Audit(honest.run, [f"data.root={honest.data}"])
+    list(records.records())
+    assert records.layout == "one process"
+    records.settings["trainer"]["virtual_ranks"] = None
+    records.layout = "2 processes, DDP over Gloo"
+    window = Window(0, 8, None, str(honest.run))
+    assert "train/loss agrees to 16.0 digits" in records.compare(window)
+    page = records.describe_rest([window])
+    assert "The windows prove nothing on one process: run them on 2 processes, DDP" in page
+    assert "is equal" not in page
+
+
+def test_other_versions_are_named(honest: Case) -> None:
+    records = Audit(honest.run, [f"data.root={honest.data}"])
+    list(records.records())
+    records.starts = [replace(records.starts[-1], loss="0" * 64)]
+    with pytest.raises(Difference, match=r"trained with .*'torch': .*, and here are .*'torch'"):
+        records.compare(Window(0, 4, None, str(honest.run)))
 
 
 def test_a_run_without_digests_is_named(tmp_path: Path) -> None:
