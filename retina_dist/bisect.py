@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from retina_dist.base.errors import UserError
+from retina_dist.base.errors import DataError, UserError
 from retina_dist.base.files import write_json
 from retina_dist.base.settings import MISSING, flattened, setting
 from retina_dist.base.text import pluralize, truncate
@@ -243,8 +243,11 @@ def bisect(config: BisectConfig, repeat: Repeat) -> bool:
     step = config.step
     columns: list[str] = []
     if step is None:
-        ours = read_digests(a)
-        theirs = read_digests(b)
+        try:
+            ours = read_digests(a)
+            theirs = read_digests(b)
+        except DataError as error:
+            raise DataError(f"{error} Or give bisect a step=N, which needs no digests.") from error
         if ours[0].images != theirs[0].images:
             print("the data differ")
         last = pluralize(min(ours[-1].step, theirs[-1].step), "step")

@@ -190,8 +190,11 @@ class Difference:
     def __str__(self) -> str:
         stages = list(STAGES)
         equal = stages[: stages.index(self.stage)]
+        before = "it begins with another state"
+        if equal:
+            before = f"equal in {', '.join(equal)}"
         lines = [
-            f"equal in {', '.join(equal) or 'nothing'}",
+            before,
             f"differs in {self.stage}: {escape(self.name)} of {self.place}",
             f"  a  {escape(self.a, 100)}",
             f"  b  {escape(self.b, 100)}",

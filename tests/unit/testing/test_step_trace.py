@@ -158,7 +158,7 @@ def test_checkpoints_that_differ_are_left_for_earlier_ones() -> None:
     assert step == 8
     assert found is not None
     assert str(found) == (
-        "equal in nothing\ndiffers in start: model.weight of rank 0\n  a  a\n  b  b\n"
+        "it begins with another state\ndiffers in start: model.weight of rank 0\n  a  a\n  b  b\n"
         + STAGES["start"]
     )
 
