@@ -34,7 +34,7 @@ from retina_dist.tracking.digest import COLUMNS, DigestRow, read_digests
 from retina_dist.tracking.loggers import read_rows
 
 
-class Difference(UserError):
+class Mismatch(UserError):
     """What is not as the run has logged it."""
 
 
@@ -75,11 +75,11 @@ class Audit:
 
     def records(self) -> Iterator[str]:
         """Compare the records with each other; a line for each kind. Raises UserError, such as
-        Difference.
+        Mismatch.
         """
         yield self._check_chain()
         if settings_digest(self.settings) != self.starts[-1].metrics:
-            raise Difference("config.yaml has other settings than the run was started with")
+            raise Mismatch("config.yaml has other settings than the run was started with")
         yield "settings: config.yaml is that of the start"
         folder = checkpoint_folder(self.config, self.folder)
         names = sorted(name for name in names_in(folder) if name.endswith(".pt"))
@@ -89,7 +89,7 @@ class Audit:
             except UserError:
                 raise
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise Difference(
+                raise Mismatch(
                     f"{name} lacks what a run writes: {describe_error(error)}"
                 ) from error
         yield (
@@ -102,11 +102,11 @@ class Audit:
         read_digests(self.folder)
         steps = [row.step for row in self.rows]
         if not self.starts or sorted(set(steps)) != list(range(steps[0], steps[-1] + 1)):
-            raise Difference("digest.csv lacks steps, or its start")
+            raise Mismatch("digest.csv lacks steps, or its start")
         head = self.rows[-1].chain
         result = read_result(self.folder)
         if result.status and result.digest != head:
-            raise Difference("result.json has another head than digest.csv")
+            raise Mismatch("result.json has another head than digest.csv")
         ended = "; so does result.json" if result.status else "; there is no result.json"
         return f"chain: the rows of steps {steps[0]} to {steps[-1]} end in {head}{ended}"
 
@@ -115,12 +115,12 @@ class Audit:
         step = content["step"]
         row = {each.chain: each for each in self.rows}.get(content["digest"])
         if row is None or row.step != step:
-            raise Difference(f"{path.name} has the head of another run, or of another step")
+            raise Mismatch(f"{path.name} has the head of another run, or of another step")
         weights, optimizer = state_digests(content)
         if weights != row.weights:
-            raise Difference(f"{path.name} has other weights than step {step} had")
+            raise Mismatch(f"{path.name} has other weights than step {step} had")
         if optimizer != row.optimizer:
-            raise Difference(f"{path.name} has another state of the optimizer than step {step} had")
+            raise Mismatch(f"{path.name} has another state of the optimizer than step {step} had")
         if STEP_FILE.fullmatch(path.name):
             self.checkpoints[step] = str(path)
         if self.rows.index(row) >= self.rows.index(self.starts[-1]):
@@ -134,11 +134,11 @@ class Audit:
             theirs["trainer.precision"] = "auto"
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key):
-                raise Difference(
+                raise Mismatch(
                     f"{path.name} has {key}={theirs.get(key)}, config.yaml {key}={ours.get(key)}"
                 )
         if versions_digest(content["versions"]) != self.starts[-1].loss:
-            raise Difference(f"{path.name} has other versions than the run was started with")
+            raise Mismatch(f"{path.name} has other versions than the run was started with")
         self.versions = str(content["versions"])
         self.layout = _layout_of(content)
 
@@ -149,7 +149,7 @@ class Audit:
                 logged[step] = metrics_digest(values, logged.get(step, ""))
         for step, row in self.steps.items():
             if row.metrics != logged.get(step, ""):
-                raise Difference(f"metrics.csv has other values at step {step}")
+                raise Mismatch(f"metrics.csv has other values at step {step}")
         return (
             f"metrics.csv: the values of {pluralize(len(logged), 'step')} are those of their rows"
         )
@@ -175,16 +175,16 @@ class Audit:
     def compare(self, window: Window) -> str:
         """Compare the rows of a window that was run again; what was equal, in words.
 
-        Raises Difference. In another layout without virtual ranks the losses of metrics.csv are
+        Raises Mismatch. In another layout without virtual ranks the losses of metrics.csv are
         compared, of which not every digit is the same.
         """
         again = Path(window.folder)
         rows = read_digests(again)
         first = rows[0]
         if first.images != self.starts[-1].images:
-            raise Difference("labels or images of the data are not those of the run")
+            raise Mismatch("labels or images of the data are not those of the run")
         if first.metrics != self.starts[-1].metrics:
-            raise Difference("the overrides change settings that the run's numbers depend on")
+            raise Mismatch("the overrides change settings that the run's numbers depend on")
         layout = _layout_of(load_checkpoint(again / "checkpoints" / "last.pt"))
         is_virtual = self.settings["trainer"].get("virtual_ranks")
         if not is_virtual and layout != self.layout:
@@ -193,7 +193,7 @@ class Audit:
             return f"{window}: {digits}, on {layout} in place of {self.layout}"
         if not window.checkpoint:
             if first.loss != self.starts[-1].loss:
-                raise Difference(
+                raise Mismatch(
                     f"the run was trained with {self.versions}, and here are {versions()}; "
                     "audit it with the versions of the run"
                 )
@@ -201,7 +201,7 @@ class Audit:
         found = {row.step: row for row in rows if not row.is_start}
         for step in range(window.begin + 1, window.stop + 1):
             if step not in found:
-                raise Difference(f"step {step} does not come again: the run ends before it")
+                raise Mismatch(f"step {step} does not come again: the run ends before it")
             free = {"weights", "optimizer"}  # where one of both wrote no checkpoint
             if step == window.stop:
                 free.add("metrics")
@@ -234,13 +234,13 @@ class Audit:
 
 
 def _compare(again: DigestRow, row: DigestRow, free: set[str]) -> None:
-    """Raise Difference for the first cell that differs; a `free` one may be empty in one row."""
+    """Raise Mismatch for the first cell that differs; a `free` one may be empty in one row."""
     ours = asdict(again)
     theirs = asdict(row)
     for name in COLUMNS[1:-1]:
         both = ours[name] and theirs[name]
         if ours[name] != theirs[name] and (both or name not in free):
-            raise Difference(f"the cell {name} of step {row.step} is not what the step gives again")
+            raise Mismatch(f"the cell {name} of step {row.step} is not what the step gives again")
 
 
 def _settings_of(folder: Path, overrides: Sequence[str]) -> RunConfig:

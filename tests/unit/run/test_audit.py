@@ -11,7 +11,7 @@ import pytest
 
 from retina_dist.base.errors import DataError
 from retina_dist.reproduce import ReproduceConfig, reproduce
-from retina_dist.run.audit import Audit, Difference, Window, _equal_digits
+from retina_dist.run.audit import Audit, Mismatch, Window, _equal_digits
 from retina_dist.strategies.start_processes import command
 from tests import tampering
 from tests.commands import run_command, run_process
@@ -113,7 +113,7 @@ def test_other_versions_are_named(honest: Case) -> None:
     records = Audit(honest.run, [f"data.root={honest.data}"])
     list(records.records())
     records.starts = [replace(records.starts[-1], loss="0" * 64)]
-    with pytest.raises(Difference, match=r"trained with .*'torch': .*, and here are .*'torch'"):
+    with pytest.raises(Mismatch, match=r"trained with .*'torch': .*, and here are .*'torch'"):
         records.compare(Window(0, 4, None, str(honest.run)))
 
 
