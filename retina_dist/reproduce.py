@@ -7,8 +7,8 @@
 The run needs digest.csv (logging.digest=true, or trainer.virtual_ranks). Its rows, checkpoints,
 settings and metrics are compared with each other. Then windows of its steps are run again in a
 temporary folder, each from the start or from a kept checkpoint, and their rows compared. Exit code
-1 with the first difference. Without virtual ranks give the layout of the run; in another one the
-digits of the loss that agree are printed.
+1 with the first difference, or where a window cannot be run. Without virtual ranks give the layout
+of the run; in another one the digits of the loss that agree are printed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def reproduce(config: ReproduceConfig) -> bool:
         with TemporaryDirectory() as folder:
             for number, window in enumerate(windows):
                 window.folder = str(Path(folder) / str(number))
-            _run(config, windows, Path(folder))
+            try:
+                _run(config, windows, Path(folder))
+            except UserError as error:
+                print(f"\nNot run again: {error}")
+                return False
             for window in windows:
                 print(audit.compare(window))
     except UserError as error:

@@ -109,6 +109,19 @@ def test_a_page_of_another_layout_does_not_claim_equality(honest: Case) -> None:
     assert "is equal" not in page
 
 
+def test_what_could_not_run_is_not_called_different(
+    honest: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("no such folder")
+
+    monkeypatch.setattr("retina_dist.reproduce.run_again", fail)
+    assert not audit(honest)
+    page = capsys.readouterr().out
+    assert page.endswith("\nNot run again: no such folder\n")
+    assert "Different" not in page
+
+
 def test_other_versions_are_named(honest: Case) -> None:
     records = Audit(honest.run, [f"data.root={honest.data}"])
     list(records.records())
