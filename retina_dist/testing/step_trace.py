@@ -193,14 +193,13 @@ class Difference:
         before = "it begins with another state"
         if equal:
             before = f"equal in {', '.join(equal)}"
-        lines = [
-            before,
-            f"differs in {self.stage}: {escape(self.name)} of {self.place}",
-            f"  a  {escape(self.a, 100)}",
-            f"  b  {escape(self.b, 100)}",
-            STAGES[self.stage],
-        ]
-        return "\n".join(lines)
+        return (
+            f"{before}\n"
+            f"differs in {self.stage}: {escape(self.name)} of {self.place}\n"
+            f"  a  {escape(self.a, 100)}\n"
+            f"  b  {escape(self.b, 100)}\n"
+            f"{STAGES[self.stage]}"
+        )
 
 
 def first_difference(a: Stages, b: Stages) -> Difference | None:
