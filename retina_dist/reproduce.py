@@ -83,8 +83,7 @@ def _run(config: ReproduceConfig, windows: list[Window], folder: Path) -> None:
                 run_again(Path(config.run), config.overrides, window)
     elif windows:
         write_json(folder / WINDOWS, [asdict(window) for window in windows])
-        launcher = config.launcher or "torchrun"
-        run_job(launcher, config.processes, "retina_dist.reproduce", folder)
+        run_job(config.launcher or "torchrun", config.processes, "retina_dist.reproduce", folder)
 
 
 @entry_point("reproduce", ReproduceConfig)

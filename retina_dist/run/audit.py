@@ -186,8 +186,7 @@ class Audit:
         if first.metrics != self.starts[-1].metrics:
             raise Mismatch("the overrides change settings that the run's numbers depend on")
         layout = _layout_of(load_checkpoint(again / "checkpoints" / "last.pt"))
-        is_virtual = self.settings["trainer"].get("virtual_ranks")
-        if not is_virtual and layout != self.layout:
+        if layout != self.layout and not self.settings["trainer"].get("virtual_ranks"):
             self.other_layout = layout
             digits = _equal_digits(_metrics_of(self.folder), _metrics_of(again))
             return f"{window}: {digits}, on {layout} in place of {self.layout}"

@@ -80,10 +80,7 @@ class Training:
         """
         started = time.perf_counter()
         watch = PreemptionWatch()
-        own: list[Callback] = self._loggers(console, loggers)
-        if self._records_digest():
-            own.append(self._begin_digest())
-        heard = CallbackList([*own, *callbacks])
+        heard = CallbackList([*self._loggers(console, loggers), *self._begin_digest(), *callbacks])
         loop = self._loop(heard, watch)
         start = TrainingStart(
             self.state.model,
@@ -145,20 +142,19 @@ class Training:
         heard = [each for each in loggers if isinstance(each, Callback)]
         return [progress, LoggerCollection(*loggers), *heard]
 
-    def _records_digest(self) -> bool:
+    def _begin_digest(self) -> Sequence[Callback]:
+        """Begin digest.csv where it is wanted; its recorder. Collective."""
+        is_virtual = self.plan.virtual_ranks is not None
         wanted = self.config.logging.digest
         if wanted is None:
-            return self.plan.virtual_ranks is not None
-        return wanted
-
-    def _begin_digest(self) -> DigestRecorder:
-        """Begin digest.csv. Collective."""
+            wanted = is_virtual
+        if not wanted:
+            return []
         from retina_dist.run.digest_recorder import DigestRecorder
 
-        same_losses = self.plan.virtual_ranks is not None
-        self.digest = DigestRecorder(self.state, self.strategy, same_losses=same_losses)
+        self.digest = DigestRecorder(self.state, self.strategy, same_losses=is_virtual)
         self.strategy.on_main(partial(self.digest.begin, self.run, self.task))
-        return self.digest
+        return [self.digest]
 
     def _loop(self, callbacks: Callback, watch: PreemptionWatch) -> TrainLoop:
         task = self.task
