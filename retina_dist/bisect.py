@@ -247,9 +247,7 @@ def bisect(config: BisectConfig, repeat: Repeat) -> bool:
             ours = read_digests(a)
             theirs = read_digests(b)
         except DataError as error:
-            raise DataError(
-                f"{error} Or give a step, such as step=1, which needs no digests."
-            ) from error
+            raise DataError(f"{error} Or give a step, which bisect compares without it.") from error
         if ours[0].images != theirs[0].images:
             print("the data differ")
         last = pluralize(min(ours[-1].step, theirs[-1].step), "step")

@@ -43,7 +43,7 @@ def test_runs_that_agree_but_for_their_settings(tmp_path: Path) -> None:
     failed = run_command("retina_dist.bisect", "a=a", "b=b", cwd=tmp_path, check=False)
     assert failed.returncode == 2
     assert "b has no digest.csv; train with logging.digest=true" in failed.stderr
-    assert "Or give a step, such as step=1, which needs no digests." in failed.stderr
+    assert "Or give a step, which bisect compares without it." in failed.stderr
 
 
 @pytest.mark.long
