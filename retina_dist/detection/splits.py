@@ -247,8 +247,8 @@ def suspected_boxes(part: Annotations) -> list[str]:
     A training goes on, as no setting vouches for these forms. None where `misread_boxes` judges.
     """
     objects = part.truth.of_objects(~part.truth.crowd)
-    found = None if misread_boxes(part, objects) else _misfits(part, objects)
-    if found is None:
+    found = _misfits(part, objects)
+    if found is None or misread_boxes(part, objects):
         return []
     start, side, sizes, fits = found
     swapped = "x and y, or width and height of the images, are swapped; correct the files"
