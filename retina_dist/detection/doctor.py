@@ -25,7 +25,6 @@ from retina_dist.detection.readers.annotations import (
     clean,
     sizes_of,
 )
-from retina_dist.detection.readers.categories import plain
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import implausible_boxes, read_split, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level, listed
@@ -316,12 +315,7 @@ def category_findings(train: Annotations, val: Annotations | None) -> list[Findi
     remedy = "nothing to learn them from"
     findings = listed("warning", "train", "categories without a box", absent, remedy)
 
-    alike = []
-    first_of: dict[str, str] = {}
-    for name in names:
-        first = first_of.setdefault(plain(name), name)
-        if first != name:
-            alike.append(f"{first!r} and {name!r}")
+    alike = train.categories.spelt_alike
     remedy = "give each class one spelling; every spelling is trained as its own class"
     findings += listed("warning", "train", "categories spelt alike", alike, remedy)
 

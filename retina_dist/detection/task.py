@@ -32,7 +32,7 @@ from retina_dist.detection.model.added_classes import differences
 from retina_dist.detection.model.build import DetectionModel, build_model
 from retina_dist.detection.model.retinanet import RetinaNet
 from retina_dist.detection.model.weights import source_of
-from retina_dist.detection.readers.categories import Categories, plain
+from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import (
     DetectionData,
     DetectionRunConfig,
@@ -118,6 +118,12 @@ class DetectionTask(ImageTask):
         self.test = unread_test(data, reader, validates=self.val is not None)
         if known:
             self._add_to(known)
+        alike = self.train.categories.spelt_alike
+        if alike:
+            self.train.warnings.append(
+                f"spelt alike, but trained as different classes: {truncate(alike)}; "
+                "rename them in the data if they are one class"
+            )
         if trainer.overfit_batches:
             self.train = first_images_with_objects(
                 self.train, trainer.overfit_batches * data.batch_size
@@ -149,13 +155,6 @@ class DetectionTask(ImageTask):
         if self.val is not None:
             labels = self.train.categories.matched(self.val.truth.categories, names)
             self.val = self.val.with_labels(labels)
-        alike = {plain(name): name for name in known}
-        for name in self.train.categories.names[len(known) :]:
-            if plain(name) in alike:
-                self.train.warnings.append(
-                    f"{name!r} is added beside {alike[plain(name)]!r}; "
-                    "rename it in the data if they are one class"
-                )
         weights = self.config.model.weights
         if weights and self.strategy.is_main and self.config.resume in (None, "auto"):
             self.train.warnings += differences(weights, self._input())

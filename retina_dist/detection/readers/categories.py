@@ -118,6 +118,17 @@ class Categories:
         return distinct
 
     @property
+    def spelt_alike(self) -> list[str]:
+        """Pairs of names that differ only in case, spaces, hyphens or underscores."""
+        pairs = []
+        first_of: dict[str, str] = {}
+        for name in self.distinct_names:
+            first = first_of.setdefault(plain(name) or name, name)
+            if first != name:
+                pairs.append(f"{first!r} and {name!r}")
+        return pairs
+
+    @property
     def repeated_names(self) -> dict[str, int]:
         """The names that several categories have, and how many."""
         return {name: times for name, times in Counter(self.names).items() if times > 1}

@@ -262,7 +262,7 @@ def test_what_differs_from_the_run_is_a_warning(names: str, old: Path, tmp_path:
     added = (f"model.weights={run}", "model.add_classes=true")
     single = SingleDeviceStrategy("cpu")
     plan = DetectionTask(settings(data, tmp_path / "run", *added), single).describe()
-    assert f"{names!r} is added beside 'cat'; rename it" in plan
+    assert f"spelt alike, but trained as different classes: 'cat' and {names!r}; rename" in plan
     assert f"the temperature of {run} is not taken over" in plan
     assert "resizes images" not in plan
     assert "without a box" not in plan, "the known classes need none"

@@ -593,3 +593,9 @@ def test_an_image_with_damaged_boxes_only_is_left_out_where_empty_images_are(
     part = read_split(DetectionData(name="mine", **files, keep_empty_images=False), "train")
     assert part is not None
     assert 99 not in [record.image_id for record in part.records]
+
+
+def test_names_that_differ_only_in_their_spelling_are_pairs() -> None:
+    names = ("dog", "", "-", "Dog ", "hot dog", "hot-dog", "cat", "cat")
+    categories = Categories(tuple(range(len(names))), names)
+    assert categories.spelt_alike == ["'dog' and 'Dog '", "'hot dog' and 'hot-dog'"]
