@@ -14,6 +14,7 @@ from retina_dist.base.files import PathOrUrl, parse_path
 from retina_dist.base.text import parse_number
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import columns_of, csv_rows, numbers_in, reading
+from retina_dist.data.settings import SPLITS
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.formats import FolderReader, Scan
 from retina_dist.detection.readers.items import Box, Item, with_sides
@@ -75,6 +76,11 @@ class CsvReader(FolderReader):
         items: dict[tuple[str, str | None], Item] = {}
         if has_boxes(columns):
             rows = with_header(path, columns)
+            if "class" not in columns:
+                unnamed = f"no column names a class, so every box is of the class {UNNAMED}; "
+                unnamed += "if one has them under another name, give data.columns=[class:COLUMN]"
+                for split in SPLITS:
+                    scan.warnings[split] = [unnamed]
         else:
             classes = path.parent / "classes.csv"
             if self.settings.classes:

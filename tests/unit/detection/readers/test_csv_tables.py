@@ -128,3 +128,20 @@ def test_real_file_is_the_same_photo_as_the_voc_one(real_data: Path):
     voc = load_annotations(root / "pascal", root / "pascal", format="voc")
     assert csv.records[0].path.read_bytes() == voc.records[0].path.read_bytes()
     assert (voc.boxes[0][0] - csv.boxes[0][0]).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("header", ["colour", "class"])
+def test_a_table_without_classes_is_a_warning(tmp_path: Path, header: str) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    rows = f"file,x1,y1,x2,y2,{header},width,height\na.png,1,2,30,40,object,64,64\n"
+    (tmp_path / "train.csv").write_text(rows)
+    (tmp_path / "boxes.csv").write_text(rows.replace("a.png", "b.png"))
+    Image.new("RGB", (64, 64)).save(tmp_path / "b.png")
+    part = read_split(DetectionData(root=str(tmp_path)), "train")
+    assert part is not None
+    assert part.categories.names == ("object",)
+    assert len(part.records) == 2
+    assert len(part.warnings) == (header != "class")
+    for text in part.warnings:
+        assert "every box is of the class object" in text
+        assert text.endswith("give data.columns=[class:COLUMN]")
