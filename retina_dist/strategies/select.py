@@ -35,10 +35,15 @@ def why_alone(name: str, launch: Launch, environment: Environment = os.environ) 
             f"note: Slurm's job has {tasks} tasks, but this process trains alone; "
             "write srun before python for all"
         )
-    if launch.launcher == "python" and "RANK" in environment and "WORLD_SIZE" not in environment:
+    pair = {"RANK", "WORLD_SIZE"}
+    given = pair & environment.keys()
+    is_meant = environment.get("WORLD_SIZE") == "1"
+    if launch.launcher == "python" and len(given) == 1 and not is_meant:
+        (name,) = given
+        (absent,) = pair - given
         return (
-            f"note: RANK={environment['RANK']} is set without WORLD_SIZE, so this process trains "
-            "alone; unset RANK, or start by torchrun"
+            f"note: {name}={environment[name]} is set without {absent}, so this process trains "
+            f"alone; unset {name}, or start by torchrun"
         )
     for row in LAUNCHERS:
         if launch.launcher == "python" and row.hint and name in row.strategies:

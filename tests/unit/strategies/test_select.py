@@ -101,7 +101,9 @@ def test_a_missing_horovod_is_said_with_the_way_to_it(monkeypatch: pytest.Monkey
 
 
 def test_a_rank_without_a_world_size_is_said_with_the_remedy() -> None:
-    note = why_alone("auto", Launch(), {"RANK": "1"})
-    assert note
-    assert "RANK=1 is set without WORLD_SIZE" in note
-    assert note.endswith("unset RANK, or start by torchrun")
+    for given, absent in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        note = why_alone("auto", Launch(), {given: "2"})
+        assert note
+        assert f"{given}=2 is set without {absent}" in note
+        assert note.endswith(f"unset {given}, or start by torchrun")
+    assert why_alone("auto", Launch(), {"WORLD_SIZE": "1"}) is None
