@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -362,9 +363,16 @@ def wrong_type(key: str, value: object, hint: object, remedy: str = "") -> str:
         if kind in _REMEDIES:
             return f"{sentence}; write {_REMEDIES[kind]}."
     if "list" in str(hint):
-        return f"{sentence}; write each item in digits."
+        return f"{sentence}; write {_list_of_numbers(key, given)}."
     section = kinds_of(hint)[0].__name__.replace("DetectorSettings", "ModelConfig")
     return f"{sentence}; give {key}.NAME=VALUE, in Python rd.{section}(NAME=VALUE)."
+
+
+def _list_of_numbers(key: str, given: str) -> str:
+    items = re.sub(r"(?<=[\d.]) +(?=[\d.-])", ",", given)
+    if items == given:
+        return "each item in digits"
+    return f'"{key}={items}", with commas'
 
 
 def _in_words(hint: object, plural: bool = False) -> str:

@@ -21,7 +21,7 @@ lr_scheduler scheduler: schedule
 optim optimiser: optimizer
 warmup_epochs lr_warmup_epochs warmup_ratio: schedule.warmup=1epoch
 warmup_iters warmup_steps warmup: schedule.warmup=1000steps
-batch batch_size ims_per_batch bs: batch_size | data.batch_size
+ims_per_batch bs: batch_size | data.batch_size
 workers num_workers: num_workers | data.num_workers | leave it out
 imgsz img_size image_size img_scale min_size_train min_size crop_size size: data.min_sizes=[640] | \
 data.image_size | size=[640,640] | \
@@ -34,8 +34,7 @@ check_val_every_n_epoch val_interval: trainer.validate_every=1epoch
 val_check_interval eval_period: trainer.validate_every=1000steps
 checkpoint_period save_period: trainer.checkpoint_every=1epoch
 log_every_n_steps: trainer.log_every
-amp fp16 mixed_precision: trainer.precision=bf16
-accelerator device: device | strategy.device
+amp mixed_precision: trainer.precision=bf16
 devices gpus num_gpus num_nodes num_processes nproc world_size: the launcher starts the processes: \
 torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
@@ -53,14 +52,13 @@ help: --help, alone
 recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
-name run_name experiment_name: output_dir
 config config_file: put it into FOLDER/experiment and give --config-dir FOLDER experiment=NAME
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
 the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
-run run_dir run_folder: checkpoint | resume
-source image: input
+run run_folder: checkpoint | resume
+image: input
 input: root | data.root | images
 seed_everything: seed
 patience early_stopping: trainer.patience
@@ -80,7 +78,6 @@ auto_augment autoaugment transforms transform data_augmentation rand_augment: se
 data.photometric and data.scale_jitter for detection, data.augment, data.mixup and data.cutmix \
 for classification
 multi_scale scale_range: give several of data.min_sizes
-random_erase random_erasing: data.erasing
 scale: data.scale_jitter=[0.8,1.25] | data.crop_scale=[0.25,1.0]
 cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor pin_memory: images are \
 read ahead by data.num_workers; leave it out
@@ -118,7 +115,7 @@ trainer.checkpoint_every=1epoch
 save_total_limit max_keep_ckpts: trainer.keep_last
 eval_steps eval_every eval_interval evaluation_interval val_every validate: \
 trainer.validate_every=1epoch
-metric_for_best_model metric save_best_metric: trainer.monitor
+metric_for_best_model save_best_metric: trainer.monitor
 greater_is_better mode: trainer.monitor_mode=max
 early_stopping_patience es_patience: trainer.patience
 bf16 half_precision fp32: trainer.precision=bf16 | precision=bf16
@@ -133,7 +130,7 @@ mlflow_tracking_uri tracking_uri: logging.mlflow_uri
 trainable_backbone_layers unfreeze: model.trainable_layers
 weights_backbone pretrained_backbone backbone_pretrained: model.backbone_weights
 fpn fpn_out_channels out_channels: model.fpn_channels
-gamma_focal focal: model.focal_gamma
+focal: model.focal_gamma
 alpha: model.focal_alpha
 max_det max_detections detections max_dets top_k topk: detections_per_image | \
 model.detections_per_image
@@ -148,10 +145,11 @@ save_txt save_conf save_crop save_json save_frames show_labels show_conf show_bo
 hide_labels view_img nosave vid_stride stream: pictures and results.json are written to \
 output_dir; leave it out
 show visualize: pictures are written to output_dir; leave it out
-input_dir images_dir image_dir img_dir folder files: input | images | data.root | root
+input_dir images_dir image_dir img_dir files: input | images | data.root | root
 output_file out out_dir output_path outdir save_path outfile: output_dir | output
 model_path checkpoint_path weight ckpt: checkpoint | model.weights
-ann_file annotation_file annotation ann gt labels label_dir: annotations | data.train_annotations
+ann_file annotation_file annotation ann gt label_dir: annotations | data.train_annotations
+labels: annotations | data.train_annotations | pictures have them; leave it out
 predictions preds detections_file dt pred: results
 test_split valid_split val_ratio validation_split val_size: data.val_fraction=0.1
 onnx int8 quantize optimize keras workspace dynamic_axes: leave it out
@@ -254,11 +252,11 @@ queue partition account gpus_per_node mem_per_cpu: docs/clusters.md shows how a 
 num_samples max_images: data.synthetic.num_images | num_images | leave it out
 interval: see trainer.checkpoint_every, trainer.validate_every and trainer.log_every
 enable: leave it out
-line_thickness agnostic palette labels font return_outputs retina: pictures are written to \
+line_thickness agnostic palette font return_outputs retina: pictures are written to \
 output_dir; leave it out
 overlap slice_overlap overlap_ratio: tile_overlap
 slice_height slice_width slice_size tile_size tiles: tile=640
-include target framework: output=model.onnx
+include framework: output=model.onnx
 input_shape shape img_shape: size=[640,640]
 batch batch_size: batch_size | data.batch_size | max_batch | images are taken as they come; \
 leave it out
@@ -284,7 +282,8 @@ num_threads threads: trainer.num_threads | set OMP_NUM_THREADS; leave it out
 debug_mode: debug=true
 device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
 concurrency max_workers: max_queue | data.num_workers
-folder results: run | results
+folder: input | images | data.root | root | run
+results: run | results
 run_dir: run | output_dir
 other_run baseline compare_to second: other
 title open theme: leave it out

@@ -20,6 +20,10 @@ TORCHVISIONS = re.compile(
     "(wide_)?resnet|resnext|mobilenet|efficientnet|convnext|regnet|swin|vit|vgg|densenet",
     re.IGNORECASE,
 )
+# What is chosen by a setting, not by an entry of the group.
+SETTINGS_OF_GROUPS = {
+    "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
+}
 # What to do about a fault in a file, by what PyYAML says of it.
 YAML_REMEDIES = {
     "duplicate key": "write the key once, with all that is below it",
@@ -64,7 +68,7 @@ def unreadable(text: str) -> str:
     sentence = f"{text} cannot be read as KEY=VALUE"
     if re.search(r"\s[\w.]+=", value):
         return f"{sentence}; these are several settings, so leave the quotes around them out."
-    quoted = as_override(key, value.rstrip(","))
+    quoted = as_override(key.replace(":", "."), value.rstrip(","))
     if value.startswith("~/"):  # which the shell leaves as it is
         return f"{sentence}; write {key}=$HOME{value[1:]}."
     opened = re.findall(r"[\[{(]", value)
@@ -90,7 +94,7 @@ def _missing_entry(error: MissingConfigException) -> str:
     value = value.removesuffix(".yaml")
     near = [each for each in options if value and each.startswith(value[:6])]
     near = near or list(filter(None, [str(value_meant(group, value, options, 0.75))]))
-    hint = "there"
+    hint = SETTINGS_OF_GROUPS.get(group, "there")
     if near:
         hint = f"did you mean {' or '.join(near)}? There"
     elif group == "model" and TORCHVISIONS.match(value):

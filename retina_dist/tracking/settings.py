@@ -67,7 +67,8 @@ class MlflowSettings(LoggerSettings):
     def check(self) -> None:
         """Raise ConfigError for a server without its scheme, which MLflow reads as a folder."""
         uri = self.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        if self.mlflow != "false" and re.fullmatch(r"localhost|\w+(\.\w+)+|[\w.-]+:\d+", uri):
+        is_bare = re.fullmatch(r"localhost|\w+(\.\w+)+|(?!file:)[\w.-]+:\d+", uri)
+        if self.mlflow != "false" and is_bare and not os.path.exists(uri):
             raise ConfigError(
                 f"logging.mlflow_uri={uri} (or MLFLOW_TRACKING_URI) has no scheme; write "
                 f"http://{uri} for a server, or file://{os.path.abspath(uri)} for a folder."

@@ -99,6 +99,15 @@ REMEDIES = {
     "data.classes=[a,b]": "write data.classes=FILE.csv.",
     "data.names=[a,b]": "the data names its classes; leave it out.",
     "data.root=mine,": "write data.root=mine.",
+    "data.min_sizes=[64 96]": 'write "data.min_sizes=[64,96]", with commas.',
+    "model.aspect_ratios=[.5 1. 2]": 'write "model.aspect_ratios=[.5,1.,2]", with commas.',
+    "data:root=mine": "write data.root=mine.",
+    "labels=a.json": "did you mean data.train_annotations?",
+    "logging=wandb": (
+        "give logging.tensorboard=true or logging.mlflow_uri=URI; there are default, quiet; an "
+        "entry of your own needs --config-dir FOLDER, where FOLDER/logging/wandb.yaml is."
+    ),
+    "logging=quite": "did you mean quiet? There are",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }
@@ -118,6 +127,8 @@ OF_OTHER_COMMANDS = {
         "task=classification out, or give experiment=finetune_classifier."
     ),
     ("convert", "input=mine", "output=a.json"): "did you mean root?",
+    ("predict", "checkpoint=a.pt", "folder=mine"): "did you mean input?",
+    ("predict", "checkpoint=a.pt", "input=a", "labels=false"): "pictures have them; leave it out.",
     ("evaluate", "checkpoint=a.pt", "split=valid"): "did you mean val?",
     ("train", "trainer.max_duration=2", "steps"): "write trainer.max_duration=2steps.",
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
@@ -517,13 +528,29 @@ def test_a_key_that_stands_twice_is_named_with_the_value_that_counts() -> None:
     assert not repeated(["seed=1", "optimizer.lr=1", "seed=1", "~data.hflip"])
 
 
-@pytest.mark.parametrize(("uri", "is_server"), [("localhost", False), ("databricks", True)])
+@pytest.mark.parametrize(
+    ("uri", "is_accepted"),
+    [
+        ("localhost", False),
+        ("mlflow.example.com", False),
+        ("databricks", True),
+        ("databricks://work", True),
+        ("file:2026", True),
+        ("mlruns", True),
+        ("./runs.old", True),
+        ("runs.old", True),  # a folder that is there
+        ("C:\\mlruns", True),
+        ("sqlite:///mlflow.db", True),
+    ],
+)
 def test_a_server_of_mlflow_has_a_scheme(
-    uri: str, is_server: bool, monkeypatch: pytest.MonkeyPatch
+    uri: str, is_accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "runs.old").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for said in ("false", "auto"):
-        if is_server or said == "false":
+        if is_accepted or said == "false":
             LoggingConfig(mlflow=said).check()
             continue
         with pytest.raises(ConfigError, match=f"{uri} .* has no scheme; write http://{uri}"):
