@@ -207,9 +207,10 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         validate(data, "data.")
         annotations = read_split(data, "val", self.categories)
         if annotations is None:
-            raise ConfigError(
-                f"data={data.name} has no validation set; give root=FOLDER or annotations=FILE."
-            )
+            remedy = "give root=FOLDER or annotations=FILE"
+            if read_split(data, "test", self.categories, check=False):
+                remedy = "take its test set with split=test"
+            raise ConfigError(f"data={data.name} has no validation set; {remedy}.")
         return annotations
 
     def evaluator_of(

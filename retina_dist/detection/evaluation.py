@@ -136,6 +136,8 @@ def format_table(result: CocoResult, resampled: Resampled) -> str:
     for name, ap in result.per_class.items():
         interval = resampled.interval(f"coco/AP/{name}")
         lines.append(f"  {name:<{width}}  {_number(ap)}   {interval}".rstrip())
+    if any(resampled.interval(name).leaves_out_value for name in resampled.values):
+        lines += ["", "Few images overestimate AP; the intervals lie around the corrected values."]
     return "\n".join(lines)
 
 

@@ -49,6 +49,11 @@ class Interval:
         """Whether the interval holds 0; the two of a difference cannot be told apart then."""
         return not (self.low > 0 or self.high < 0)
 
+    @property
+    def leaves_out_value(self) -> bool:
+        """Whether the value is so biased that the interval does not hold it."""
+        return self.value < self.low or self.value > self.high
+
     def more_images(self, images: int) -> float:
         """How many images beyond these `images` would tell a difference like this one from 0.
 

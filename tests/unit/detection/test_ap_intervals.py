@@ -216,6 +216,10 @@ def test_intervals_are_keyed_by_metric_and_do_not_depend_on_the_order_of_rows() 
     assert first.interval("coco/APl").reason.startswith("too few images")
     heading, line = format_table(result, first).splitlines()[:2]
     assert line[heading.index("95 % interval") :] == str(first.interval("coco/AP"))
+    apart = [name for name in first.values if first.interval(name).leaves_out_value]
+    assert ("corrected values" in format_table(result, first)) == bool(apart)
+    above = replace(first, values={**first.values, "coco/AP": 0.999})
+    assert format_table(result, above).endswith("the intervals lie around the corrected values.")
 
 
 def test_a_worse_detector_is_told_apart() -> None:

@@ -153,6 +153,21 @@ def test_evaluate_judges_on_no_other_split_than_test(tmp_path: Path) -> None:
         evaluation.evaluate(load_config("evaluate", [*given, "split=test"]))
 
 
+def test_a_folder_with_a_test_set_alone_is_evaluated_on_it(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "1.png").write_bytes(make_image())
+    images = [{"id": 1, "file_name": "1.png", "width": 90, "height": 60}]
+    file = tmp_path / "annotations" / "instances_test.json"
+    write_coco(file, images, [(1, 3, [5, 5, 30, 30], 0)], {3: "cat", 8: "dog"})
+    settings = {"data": {"name": "mine", "root": str(tmp_path)}}
+    (tmp_path / "a.pt").write_bytes(sealed({"step": 1, **content(), "config": settings}))
+    given = [f"checkpoint={tmp_path}/a.pt", "num_workers=0", "device=cpu"]
+    with pytest.raises(ConfigError, match="no validation set; take its test set with split=test."):
+        evaluation.evaluate(load_config("evaluate", given))
+    result, _ = evaluation.evaluate(load_config("evaluate", [*given, "split=test"]))
+    assert result.image_ids == [1]
+
+
 def test_a_folder_of_results_names_them(tmp_path: Path) -> None:
     for name in ("analysis", "results"):
         (tmp_path / f"{name}.json").touch()
