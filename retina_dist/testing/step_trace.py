@@ -71,8 +71,7 @@ class StepTracer(Callback):
         self._state = start.train_step.state
         self._rank = f"rank {start.rank}"
         self.began_at = start.step
-        if start.step == self.step - 1:
-            self._attach()
+        self._listen()
 
     def on_step(self, step: int, values: object) -> None:
         kept = self._kept()
@@ -85,15 +84,13 @@ class StepTracer(Callback):
             raise Traced(f"step {step} is traced.")
         digests = [fingerprint_of(value) for _, value in leaves_of(kept)]
         self.states[str(step)] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        if step == self.step - 1:
-            self._attach()
 
     def _kept(self) -> dict[str, object]:
         parts = self._state.replicated()
         return {name: parts[name] for name in ("model", "optimizer", "ema") if name in parts}
 
-    def _attach(self) -> None:
-        """Listen to the next step."""
+    def _listen(self) -> None:
+        """Be called in every step: which step a resume begins at, only the main rank knows yet."""
         train_step = self._train_step
         model = self._state.model
         train_step.timer = _Marks(partial(self._on_gradients, "reduction"), train_step.timer)
@@ -110,6 +107,8 @@ class StepTracer(Callback):
         self._state.optimizer.register_step_post_hook(self._on_updated)
 
     def _on_batch(self, net: nn.Module, inputs: tuple[object, ...]) -> None:
+        if self._state.step < self.step - 1:
+            return
         if self._micro_batch < 0:
             self._record("start", self._rank, self._kept())
         self._micro_batch += 1
@@ -145,6 +144,8 @@ class StepTracer(Callback):
         return f"{self._rank}, micro-batch {self._micro_batch}"
 
     def _record(self, stage: str, place: str, tree: object, name: str = "") -> None:
+        if self._state.step < self.step - 1:
+            return
         digests = self.stages[stage].setdefault(place, {})
         for leaf, value in leaves_of(tree, name):
             key = leaf

@@ -44,12 +44,16 @@ NAMES = {
 }
 
 
-def traced(strategy: Any, step: int = STEP, **changes: Any) -> StepTracer:
+def traced(strategy: Any, step: int = STEP, start: Any = None, **changes: Any) -> StepTracer:
     loop = loop_of(strategy, **changes)
+    if start:
+        loop.state.load_state_dict(start)
     tracer = StepTracer(step)
     loop.callbacks = tracer
     place = (strategy.rank, strategy.world_size)
-    tracer.on_start(TrainingStart(loop.state.model, Path(), 0, 7, *place, loop.train_step))
+    tracer.on_start(
+        TrainingStart(loop.state.model, Path(), loop.state.step, 7, *place, loop.train_step)
+    )
     with pytest.raises(Traced):
         loop.fit()
     return tracer
@@ -112,6 +116,26 @@ def test_the_rank_of_a_fault_is_named() -> None:
     found = first_difference(sound.stages, faulty.stages)
     assert found is not None
     assert (found.stage, found.place, found.name) == ("forward", "virtual rank 2", "last")
+
+
+def test_every_rank_is_traced_in_a_resume_which_the_main_rank_alone_has_loaded() -> None:
+    """The others learn of it after the callbacks' start."""
+    loop = loop_of(SingleDeviceStrategy("cpu"))
+    for micro_batches in loop.data.train_steps(0, STEP - 1):
+        loop.train_step(micro_batches)
+        loop.state.step += 1
+    saved = loop.state.state_dict()
+
+    def resumed(strategy: Any) -> StepTracer:
+        return traced(strategy, start=saved if strategy.is_main else None)
+
+    one = alone()
+    for tracer in on_ranks(2, resumed):
+        assert tracer.stages.keys() == one.stages.keys()
+        assert len(tracer.stages["forward"]) == 4
+        assert len(tracer.stages["start"]) == len(tracer.stages["reduction"]) == 2
+        assert tracer.states == {}
+        assert first_difference(one.stages, tracer.stages) is None
 
 
 class OtherData(Data):
