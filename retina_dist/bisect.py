@@ -171,8 +171,9 @@ def print_differences(of_what: str, a: Mapping[str, str], b: Mapping[str, str]) 
     """Print the values of two runs by name where they differ."""
     found = []
     for name in {**a, **b}:
-        if a.get(name) != b.get(name):
-            found.append(f"{name}: {a.get(name)} and {b.get(name)}")
+        values = (a.get(name, "null"), b.get(name, "null"))  # of a section that one lacks
+        if values[0] != values[1]:
+            found.append(f"{name}: {values[0]} and {values[1]}")
     if found:
         print(f"{of_what} that differ: {truncate(found, SHOWN)}")
 

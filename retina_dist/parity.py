@@ -250,7 +250,7 @@ def _print_bits(columns: dict[str, Digests]) -> bool:
 
 def cases_of(config: ParityConfig) -> list[Case]:
     """All cases; those of norms only if the model has the setting `norm`."""
-    if hasattr(config.model, "norm"):
+    if config.model.has_norm():
         return list(CASES)
     return [case for case in CASES if case.norm == Case.norm]
 
@@ -258,7 +258,7 @@ def cases_of(config: ParityConfig) -> list[Case]:
 def _settings(case: Case, config: ParityConfig) -> ParityConfig:
     batch_size = max(case.accumulate * max(config.processes), config.data.batch_size)
     model = config.model
-    if hasattr(model, "norm"):
+    if model.has_norm():
         model = replace(model, norm=case.norm)
     trainer = replace(
         config.trainer,

@@ -125,6 +125,11 @@ class _ModelDefaults(KnownArguments):
 class ModelSettings(_ModelDefaults):
     """Base of all model settings; empty."""
 
+    @classmethod
+    def has_norm(cls) -> bool:
+        """Whether `norm` is one of its settings."""
+        return "norm" in [each.name for each in fields(cls)]
+
 
 @dataclass
 class AugmentationConfig(Entry):

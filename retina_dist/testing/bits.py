@@ -38,7 +38,7 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
     schedule = replace(config.schedule, warmup=f"{steps // 2}steps")
     config = replace(config, trainer=trainer, schedule=schedule)
     found: Digests = {}
-    norms = [{"norm": norm} for norm in NORMS] if hasattr(config.model, "norm") else [{}]
+    norms = [{"norm": norm} for norm in NORMS] if config.model.has_norm() else [{}]
     for changes in norms:
         norm = changes.get("norm", "")
         model = replace(config.model, **changes)
