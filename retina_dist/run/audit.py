@@ -292,7 +292,7 @@ def _equal_digits(
     digits = []
     for step, values in again:
         if LOSS in values and step in expected:
-            apart = abs(values[LOSS] - expected[step]) / abs(expected[step])
+            apart = abs(values[LOSS] - expected[step]) / max(abs(expected[step]), 1e-16)
             digits.append(-math.log10(max(apart, 1e-16)))
     if not digits:
         return f"no {LOSS} was logged"

@@ -94,6 +94,8 @@ def test_in_another_layout_the_digits_that_agree_are_counted() -> None:
     again = [(1, {"train/loss": 2.0}), (2, {"train/loss": 1.001}), (4, {"train/loss": 9.0})]
     assert _equal_digits(run, again) == "train/loss agrees to 3.0 digits at 2 steps"
     assert _equal_digits(run[2:], again) == "no train/loss was logged"
+    zero = [(1, {"train/loss": 0.0})]
+    assert _equal_digits(zero, zero) == "train/loss agrees to 16.0 digits at 1 step"
 
 
 def test_a_page_of_another_layout_does_not_claim_equality(honest: Case) -> None:
