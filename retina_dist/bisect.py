@@ -6,7 +6,7 @@
     python -m retina_dist.bisect a=runs/a b=runs/b --config-dir my_conf task=mine
 
 Both runs need digest.csv (`logging.digest=true`), whose chains are halved to find the first step
-that differs. Each run then repeats this step in a temporary folder, in processes of its own: from
+that differs. This step of each run is then repeated in new processes and a temporary folder: from
 its nearest checkpoint before the step, with its settings, number of processes and threads. Digests
 of all that the step computes are compared in the order in which it happens: ids, pixels and targets
 of each micro-batch, outputs of the modules, losses, gradients before and after the reduction and
@@ -171,9 +171,10 @@ def print_differences(of_what: str, a: Mapping[str, str], b: Mapping[str, str]) 
     """Print the values of two runs by name where they differ."""
     found = []
     for name in {**a, **b}:
-        values = (a.get(name, "null"), b.get(name, "null"))  # of a section that one lacks
-        if values[0] != values[1]:
-            found.append(f"{name}: {values[0]} and {values[1]}")
+        mine = a.get(name, "null")  # one may lack a whole section
+        other = b.get(name, "null")
+        if mine != other:
+            found.append(f"{name}: {mine} and {other}")
     if found:
         print(f"{of_what} that differ: {truncate(found, SHOWN)}")
 

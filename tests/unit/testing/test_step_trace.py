@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.bisect import Trace, differing_step, layout_of, locate, start_at
+from retina_dist.bisect import (
+    Trace,
+    differing_step,
+    layout_of,
+    locate,
+    print_differences,
+    start_at,
+)
 from retina_dist.reporting.run_files import Start
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command
@@ -232,6 +239,13 @@ def test_a_layout_is_read_from_the_start_that_took_the_step(tmp_path: Path) -> N
     assert [start_at(tmp_path, step).job for step in (1, 6, 7)] == [jobs[0], jobs[0], jobs[1]]
     assert str(layout_of(Start(job=jobs[0]))) == "1 process by python, 2 threads each"
     assert str(layout_of(Start(job=jobs[1]))) == "2 processes by torchrun, 3 threads each"
+
+
+def test_a_section_that_one_run_lacks_differs_by_its_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_differences("settings", {"data.shapes": "null"}, {"data.shapes.num_train": "24"})
+    assert capsys.readouterr().out == "settings that differ: data.shapes.num_train: null and 24\n"
 
 
 def test_another_interpreter_runs_the_module() -> None:
