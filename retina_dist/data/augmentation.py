@@ -104,7 +104,7 @@ class KeyedAugmentation:
             raise ConfigError(
                 f"augmentation={self.name} gives another result with the same seeds; draw from the "
                 "global generators of torch, NumPy or Python, which are seeded for each image, "
-                "instead of one of its own, and keep no state between calls."
+                "not from another generator, and keep no state between calls."
             )
 
     def _pixels(self, image: object) -> Tensor:

@@ -244,7 +244,8 @@ def misread_boxes(part: Annotations, objects: GroundTruth) -> tuple[str, str] | 
 def suspected_boxes(part: Annotations) -> list[str]:
     """A warning of the form in which many boxes that leave their image would fit.
 
-    A training goes on, as no setting vouches for these forms. None where `misread_boxes` judges.
+    It is no error, since no setting says that the boxes are right. Empty where `misread_boxes`
+    finds a fault.
     """
     objects = part.truth.of_objects(~part.truth.crowd)
     found = _misfits(part, objects)

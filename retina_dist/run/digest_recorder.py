@@ -33,8 +33,8 @@ from retina_dist.tracking.digest import COLUMNS, FILE, START, DigestRow, read_di
 logger = logging.getLogger(__name__)
 
 HEAD = "digest"  # the chain's head in a checkpoint and in result.json
-LANES = 4096  # 64-bit integers of a block, each with a key of its own
-BLOCKS = 16  # at a time, which stay in a core's cache
+LANES = 4096  # 64-bit integers of a block; each position has another key
+BLOCKS = 16  # summed at a time, so that they stay in a core's cache
 # Settings of a place, a layout or a page: no number of a training depends on them.
 LEFT_OUT = (
     "data.num_workers",

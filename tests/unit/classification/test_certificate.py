@@ -97,7 +97,7 @@ def test_a_fault_that_makes_no_difference_is_not_caught(
 def test_a_bad_image_is_left_out_as_the_checkpoint_says(
     run: Path, drawn: Path, tmp_path: Path
 ) -> None:
-    """Without the first image, each answer is still judged by the label of its own."""
+    """Without the first image, each answer is still compared with its own image's label."""
     shutil.copytree(drawn, tmp_path / "data")
     content = torch.load(run / "a.pt", weights_only=False)
     content["config"]["data"] |= {"bad_images": "skip", "root": str(tmp_path / "data")}
