@@ -72,7 +72,7 @@ class DDPStrategy(DistributedStrategy):
     `timeout_s` ends the process. `deterministic` keeps the buckets of the first step, which torch
     would rearrange after it: a sum over three or more ranks then has the same order in a run that
     was resumed. Raises ConfigError on entering when the processes cannot find each other or two
-    have one GPU.
+    have one GPU, which only Gloo can share.
     """
 
     settings = DDPSettings
@@ -83,7 +83,9 @@ class DDPStrategy(DistributedStrategy):
         self.compression = settings.compression
         self.bucket_mb = settings.bucket_mb
         self.device = resolve_device(settings.device, launch)
-        self.backend = f"DDP over {'NCCL' if self.device.type == 'cuda' else 'Gloo'}"
+        self.gloo_only = settings.process_group_backend == "gloo"
+        self.nccl = self.device.type == "cuda" and not self.gloo_only
+        self.backend = f"DDP over {'NCCL' if self.nccl else 'Gloo'}"
         # compressed: each bucket's own gradients, and all ranks' sum
         self._sent: list[tuple[Tensor, Tensor]] = []
 
@@ -95,7 +97,7 @@ class DDPStrategy(DistributedStrategy):
 
     def __enter__(self) -> "DDPStrategy":
         transport = "gloo"
-        if self.device.type == "cuda":
+        if self.nccl:
             transport = "cpu:gloo,cuda:nccl"
             _record_collectives()
         if dist.is_initialized():
@@ -107,7 +109,7 @@ class DDPStrategy(DistributedStrategy):
             # before NCCL starts, which would only say "invalid usage" of a GPU that two processes
             # have
             devices = store.multi_get([f"device{rank}" for rank in range(self.world_size)])
-            check_devices(list(map(bytes.decode, devices)))
+            check_devices(list(map(bytes.decode, devices)), shared=self.gloo_only)
             # no device_id: NCCL then connects at the first collective on GPUs, after all that needs
             # no network between them
             dist.init_process_group(

@@ -143,16 +143,16 @@ def device_identity(device: torch.device) -> str:
     return f"{name} on {socket.gethostname()}"
 
 
-def check_devices(identities: Sequence[str]) -> None:
-    """Raise ConfigError if two of the ranks' `identities`, in order, are one GPU, or some are a GPU
-    and others a CPU.
+def check_devices(identities: Sequence[str], shared: bool = False) -> None:
+    """Raise ConfigError if two of the ranks' `identities`, in order, are one GPU that cannot be
+    `shared`, or some are a GPU and others a CPU.
     """
     ranks = defaultdict(list)
     for rank, identity in enumerate(identities):
         ranks[identity].append(rank)
     on_cpu = [identity for identity in ranks if identity.startswith("cpu ")]
     for identity in ranks:
-        if len(ranks[identity]) > 1 and identity not in on_cpu:
+        if len(ranks[identity]) > 1 and identity not in on_cpu and not shared:
             sharing = f"{format_ranks(ranks[identity])} all have the GPU {identity}"
             raise ConfigError(
                 f"{sharing}; start at most one process for each GPU of a host.", collective=True

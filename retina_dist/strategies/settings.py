@@ -45,6 +45,11 @@ class DDPSettings(StrategySettings):
     bucket_mb: float = setting(
         25.0, "ddp: MiB of gradients in one all-reduce", above=0, at_most=10**6
     )
+    process_group_backend: str = setting(
+        "auto",
+        "ddp: auto (NCCL between GPUs, Gloo between CPUs) | gloo (slow; processes can share a GPU)",
+        choices=("auto", "gloo"),
+    )
 
 
 @dataclass

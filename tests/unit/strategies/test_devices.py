@@ -141,6 +141,7 @@ def test_one_gpu_for_each_rank_or_none_for_all() -> None:
     ) as caught:
         check_devices(["GPU-1 on a", "GPU-2 on a", "GPU-1 on a"])
     assert caught.value.collective
+    check_devices(["GPU-1 on a", "GPU-2 on a", "GPU-1 on a"], shared=True)
     with pytest.raises(
         ConfigError, match="^rank 1 works on the cpu on b, others on a GPU; give strategy"
     ) as caught:
