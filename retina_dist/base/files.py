@@ -344,6 +344,17 @@ def names_in(folder: PathOrUrl) -> list[str]:
         ) from error
 
 
+def run_in(folder: PathOrUrl, otherwise: str) -> str:
+    """The remedy for a folder that is no run: the last run in it with a checkpoint, or
+    `otherwise`.
+    """
+    files = [] if isinstance(folder, Url) else sorted(folder.glob("*/checkpoints/*.pt"))
+    if files:
+        newest = max(files, key=os.path.getmtime)
+        return f"give a run in it, such as {newest.parents[1]}"
+    return otherwise
+
+
 def check_folder(root: str) -> None:
     """Raise ConfigError where `root`, a command's setting of this name, is not a folder."""
     if not parse_path(root).is_dir():

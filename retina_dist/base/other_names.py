@@ -6,7 +6,8 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 # Of a setting or group, by its last part: our value, and what Lightning, torchvision, ultralytics,
-# Detectron2, timm, Albumentations and others write for it, in lower case, with hyphens.
+# Detectron2, timm, Albumentations and others write for it, in lower case, with hyphens. Where none
+# of our values is meant, a clause says what to do.
 _TABLE = """
 precision fp32: 32 32-true 32-full float32 float fp-32 single full
 precision fp16: 16 16-mixed 16-true float16 half fp16-mixed mixed-float16 amp mixed
@@ -24,11 +25,16 @@ format voc: pascal pascal-voc pascalvoc xml
 format yolo: ultralytics darknet txt yolov5 yolov8 yolo11
 format coco: json coco-json cocojson
 format huggingface: hf imagefolder datasets
+format auto: roboflow detection mixed folder
+format leave it out, and the error names what converts it: tfrecord kitti labelbox widerface \
+wider-face fiftyone datumaro supervisely
+format convert it to COCO json: lmdb parquet pickle mat hdf5
 format openimages: oid open-images
 format csv: tsv pandas keras-retinanet
 box_format xyxy: corners ltrb x1y1x2y2 voc pascal-voc
 box_format xywh: ltwh coco
-box_format none: cxcywh yolo
+box_format leave it out for YOLO, and write other boxes in pixels as xywh or xyxy: cxcywh yolo \
+center xyxyn xywhn cxcywhn normalized relative albumentations
 box_loss giou: iou diou ciou iouloss giouloss
 box_loss smooth_l1: smoothl1 smoothl1loss huber
 box_loss l1: l1loss mae
@@ -61,14 +67,15 @@ command serve: deploy server api
 _MEANT: dict[tuple[str, str], str] = {}
 for _line in _TABLE.strip().splitlines():
     _ours, _words = _line.split(": ")
-    _name, _value = _ours.split()
+    _name, _value = _ours.split(maxsplit=1)
     _MEANT |= {(_name, _word): _value for _word in _words.split()}
 
 
 def value_meant(
     key: str, value: object, options: Collection[object], cutoff: float = 0.6
 ) -> object:
-    """The one of `options` that other tools call `value`, or that is spelt like it; else "".
+    """The one of `options` that other tools call `value`, or that is spelt like it, or a clause
+    that says what to do; else "".
 
     >>> value_meant("trainer.precision", "16-mixed", ["fp32", "fp16"])
     'fp16'
@@ -77,6 +84,8 @@ def value_meant(
     word = str(value).lower()
     by_spelling = {str(option).lower(): option for option in options}
     meant = _MEANT.get((name, word.replace("_", "-")), "")
+    if " " in meant:
+        return meant
     for near in [meant, *get_close_matches(word, by_spelling, 1, cutoff)]:
         if near in by_spelling:
             return by_spelling[near]

@@ -92,6 +92,8 @@ class Limits:
         if options and value not in options:
             sentence = f"{key}={as_text(value)} is not one of {', '.join(map(as_text, options))}"
             meant = value_meant(key, value, options)
+            if " " in str(meant):
+                return f"{sentence}; {meant}."
             if meant:
                 return f"{sentence}; did you mean {meant}?"
             return f"{sentence}; give one of them."

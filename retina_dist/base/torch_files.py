@@ -13,7 +13,7 @@ import torch
 
 from retina_dist import __version__
 from retina_dist.base.errors import CheckpointError, describe_error
-from retina_dist.base.files import PathOrUrl, read_bytes
+from retina_dist.base.files import PathOrUrl, Url, read_bytes, run_in
 from retina_dist.base.text import escape
 
 # A checkpoint of ours ends with this and the SHA-256 of all that is before it.
@@ -67,7 +67,9 @@ def _read_checkpoint(source: PathOrUrl) -> bytes:
         place = str(source)
         if isinstance(error, IsADirectoryError):
             place = f"in {source}"
-        remedy = "give a run folder, or its .pt file"
+        remedy = run_in(source, "give a run folder, or its .pt file")
+        if isinstance(source, Url):
+            remedy = f"give the URL of a file, such as {source.parent}/model.safetensors"
         in_run = source.parent / "checkpoints" / source.name
         if isinstance(in_run, Path) and in_run.is_file():
             remedy = f"write {in_run}"

@@ -57,7 +57,7 @@ checkpoint: evaluate, predict, serve and export take a checkpoint; train takes r
 the doctor checks data
 multi_run sweep: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
-run run_folder: checkpoint | resume
+run run_folder: checkpoint | a | resume
 image: input
 input: root | data.root | images
 seed_everything: seed
@@ -285,7 +285,7 @@ concurrency max_workers: max_queue | data.num_workers
 folder: input | images | data.root | root | run
 results: run | results
 run_dir: run | output_dir
-other_run baseline compare_to second: other
+other other_run baseline compare_to second: other | b
 title open theme: leave it out
 source src in: input | root | leave it out
 target: output | leave it out
@@ -352,11 +352,17 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
     return ""
 
 
-def unknown_key(command: str, key: str, known: Collection[str], value: object = None) -> str:
+def unknown_key(
+    command: str,
+    key: str,
+    known: Collection[str],
+    value: object = None,
+    others: Sequence[str] = (),
+) -> str:
     """Message for an unknown key of `python -m retina_dist.COMMAND`, with the closest known one.
 
     First what other tools call it, then one of its section by spelling, its name in another
-    section, and a similar spelling.
+    section, and a similar spelling. `others` are the commands that have the key.
     """
     if key.endswith("_target_"):
         return (
@@ -367,6 +373,8 @@ def unknown_key(command: str, key: str, known: Collection[str], value: object = 
         return f"{key} is not a setting; the experiment's first line must be # @package _global_."
     near = _nearest(key, known, value)
     hint = f"leave it out, or see the keys with {command} --help."
+    if others:
+        hint = f"it is one of {' and '.join(others)}: leave it out."
     if near:
         hint = f"did you mean {' or '.join(near)}?"
         if " " in near[0]:
@@ -487,9 +495,9 @@ def in_settings_of(command: type, remedy: str) -> str:
     """
     own = "|".join(settings_by_key(command))
     remedy = re.sub(rf"\b(?:data|strategy)\.(?:train_|val_)?(?=(?:{own})=)", "", remedy)
+    remedy = re.sub(r"; give (?=(?:experiment|task)=)", "; train one with ", remedy)
     return re.sub(
-        r"; give (?:experiment|task)=.*(?=\.$)|"
-        r",? or [^;,=]*\b(?:data|model)(?:\.\w+)?=(?:\[\S*\]|[^\s;,]+?)(?=[;,.]?(?:\s|$))",
+        r",? or (?!task=)[^;,=]*\b(?:data|model)(?:\.\w+)?=(?:\[\S*\]|[^\s;,]+?)(?=[;,.]?(?:\s|$))",
         "",
         remedy,
     )

@@ -116,6 +116,16 @@ def schema_of(name: str) -> type:
     return SCHEMAS[name]
 
 
+def commands_with(key: str) -> list[str]:
+    """The commands that have a setting, as they are started."""
+    commands = []
+    for file in sorted(config_dir().glob("*.yaml")):
+        schema, sections = section_types(schema_of(file.stem), {})
+        if key in settings_by_key(schema, sections=sections):
+            commands.append(command_of(file.stem))
+    return commands
+
+
 def register(name: str, overrides: Iterable[str], content: Content | None = None) -> None:
     """Register NAME_schema with Hydra: `content` or empty sections, and the overrides' keys."""
     load_plugins()
@@ -288,7 +298,8 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Dataclas
             if not reason and key not in given:
                 recipe = _values(overrides).get("experiment", "")
                 reason = _of_another_task(key, content, recipe)
-            raise ConfigError(reason or unknown_key(command_of(name), key, known, value))
+            others = commands_with(key)
+            raise ConfigError(reason or unknown_key(command_of(name), key, known, value, others))
     _check_read(known, content, overrides)
     config: DataclassInstance = make(schema, content, sections=sections)
     for attribute, value in named_again.items():

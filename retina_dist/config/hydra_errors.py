@@ -22,6 +22,11 @@ TORCHVISIONS = re.compile(
 )
 # What is chosen by a setting, not by an entry of the group.
 SETTINGS_OF_GROUPS = {
+    "data": (
+        "give data.root=FOLDER, whose format is recognised, or for a folder of images a class "
+        "task=classification data=folders data.root=FOLDER; there"
+    ),
+    "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",
     "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
 }
 # What to do about a fault in a file, by what PyYAML says of it.

@@ -18,7 +18,7 @@ from torchvision import models
 from torchvision.models import WeightsEnum, get_model_weights, get_weight
 
 from retina_dist.base.errors import CheckpointError, ConfigError
-from retina_dist.base.files import PathOrUrl, Url, parse_path
+from retina_dist.base.files import PathOrUrl, Url, parse_path, run_in
 from retina_dist.base.torch_files import load_torch
 
 EXAMPLES = "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1"
@@ -45,9 +45,8 @@ def find_weights(source: str) -> PathOrUrl | WeightsEnum:
     if isinstance(where, Url) or where.is_file():
         return where
     if not is_torchvision_name(source):
-        raise CheckpointError(
-            f"{source} is neither a file nor a URL; give one, or a name such as {EXAMPLES}."
-        )
+        remedy = run_in(where, f"give one, or a name such as {EXAMPLES}")
+        raise CheckpointError(f"{source} is neither a file nor a URL; {remedy}.")
     return published(source)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from retina_dist.base.errors import DataError, first_line
-from retina_dist.base.files import open_regular, read_bytes
+from retina_dist.base.files import open_regular, read_bytes, run_in
 from retina_dist.base.settings import flattened
 from retina_dist.base.text import name_of_run
 from retina_dist.base.yaml_files import load_yaml
@@ -305,7 +305,8 @@ class RunFiles:
 
     def __init__(self, folder: Path, source: Path | None = None) -> None:
         if not any((folder / name).is_file() for name in FILES):
-            raise DataError(f"{folder} has none of {', '.join(FILES)}; give the folder of a run.")
+            remedy = run_in(folder, "give the folder of a run")
+            raise DataError(f"{folder} has none of {', '.join(FILES)}; {remedy}.")
 
         self.folder = folder
         self.source = source or folder

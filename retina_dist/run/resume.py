@@ -14,7 +14,7 @@ from pathlib import Path
 from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import CheckpointError, ConfigError, UserError, describe_error
-from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path
+from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path, run_in
 from retina_dist.base.redaction import redacted
 from retina_dist.base.registry import as_dict
 from retina_dist.base.settings import flattened
@@ -33,7 +33,7 @@ from retina_dist.strategies.base import DistributedStrategy
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-NO_CHECKPOINT = "there is no checkpoint {}; resume takes a run folder, a .pt file, a URL or auto."
+RESUMABLE = "resume takes a run folder, a .pt file, a URL or auto"
 
 # Settings that decide which image comes at which step: a resumed run cannot change them, nor those
 # that its task locks.
@@ -283,6 +283,11 @@ def _lock(
         owner.lock(folder / CHECKPOINTS, "output_dir", is_restart=is_restart)
 
 
+def _no_checkpoint(source: PathOrUrl) -> CheckpointError:
+    """The error of a `source` of a resume that is or has no checkpoint."""
+    return CheckpointError(f"there is no checkpoint {source}; {run_in(source, RESUMABLE)}.")
+
+
 def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     """Raise CheckpointError, before the data is read, where `source` is or has no checkpoint.
 
@@ -293,7 +298,7 @@ def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     if source.is_file() or source.suffix == ".pt":
         load_checkpoint(source)
     elif not _has_checkpoints(source / CHECKPOINTS) and not _has_checkpoints(source):
-        raise CheckpointError(NO_CHECKPOINT.format(source))
+        raise _no_checkpoint(source)
 
 
 def _named_checkpoint(source: PathOrUrl, elsewhere: PathOrUrl | None) -> Found:
@@ -308,7 +313,7 @@ def _named_checkpoint(source: PathOrUrl, elsewhere: PathOrUrl | None) -> Found:
     if newest is None and elsewhere and run_folder_of(source):
         newest = load_latest(elsewhere)
     if newest is None:
-        raise CheckpointError(NO_CHECKPOINT.format(source))
+        raise _no_checkpoint(source)
     return newest
 
 

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
+from retina_dist.base.files import run_in
 
 FILE = "digest.csv"
 START = "start"
@@ -77,9 +78,8 @@ def read_digests(folder: Path, *, check: bool = True) -> list[DigestRow]:
         for step, *cells in lines:
             rows.append(DigestRow(int(step), *cells))
     except FileNotFoundError as error:
-        raise DataError(
-            f"{folder} has no {FILE}; train with logging.digest=true to have one."
-        ) from error
+        remedy = run_in(folder, "train with logging.digest=true to have one")
+        raise DataError(f"{folder} has no {FILE}; {remedy}.") from error
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read ({error}); restore the file.") from error
     chain = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import retina_dist
 from retina_dist import convert, predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
-from retina_dist.base.errors import CheckpointError, ConfigError, DataError
+from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.classifier import TrainedClassifier
@@ -33,7 +34,9 @@ from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split, read_splits
+from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.evaluate import EvaluateConfig
+from retina_dist.model.weights import read_state
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import tell_apart
@@ -41,6 +44,7 @@ from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
 from retina_dist.tracking.callbacks import Callback
+from retina_dist.tracking.digest import read_digests
 from retina_dist.tracking.settings import LoggingConfig
 
 REMEDIES = {
@@ -79,7 +83,13 @@ REMEDIES = {
     "trainer.precision=32": "bf16, fp16, auto; did you mean fp32?",
     "trainer.precision=16-mixed": "did you mean fp16?",
     "trainer.precision=bf16-mixed": "did you mean bf16?",
-    "data.box_format=cxcywh": "xyxy, xywh_shares; give one of them.",
+    "data.box_format=cxcywh": "leave it out for YOLO, and write other boxes in pixels as xywh or",
+    "data.format=kitti": "leave it out, and the error names what converts it.",
+    "data.format=roboflow": "did you mean auto?",
+    "trainer.precision=fp8": "tf32, bf16, fp16, auto; give one of them.",
+    "data=voc2007": "give data.root=FOLDER, whose format is recognised, or for a folder of images",
+    "augmentation=mosaic": "see data.hflip, data.photometric and data.scale_jitter; there are",
+    "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
     "time=2": "trainer.max_duration counts epochs, steps or images, not hours.",
     "data.format=pascal_voc": "did you mean voc?",
     "optimizer=AdamW": "did you mean adamw? There are",
@@ -126,6 +136,8 @@ OF_OTHER_COMMANDS = {
         "experiment=finetune is for task=detection, but the task is classification; leave "
         "task=classification out, or give experiment=finetune_classifier."
     ),
+    ("bisect", "run=runs/a", "other=runs/b"): "did you mean a?",
+    ("doctor", "tile=640"): "retina_dist.evaluate and python -m retina_dist.predict and",
     ("convert", "input=mine", "output=a.json"): "did you mean root?",
     ("predict", "checkpoint=a.pt", "folder=mine"): "did you mean input?",
     ("predict", "checkpoint=a.pt", "input=a", "labels=false"): "pictures have them; leave it out.",
@@ -403,14 +415,17 @@ def test_a_command_on_a_checkpoint_names_no_setting_of_a_training(tmp_path: Path
     assert "model.weights" not in in_settings_of(EvaluateConfig, str(caught.value))
 
 
-def test_a_command_on_a_detector_refuses_class_folders_without_a_recipe(tmp_path: Path) -> None:
+def test_a_command_on_a_detector_names_the_training_for_class_folders(tmp_path: Path) -> None:
     folder = tmp_path / "train" / "cat"
     folder.mkdir(parents=True)
     (folder / "a.jpg").touch()
     with pytest.raises(DataError) as caught:
         recognise(Tree(tmp_path))
     for command in (EvaluateConfig, ConvertConfig):
-        assert in_settings_of(command, str(caught.value)).endswith("for a classifier.")
+        assert in_settings_of(command, str(caught.value)).endswith(
+            "for a classifier; train one with experiment=finetune_classifier, "
+            "or task=classification data=folders."
+        )
 
 
 def test_convert_names_its_own_settings(
@@ -571,6 +586,34 @@ def test_a_video_is_answered_with_its_frames(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").touch()
     with pytest.raises(DataError, match=r"is a video; write its frames into a folder"):
         find_images(str(tmp_path / "a.mp4"))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        load_checkpoint,
+        lambda folder: read_state(str(folder)),
+        RunFiles,
+        read_digests,
+        lambda folder: check_resume(folder, None),
+    ],
+)
+def test_a_folder_of_runs_names_the_newest_with_a_checkpoint(
+    read: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    for seconds, name in enumerate(["new", "old"]):
+        file = tmp_path / name / "checkpoints" / "last.pt"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (1000 - seconds, 1000 - seconds))
+    (tmp_path / "stopped" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"; give a run in it, such as {tmp_path}/new."):
+        read(tmp_path)
+
+
+def test_a_url_of_weights_is_one_of_a_file() -> None:
+    with pytest.raises(CheckpointError, match=r"such as memory://me/model\.safetensors"):
+        read_state("memory://me/absent")
 
 
 def test_a_report_of_one_run_reads_no_annotations(
