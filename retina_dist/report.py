@@ -24,6 +24,7 @@ from retina_dist.reporting.page import page_if_possible
 from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import (
     conclude,
+    describe_equality,
     table_of,
     tell_apart,
     write_comparison,
@@ -78,7 +79,10 @@ def compare(run: Path, other: Path, annotations: str | None, output: Path | None
         first = _evaluated(run, annotations, Path(folder) / "first")
         second = _evaluated(other, annotations, Path(folder) / "second")
         tell_apart(first, second)
-        print(table_of(first, second), conclude(first, second), sep="\n\n", end="\n\n")
+        said = describe_equality(first, second)
+        if not said:
+            said = f"{table_of(first, second)}\n\n{conclude(first, second)}"
+        print(said, end="\n\n")
         print(page_if_possible(partial(write_comparison, first, second, output)))
 
 

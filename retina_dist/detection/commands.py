@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import is_packed, write_json, write_text
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.detection import evaluation
 from retina_dist.detection.batch import Detections
@@ -106,7 +106,21 @@ def predict(config: PredictConfig) -> Path:
             plan.folder / name, make(_named_below(config, predicted, files), detector.class_names)
         )
         written += f" and {name}"
-    print(f"{pluralize(len(outputs), 'image')} and {written} in {plan.folder}")
+    num_images = pluralize(len(outputs), "image")
+    names = []
+    unsure = []
+    for file, output in outputs.values():
+        scores = output["scores"].tolist()
+        if max(scores, default=0) < shown_from:
+            names.append(file.name)
+            unsure += scores
+    if names:
+        highest = f" (the highest score is {max(unsure):.2f})" if unsure else ""
+        print(
+            f"nothing in {len(names)} of {num_images} at score_threshold={shown_from}{highest}: "
+            f"{truncate(names)}"
+        )
+    print(f"{num_images} and {written} in {plan.folder}")
     return plan.folder
 
 
@@ -120,12 +134,8 @@ def _picture_of(
     labels = output["labels"][kept]
     picture = draw_boxes(pixels, output["boxes"][kept], labels, names, scores[kept])
 
-    words = ", ".join(
-        f"{count} {names[label]}" for label, count in sorted(Counter(labels.tolist()).items())
-    )
-    if not words:
-        best = f"the highest score is {scores.max():.2f}" if len(kept) else "there is no candidate"
-        words = f"nothing at score_threshold={threshold}; {best}"
+    counts = sorted(Counter(labels.tolist()).items())
+    words = ", ".join(f"{count} {names[label]}" for label, count in counts)
     return to_pil_image(picture), words
 
 

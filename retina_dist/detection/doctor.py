@@ -86,6 +86,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     if isinstance(config.model, ModelConfig):  # a model from outside may have no anchors
         coverage = coverage_of(splits["train"], data, config.model)
         findings += anchor_findings(coverage, splits["train"], data, config.model)
+        facts += describe_good_fit(coverage)
         details["anchor_coverage"] = {
             "boxes": len(coverage.best_iou),
             "unreached": coverage.unreached,
@@ -142,6 +143,14 @@ def split_findings(part: Annotations, split: str, images: str) -> list[Finding]:
             )
         )
     return findings
+
+
+def describe_good_fit(coverage: Coverage) -> Iterator[str]:
+    """A line where nearly all boxes have an anchor; others are a finding."""
+    count = len(coverage.best_iou)
+    if count and coverage.unreached <= WORTH_SAYING:
+        fit = f"{1 - coverage.unreached:.1%} of {pluralize(count, 'training box')}"
+        yield f"anchors fit {fit} (IoU from {coverage.threshold} on)"
 
 
 def anchor_findings(

@@ -232,9 +232,12 @@ class Plan:
             start = self.lr * schedule.warmup_factor
             shape += f", warm-up over {pluralize(schedule.warmup, 'step')} from {start:g}"
         images = pluralize(self.batch_size, "image")
-        processes = pluralize(self.world_size, "process")
-        share = " or ".join(map(str, self.micro_batches))
-        micro_batches = "virtual ranks" if self.virtual_ranks else "accumulated"
+        factors = [pluralize(self.world_size, "process")]
+        if self.virtual_ranks:
+            factors.append(pluralize(self.accumulate, "virtual rank"))
+        elif self.accumulate > 1:
+            factors.append(f"{self.accumulate} accumulated")
+        factors.append(" or ".join(map(str, self.micro_batches)))
         epoch = (
             f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
         )
@@ -245,7 +248,7 @@ class Plan:
         if self.validate_every:
             validate = f"every {pluralize(self.validate_every, 'step')}"
         rows = {
-            "batch": f"{images} a step = {processes} x {self.accumulate} {micro_batches} x {share}",
+            "batch": f"{images} a step = {' x '.join(factors)}",
             "epoch": epoch,
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",

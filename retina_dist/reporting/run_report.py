@@ -152,6 +152,19 @@ def table_of(first: RunFiles, second: RunFiles) -> str:
     return "\n".join(lines)
 
 
+def describe_equality(first: RunFiles, second: RunFiles) -> str:
+    """A sentence, where two results do not differ at all; else ""."""
+    both = f"{first.name} and {second.name}"
+    if first.result.digest and first.result.digest == second.result.digest:
+        return f"{both} have the same bits, in each row of digest.csv."
+    before = Resampled.load(first.folder)
+    after = Resampled.load(second.folder)
+    if before and after and before.to_bytes() == after.to_bytes():
+        images = pluralize((second.analysis or Analysis()).images or "all", "image")
+        return f"{both}: no difference in {images}, in any metric and any part of them."
+    return ""
+
+
 def conclude(first: RunFiles, second: RunFiles) -> str:
     """Which of two results is better by its first metric, or how many more images would tell."""
     apart = paired_differences(first, second)

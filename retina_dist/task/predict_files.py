@@ -28,7 +28,7 @@ RESULTS = (
     "annotations.xml",
 )
 
-# The picture of an image [3, h, w] and its output, and a few words on it.
+# The picture of an image [3, h, w] and its output, and a few words on it; "" prints no line.
 Draw = Callable[[Tensor, Any], tuple[PIL.Image.Image, str]]
 
 
@@ -91,7 +91,8 @@ def predict_files(
         (output,) = predictor.run_each(pixels)
         picture, words = draw(pixels, output)
         write_atomically(path, partial(picture.save, format="JPEG", quality=92))
-        print(escape(f"{file}: {words} -> {path}"))
+        if words:
+            print(escape(f"{file}: {words} -> {path}"))
         outputs[number] = file, output
 
     if not outputs:

@@ -57,6 +57,28 @@ def test_a_line_is_printed_for_each_image(
         predict(run, images)
 
 
+def test_images_without_an_object_share_one_line(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (images / "b.png").write_bytes(make_image(2))
+    predict(run, images, "score_threshold=0.999")
+    assert capsys.readouterr().out == (
+        "nothing in 2 of 2 images at score_threshold=0.999: b.png, one two.png\n"
+        f"2 images and results.json in {images.parent / 'out'}\n"
+    )
+
+
+def test_the_highest_score_is_said_where_a_picture_shows_less_than_the_results(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "SHOWN_FROM", 1.5)
+    predict(run, images)
+    first, _ = capsys.readouterr().out.splitlines()
+    best = max(row["score"] for row in json.loads((images.parent / "out/results.json").read_text()))
+    words = f"nothing in 1 of 1 image at score_threshold=1.5 (the highest score is {best:.2f}): "
+    assert first == f"{words}one two.png"
+
+
 def full_disk(*arguments: Any, **options: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -284,7 +284,8 @@ def test_sizes_that_only_the_files_tell(tmp_path: Path) -> None:
         "no validation split": None,
     }
     trained = load_annotations(tmp_path / "train.csv", tmp_path, format="csv")
-    assert sum(map(len, trained.boxes)) == report.details["anchor_coverage"]["boxes"]
+    assert sum(map(len, trained.boxes)) == report.details["anchor_coverage"]["boxes"] == 2
+    assert report.facts[-1] == "anchors fit 100.0% of 2 training boxes (IoU from 0.5 on)"
 
 
 def test_a_split_without_a_usable_image_is_an_error(tmp_path: Path) -> None:
@@ -439,3 +440,4 @@ def test_remedies_are_tried(side: tuple[float, float], remedy: str, tmp_path: Pa
     assert report.details["anchor_coverage"]["unreached"] == 1
     found = {f.what: (f.count, f.remedy) for f in report.findings}
     assert found["boxes that no anchor fits, 100.0% of 3"] == (3, remedy)
+    assert "anchors" not in report.facts[-1]

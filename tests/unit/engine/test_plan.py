@@ -122,6 +122,9 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
         assert p.lr_at(13) == pytest.approx(0.04)  # 0.01 * 16 / 4, whatever the number of processes
         s = "es" if world_size > 1 else ""
         each = {7: "2 or 3", 20: "0 or 1"}.get(world_size, str(16 // world_size))
-        assert f"16 images a step = {world_size} process{s} x 1 accumulated x {each}\n" in str(p)
+        assert f"16 images a step = {world_size} process{s} x {each}\n" in str(p)
+    assert "16 images a step = 2 processes x 4 accumulated x 2\n" in str(
+        plan(world_size=2, accumulate=4)
+    )
     few = str(plan_of(num_images=15, batch_size=16, max_duration="1epoch", lr=0.01))
     assert "15 images in 1 step; data.batch_size is larger than the data: lower it\n" in few

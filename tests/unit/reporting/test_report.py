@@ -370,9 +370,17 @@ def test_compare_says_which_of_two_results_is_better(
     beside = compared(tmp_path, capsys, "run", "near.json", of)
     assert sentence.replace("half.json", "run") in beside, "a folder beside results that name files"
     shutil.copytree(tmp_path / "run", tmp_path / "same")
+    equal = "run and same: no difference in 80 images, in any metric and any part of them."
     lines = compared(tmp_path, capsys, "run", "same")
-    (sentence,) = (line for line in lines if line.startswith("cannot tell: AP +0.0000"))
-    assert sentence.endswith("no set of images that is practical would.")
+    assert lines[:2] == [equal, ""]
+    assert len(lines) == 3, "the report's path is the last"
+    results = (("run", "h"), ("same", "h"), ("other", "i"))
+    for name, head in results:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "result.json").write_text(json.dumps({"digest": head}))
+    lines = compared(tmp_path, capsys, "run", "same")
+    assert lines[0] == "run and same have the same bits, in each row of digest.csv."
+    assert "the same bits" not in "".join(compared(tmp_path, capsys, "run", "other"))
     with pytest.raises(SystemExit):
         compared(tmp_path, capsys, "run", "same", of)
     assert "is for a COCO results json, not for two folders" in capsys.readouterr().err
@@ -402,9 +410,12 @@ def test_few_more_images_are_not_none(tmp_path: Path, monkeypatch: pytest.Monkey
     one, two = (RunFiles(write_run(tmp_path / name)) for name in ("one", "two"))
     for run in (one, two):
         run.analysis = Analysis(images=10)
-    near = {"AP": Interval(0.1, -0.0001, 0.2)}
-    monkeypatch.setattr(run_report, "paired_differences", lambda *_: near)
+    found = {}
+    monkeypatch.setattr(run_report, "paired_differences", lambda *_: found)
+    found["AP"] = Interval(0.1, -0.0001, 0.2)
     assert conclude(one, two).endswith("; about 1 more image would.")
+    found["AP"] = Interval(0.0, -0.1, 0.1)
+    assert conclude(one, two).endswith("; no set of images that is practical would.")
 
 
 # the page
