@@ -345,9 +345,10 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
             seen.add(found)
             rows.append((found, _source(tree, found), label))
     if missing:
-        count = f"{len(missing)} of {len(missing) + len(rows)} images are not in {tree.root}"
-        remedy = "restore them, or remove their rows"
-        raise DataError(f"{tree.root / own[0]}: {count}: {truncate(missing)}; {remedy}.")
+        raise DataError(
+            f"{tree.root / own[0]}: {len(missing)} of {len(missing) + len(rows)} images are not in "
+            f"{tree.root}: {truncate(missing)}; restore them, or remove their rows."
+        )
     return rows
 
 
@@ -370,8 +371,9 @@ def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:
             cells = list(map(str.strip, row))
             if len(cells) <= max(columns):
                 words = escape(",".join(cells), 80)
-                wanted = "not file,label such as images/1.jpg,cat"
-                raise DataError(f"{path}: line {line} is {words}, {wanted}.")
+                raise DataError(
+                    f"{path}: line {line} is {words}, not file,label such as images/1.jpg,cat."
+                )
             where = f"{path}: line {line}"
             yield where, cells[columns[0]], _label(where, cells, columns[1], head)
 

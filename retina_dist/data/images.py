@@ -86,8 +86,10 @@ def read_image(
             if pixels is None:
                 pixels = _rgb(image)
         except Exception as error:  # on damaged bytes, decoders raise almost any exception
-            reason = f"{path} cannot be decoded ({error})"
-            raise ImageError(f"{reason}; restore the file, or set data.bad_images=skip.") from error
+            raise ImageError(
+                f"{path} cannot be decoded ({error}); "
+                "restore the file, or set data.bad_images=skip."
+            ) from error
         # after decoding: Pillow decodes a PNG to find EXIF, and hides an error there
         orientation = _orientation_of_annotations(
             path, image.size, _orientation(image), annotated_size

@@ -75,8 +75,9 @@ def reading(
         reason = first_line(error)
         if isinstance(error, LookupError):
             reason = f"{type(error).__name__}: {error}"
-        problem = f"cannot be read as {form} ({escape(reason, 200)})"
-        raise DataError(f"{escape(path)} {problem}; {remedy}.") from error
+        raise DataError(
+            f"{escape(path)} cannot be read as {form} ({escape(reason, 200)}); {remedy}."
+        ) from error
 
 
 def _absence(path: object) -> str:

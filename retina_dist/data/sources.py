@@ -79,10 +79,9 @@ class ByValue:
         try:
             content = cloudpickle.dumps(self.value)
         except Exception as error:  # whatever the dataset holds refuses in its own way
-            reason = f"{type(error).__name__}: {error}"
             raise ConfigError(
-                f"{self.name} cannot be sent to data workers ({reason}); open files in __getitem__ "
-                "or __call__, or set data.num_workers=0."
+                f"{self.name} cannot be sent to data workers ({type(error).__name__}: {error}); "
+                "open files in __getitem__ or __call__, or set data.num_workers=0."
             ) from error
         return pickle.loads, (content,)  # in the worker, of what this process has sent
 

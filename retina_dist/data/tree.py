@@ -283,9 +283,10 @@ class Tree:
 
         best, *others = sorted(candidates, key=rank, reverse=True)
         if others and rank(others[0]) == rank(best):
-            both = f"may be {best} or {others[0]}"
-            remedy = "remove one, or write its folder into the annotations"
-            raise DataError(f"{self.root}: the image {name[:200]!r} {both}; {remedy}.")
+            raise DataError(
+                f"{self.root}: the image {name[:200]!r} may be {best} or {others[0]}; "
+                "remove one, or write its folder into the annotations."
+            )
         return best
 
     @cached_property
@@ -419,8 +420,9 @@ def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]
         kept = [entry for entry in os.scandir(folder) if _is_kept(entry.name)]
         return sorted(kept, key=os.DirEntry.is_symlink)
     except OSError as error:
-        remedy = "check its path and the right to read it"
-        raise UserError(f"{folder} cannot be listed ({error}); {remedy}.") from error
+        raise UserError(
+            f"{folder} cannot be listed ({error}); check its path and the right to read it."
+        ) from error
 
 
 def _keys(value: object) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ def held_out_rows(
         rows["val" if held_out(names[first], fraction) else "train"].append(row)
     for split, chosen in rows.items():
         if not chosen:
-            images = f"data.val_fraction={fraction} of {pluralize(len(names), 'image')}"
             raise DataError(
-                f"{images} leaves none for {split}; give another fraction, or more images."
+                f"data.val_fraction={fraction} of {pluralize(len(names), 'image')} leaves none for "
+                f"{split}; give another fraction, or more images."
             )
     return rows

@@ -263,8 +263,10 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
                     f"give its ids, such as {sorted(ids)[:5]}."
                 )
     if rows[:, 5].max(initial=0) > 1:
-        hint = "divide percents by 100, for the calibration and thresholds"
-        logger.warning(f"{path} has scores up to {rows[:, 5].max():g}; {hint}.")
+        logger.warning(
+            f"{path} has scores up to {rows[:, 5].max():g}; "
+            "divide percents by 100, for the calibration and thresholds."
+        )
     if not entries:
         logger.warning(f"{path} has no detection, so no object is found.")
     return rows

@@ -159,8 +159,9 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     # results have one form, whatever that of the ground truth
     misread = misread_boxes(replace(annotations, box_format=None), found)
     if misread:
-        remedy = "write each bbox as x, y, width, height in pixels"
-        raise DataError(f"{config.results}: {misread[0]}; {remedy}.")
+        raise DataError(
+            f"{config.results}: {misread[0]}; write each bbox as x, y, width, height in pixels."
+        )
     limit = config.max_detections or MAX_DETECTIONS
     result = evaluate_rows(coco, rows, max_detections=limit)
     if result.stats["AP50"] < 0.01:

@@ -54,8 +54,9 @@ def read_split(
     else:
         part = _read(data, data.val_split if split == "val" else split, categories, check, reader)
     if part is None and split == "val" and data.val_split != "val":
-        wanted = f"data.val_split={data.val_split}"
-        raise DataError(f"data={data.name} has no such split, {wanted}; leave it out.")
+        raise DataError(
+            f"data={data.name} has no such split, data.val_split={data.val_split}; leave it out."
+        )
     return _for_training(part, data) if part and split == "train" else part
 
 
@@ -116,8 +117,9 @@ def _held_out(data: DetectionData, split: str, reader: AnnotationReader) -> floa
 def _check(part: Annotations, source: object, split: str, *, is_strict: bool) -> None:
     """Raise DataError for a split without images, or with `implausible_boxes`."""
     if not part.records:
-        remedy = "give annotations or a dataset with images"
-        raise DataError(f"{source} leaves no image for {split}; {remedy}.")
+        raise DataError(
+            f"{source} leaves no image for {split}; give annotations or a dataset with images."
+        )
     problem = implausible_boxes(part, split) if is_strict else None
     if problem is not None:
         raise DataError(f"{source}: {split}: {'; '.join(problem)}.")

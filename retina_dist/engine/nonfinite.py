@@ -127,10 +127,15 @@ class NonFiniteGuard:
             words += f"; see {path}"
         if state.consecutive_skips > self.limit:
             words += f", at lr={lr:g}, {pluralize(state.consecutive_skips, 'step')} in a row"
-            remedy = "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip"
-            raise Divergence(f"{words}; {remedy}.")
-        count = f"{state.consecutive_skips} in a row, {self.limit} allowed"
-        logger.warning(f"{words}; the step is left out ({count})", extra={"rank_zero_only": True})
+            raise Divergence(
+                f"{words}; "
+                "lower optimizer.lr, lengthen schedule.warmup or set trainer.gradient_clip."
+            )
+        logger.warning(
+            f"{words}; "
+            f"the step is left out ({state.consecutive_skips} in a row, {self.limit} allowed)",
+            extra={"rank_zero_only": True},
+        )
 
 
 @contextmanager

@@ -106,8 +106,10 @@ def lines_of(analysis: Mapping[str, object]) -> list[str]:
     lines = [""]
     best = known.threshold
     if best and best.threshold is not None:
-        facts = f"f1 {best.f1:.3f}, precision {best.precision:.3f}, recall {best.recall:.3f}"
-        lines.append(f"threshold of the best F1   {best.threshold:.3f}: {facts}")
+        lines.append(
+            f"threshold of the best F1   {best.threshold:.3f}: f1 {best.f1:.3f}, precision "
+            f"{best.precision:.3f}, recall {best.recall:.3f}"
+        )
 
     if known.errors:
         gains = [(each.gain or 0.0, name) for name, each in known.errors.types.items()]
@@ -122,8 +124,9 @@ def lines_of(analysis: Mapping[str, object]) -> list[str]:
     lines += _of_scores(known)
     lines.append("worst images   hits / false alarms / misses")
     for image in known.worst[:3]:
-        counts = f"{image.hits} / {image.false_alarms} / {image.misses}"
-        lines.append(f"  {escape(image.file_name)}   {counts}")
+        lines.append(
+            f"  {escape(image.file_name)}   {image.hits} / {image.false_alarms} / {image.misses}"
+        )
     if known.limit:
         lines.append(known.limit)
     return lines

@@ -70,8 +70,10 @@ def plan_run(
 
     A restart of an elastic job has its run folder already.
     """
-    versions = f"retina_dist {retina_dist.__version__}, torch {torch.__version__}"
-    logger.info(f"{versions}, {describe_job(strategy)}")
+    logger.info(
+        f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, "
+        f"{describe_job(strategy)}"
+    )
     note = why_alone(requested.strategy.name, detect_launch())
     if note:
         logger.info(note)

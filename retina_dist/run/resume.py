@@ -437,9 +437,9 @@ def _warn_of_changes(content: StateDict, best: BestMetric, precision: str) -> No
     saved = content["best"]
     if saved["value"] is not None and not best.same_metric(saved):
         former = BestMetric(saved["name"], saved["mode"])
-        keep = f"trainer.monitor={former.name} trainer.monitor_mode={former.mode}"
         logger.warning(
-            f"best.pt was the {former} and will be the {best}; to keep it, resume with {keep}."
+            f"best.pt was the {former} and will be the {best}; to keep it, resume with "
+            f"trainer.monitor={former.name} trainer.monitor_mode={former.mode}."
         )
     before = flattened(content["config"]).get("trainer.precision")
     if before not in (None, precision):

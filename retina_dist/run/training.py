@@ -278,8 +278,10 @@ class Training:
         # Anything may fail in drawing, custom code included; the weights and result.json are
         # written.
         except Exception as error:
-            again = f"python -m retina_dist.report {as_override('run', folder)} tries again"
-            logger.warning(f"no report: {describe_error(error)}; {again}")
+            logger.warning(
+                f"no report: {describe_error(error)}; "
+                f"python -m retina_dist.report {as_override('run', folder)} tries again"
+            )
 
     def _log_results(self, timings: dict[str, object]) -> None:
         folder = self.run.folder
@@ -293,10 +295,10 @@ class Training:
                 line += f": {checkpoint_folder(self.config, folder) / BEST}"
             logger.info(line)
         if state.step == self.plan.stop_step < self.plan.total_steps:
-            again = f"{as_override('resume', folder)} trainer.stop_after=null"
             logger.info(
                 f"trainer.stop_after ended the run at step {state.step} of "
-                f"{self.plan.total_steps}; continue with {again}"
+                f"{self.plan.total_steps}; continue with {as_override('resume', folder)} "
+                "trainer.stop_after=null"
             )
 
 

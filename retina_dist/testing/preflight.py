@@ -445,8 +445,10 @@ def _report(
     details: dict[str, Any] = {"job": job, "all_reduce": []}
     for link in links:
         gb_s = link.gb_s(len(ranks))
-        speed = f"{link.ms:>9.2f} ms  {gb_s:>8.2f} GB/s of bus bandwidth"
-        lines.append(f"All-reduce of {link.size_mb:>2} MB over {len(ranks)} ranks: {speed}")
+        lines.append(
+            f"All-reduce of {link.size_mb:>2} MB over {len(ranks)} ranks: {link.ms:>9.2f} ms  "
+            f"{gb_s:>8.2f} GB/s of bus bandwidth"
+        )
         details["all_reduce"].append({**link._asdict(), "gb_s": gb_s})
     details["ranks"] = list(map(asdict, ranks))
     return DoctorReport(lines, found, details)

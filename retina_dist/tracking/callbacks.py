@@ -46,8 +46,10 @@ class Callback:
         super().__init_subclass__(**arguments)
         for name in vars(cls):
             if name.startswith("on_") and name not in dir(Callback):
-                known = "on_start, on_step, on_log, on_validation and on_end"
-                raise ConfigError(f"{cls.__name__}.{name} is never called; a Callback has {known}.")
+                raise ConfigError(
+                    f"{cls.__name__}.{name} is never called; "
+                    "a Callback has on_start, on_step, on_log, on_validation and on_end."
+                )
 
     def on_start(self, start: TrainingStart) -> None:
         """Before the first step, and again after each restart of an elastic job."""

@@ -193,8 +193,10 @@ class MlflowRun(Tracker):
         root: BaseException = error
         while inner := root.__cause__ or root.__context__:  # such as "ConnectionRefusedError: …"
             root = inner
-        problem = f"MLflow at {self.where}: {describe_error(root)}"
-        logger.warning(f"{problem}; the training continues, metrics.csv has everything.")
+        logger.warning(
+            f"MLflow at {self.where}: {describe_error(root)}; "
+            "the training continues, metrics.csv has everything."
+        )
 
     def _is_away(self, error: Exception) -> bool:
         """Whether the server is unreachable or overloaded."""

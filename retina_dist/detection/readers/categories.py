@@ -162,23 +162,26 @@ class Categories:
             if not all(name == "" or is_text(name) for name in names):
                 raise ValueError("a name has control characters")
         except (KeyError, TypeError, ValueError) as error:
-            problem = f"the checkpoint's categories cannot be read ({error})"
-            raise CheckpointError(f"{problem}; use another one.") from error
+            raise CheckpointError(
+                f"the checkpoint's categories cannot be read ({error}); use another one."
+            ) from error
         return cls(tuple(ids), tuple(names))
 
 
 def check_count(count: int) -> None:
     """Raise DataError for more categories than a detector may have."""
     if count > MAX_LABELS:
-        limit = f"more than a detector's {MAX_LABELS}"
-        raise DataError(f"{count} categories are {limit}; leave some out.")
+        raise DataError(
+            f"{count} categories are more than a detector's {MAX_LABELS}; leave some out."
+        )
 
 
 def check_names(names: object) -> None:
     """Raise ConfigError unless `names` is a list of names, one for each label."""
     if not isinstance(names, list | tuple) or not names or not all(map(is_text, names)):
-        remedy = "give one for each label: ['cat', 'dog']"
-        raise ConfigError(f"categories={names!r} is not a list of names; {remedy}.")
+        raise ConfigError(
+            f"categories={names!r} is not a list of names; give one for each label: ['cat', 'dog']."
+        )
 
 
 def plain(name: str) -> str:

@@ -161,6 +161,8 @@ def read_coco(path: PathOrUrl) -> tuple[CocoContent, list[str]]:
     if isinstance(content, CocoContent):
         return content, []
     if not isinstance(content, dict):
-        expected = "give ground truth (instances_*.json), not results"
-        raise DataError(f"{path} holds a {type(content).__name__}; {expected}.")
+        raise DataError(
+            f"{path} holds a {type(content).__name__}; "
+            "give ground truth (instances_*.json), not results."
+        )
     return parse_dictionary(content, path)

@@ -115,8 +115,9 @@ def with_header(path: PathOrUrl, columns: Mapping[str, int]) -> Iterable[Row]:
     last = max(columns.values())
     for line, row in rows:
         if len(row) <= last:
-            problem = f"has {len(row)} columns, not {last + 1}"
-            raise DataError(f"{path}:{line} {problem}; complete the row.")
+            raise DataError(
+                f"{path}:{line} has {len(row)} columns, not {last + 1}; complete the row."
+            )
         yield Row(f"{path}:{line}", {name: row[i].strip() for name, i in columns.items()})
 
 
@@ -126,8 +127,9 @@ def without_header(path: PathOrUrl, ids: Mapping[str, int], classes: PathOrUrl) 
         named = dict(zip(("file", *CORNERS, "class"), cells, strict=True))
         label = named["class"]
         if label and label not in ids:
-            problem = f"has class {label!r}, which {classes} does not list"
-            raise DataError(f"{path}:{line} {problem}; add it there.")
+            raise DataError(
+                f"{path}:{line} has class {label!r}, which {classes} does not list; add it there."
+            )
         yield Row(f"{path}:{line}", named)
 
 
@@ -166,8 +168,9 @@ def read_classes(path: PathOrUrl) -> dict[str, int]:
     for line, (name, text) in _rows(path, "class,index", "classes"):
         where = f"{path}:{line}"
         if not text.isascii() or not text.strip().isdecimal() or len(text) > MAX_DIGITS:
-            problem = f"has index {text[:80]!r}, not a whole number"
-            raise DataError(f"{where} {problem}; write class,0 and no header.")
+            raise DataError(
+                f"{where} has index {text[:80]!r}, not a whole number; write class,0 and no header."
+            )
         index = int(text)
         if name in ids or index in ids.values():
             raise DataError(f"{where} gives class {name!r} or index {text} a second time.")
@@ -183,6 +186,5 @@ def _rows(path: PathOrUrl, form: str, key: str) -> Iterable[tuple[int, list[str]
     missing = f"write {form} into it, or name it with data.{key}=FILE"
     for line, row in csv_rows(path, missing):
         if len(row) != columns:
-            problem = f"has {len(row)} columns, not {columns}"
-            raise DataError(f"{path}:{line} {problem}; write {form}.")
+            raise DataError(f"{path}:{line} has {len(row)} columns, not {columns}; write {form}.")
         yield line, row

@@ -37,8 +37,9 @@ class CvatReader(FolderReader):
         path = tree.root / file
         content = parse_xml(path, "annotations")
         if content.find("track") is not None:
-            remedy = "export it from CVAT as 'CVAT for images 1.1'"
-            raise DataError(f"{path} has tracks of a video; {remedy}.")
+            raise DataError(
+                f"{path} has tracks of a video; export it from CVAT as 'CVAT for images 1.1'."
+            )
         scan.names.update(label.text or "" for label in content.iterfind("meta//label/name"))
         for image in content.iterfind("image"):
             name = image.get("name") or ""
@@ -80,8 +81,10 @@ def _corners(shape: Element, where: str) -> list[float]:
     pairs = [pair.split(",") for pair in (shape.get("points") or "").split(";")]
     columns = list(zip(*pairs, strict=False))
     if len(columns) != 2:
-        problem = f"has a {shape.tag} without a box or points x,y;x,y"
-        raise DataError(f"{where} {problem}; remove it, or export boxes.")
+        raise DataError(
+            f"{where} has a {shape.tag} without a box or points x,y;x,y; "
+            "remove it, or export boxes."
+        )
     xs = numbers_in(columns[0], where, "points")
     ys = numbers_in(columns[1], where, "points")
     return bounds_of(list(zip(xs, ys, strict=True)))

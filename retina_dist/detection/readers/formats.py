@@ -119,8 +119,9 @@ class AnnotationReader(ABC):
             return content._replace(source=content.source or data.root or content.images)
         if split == "train":
             key = "train_annotations" if data.train_annotations else "root"
-            nothing = f"data.{key}={getattr(data, key)} has no images to train on"
-            raise DataError(f"{nothing}; {self._others()}.")
+            raise DataError(
+                f"data.{key}={getattr(data, key)} has no images to train on; {self._others()}."
+            )
         return None
 
     def _others(self) -> str:
@@ -186,8 +187,10 @@ class FileReader(AnnotationReader):
         elif split != "train":
             return None
         else:
-            files = "data.train_annotations and data.train_images"
-            raise ConfigError(f"data={data.name} needs data.root=FOLDER, or {files}.")
+            raise ConfigError(
+                f"data={data.name} needs data.root=FOLDER, or data.train_annotations and "
+                "data.train_images."
+            )
         within = None
         if images is not None:
             within = Tree(parse_path(images))
@@ -278,8 +281,10 @@ class FolderReader(FileReader):
     def read_place(self, place: Place) -> Content | None:
         root = place.tree.root
         if self.is_local and isinstance(root, Url):
-            remedy = "copy it, or make shards of it"
-            raise DataError(f"data.root={root}: {self.title} needs a local folder; {remedy}.")
+            raise DataError(
+                f"data.root={root}: {self.title} needs a local folder; "
+                "copy it, or make shards of it."
+            )
         key = (place.named and place.split, place.images)
         if key not in self._scans:
             self._scans[key] = self.scan(place)
@@ -325,9 +330,10 @@ class FolderReader(FileReader):
                 item = placed(item, place, file, item.split or split)
                 key = (str(item.split), item.file)
                 if file_of.setdefault(key, file) != file:
-                    twice = f"{place.folder}: {item.file} is annotated in {file_of[key]} and {file}"
-                    name = f"name one with data.{item.split}_annotations=FILE"
-                    raise DataError(f"{twice}; remove one, or {name}.")
+                    raise DataError(
+                        f"{place.folder}: {item.file} is annotated in {file_of[key]} and {file}; "
+                        f"remove one, or name one with data.{item.split}_annotations=FILE."
+                    )
                 scan.items[key[0]].append(item)
                 scan.names.update(class_names([item]))
         self.count_left_out(scan, place)

@@ -265,8 +265,10 @@ def make_ground_truth(
     crowd = objects["iscrowd"]
     wrong = np.flatnonzero((crowd != 0) & (crowd != 1))
     if len(wrong):
-        first = f"annotation {ids[wrong[0]]} has iscrowd {crowd[wrong[0]]:g}"
-        raise DataError(f"{source}: {first}, not 0 or 1; correct it.")
+        raise DataError(
+            f"{source}: annotation {ids[wrong[0]]} has iscrowd {crowd[wrong[0]]:g}, not 0 or 1; "
+            "correct it."
+        )
 
     boxes = objects["bbox"].copy()
     if has_corners:
@@ -345,8 +347,9 @@ def _ids(values: Sequence[int] | np.ndarray, key: str, source: object) -> np.nda
 def _check_texts(texts: list[tuple[int, str]], thing: str, key: str, source: object) -> None:
     for number, text in texts:
         if not is_text(text):
-            problem = f"{thing} {number} has no {key} without control characters"
-            raise DataError(f"{source}: {problem}; add one.")
+            raise DataError(
+                f"{source}: {thing} {number} has no {key} without control characters; add one."
+            )
 
 
 def _references(
@@ -355,10 +358,11 @@ def _references(
     """The ids [A] of what each object is of, all of which are listed."""
     strangers = np.flatnonzero(places_in(known, values.clip(-1, MAX_INTEGER).astype(np.int64)) < 0)
     if len(strangers):
-        first = f"annotation {ids[strangers[0]]} is of {thing} {values[strangers[0]]:.0f}"
-        count = f"{len(strangers)} of {pluralize(len(values), 'annotation')}"
-        problem = f"{first}, which is not listed ({count})"
-        raise DataError(f"{source}: {problem}; correct the ids, or list them.")
+        raise DataError(
+            f"{source}: annotation {ids[strangers[0]]} is of {thing} {values[strangers[0]]:.0f}, "
+            f"which is not listed ({len(strangers)} of {pluralize(len(values), 'annotation')}); "
+            "correct the ids, or list them."
+        )
     return values.astype(np.int64)
 
 
@@ -379,6 +383,8 @@ def _usable_areas(
     said = []
     if len(wrong):
         examples = [f"annotation {ids[i]}: {areas[i]:g}" for i in wrong[:6]]
-        unusable = f"{pluralize(len(wrong), 'area')} that no metric can use"
-        said.append(f"{unusable} ({truncate(examples)}); {taken}")
+        said.append(
+            f"{pluralize(len(wrong), 'area')} that no metric can use ({truncate(examples)}); "
+            f"{taken}"
+        )
     return np.where(usable, areas, own), said

@@ -86,8 +86,9 @@ class AutoMlReader(JsonReader):
         if all(map(str.isdecimal, sides)):
             size = (int(sides[0]), int(sides[1]))
         if isinstance(entry["label"], str):
-            only = f"{entry['image_url']} has a label and no boxes"
-            raise DataError(f"{only}; train it with task=classification.")
+            raise DataError(
+                f"{entry['image_url']} has a label and no boxes; train it with task=classification."
+            )
         boxes = []
         for one in entry["label"]:
             crowd = str(one.get("isCrowd")).lower() in ("1", "true")

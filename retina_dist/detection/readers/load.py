@@ -91,13 +91,16 @@ def annotations_of(
     if categories is None:
         labels = Categories.from_coco(truth.categories)
         for name, times in labels.repeated_names.items():
-            named = f"{times} categories are named {name!r} and stay apart"
-            warnings.append(f"{source}: {named}; rename or merge them")
+            warnings.append(
+                f"{source}: {times} categories are named {name!r} and stay apart; "
+                "rename or merge them"
+            )
     else:
         labels = categories.matched(truth.categories, source)
         if categories.renumbered_by(labels):
-            same = "gives other ids to the same category names"
-            warnings.append(f"{source} {same}; the names decide")
+            warnings.append(
+                f"{source} gives other ids to the same category names; the names decide"
+            )
 
     found = find_records(truth.images, content, data)
     if len(found.records) < len(truth.images):

@@ -70,13 +70,17 @@ def make_record(
         within = _within_url if isinstance(images, Url) else _within_folder
         inside = within(name, images)  # type: ignore[arg-type]
     if inside is None:
-        outside = f"has file_name {name[:120]!r}, which is outside {images}"
-        raise DataError(f"{source}: image {image.id} {outside}; write a path below that.")
+        raise DataError(
+            f"{source}: image {image.id} has file_name {name[:120]!r}, which is outside {images}; "
+            "write a path below that."
+        )
 
     for side, value in (("width", image.width), ("height", image.height)):
         if value is not None and not 1 <= value <= MAX_SIDE:
-            wrong = f"has {side} {value}, not a number of pixels"
-            raise DataError(f"{source}: image {image.id} {wrong}; correct it.")
+            raise DataError(
+                f"{source}: image {image.id} has {side} {value}, not a number of pixels; "
+                "correct it."
+            )
     path: ImageSource
     if known is not None:
         path = known
@@ -127,8 +131,9 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     names = truncate([record.file_name[-80:] for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {names}"
     if policy == "error":
-        skip = "leave them out with data.missing_images=skip"
-        raise DataError(f"{text}; correct the names, {remedy}, or {skip}.")
+        raise DataError(
+            f"{text}; correct the names, {remedy}, or leave them out with data.missing_images=skip."
+        )
     gone = {record.image_id for record in missing}
     kept = [record for record in records if record.image_id not in gone]
     return Found(kept, [f"{text}; left out, also of the metrics"])
@@ -171,13 +176,16 @@ def fill_sizes(records: Sequence[ImageRecord], policy: str, max_pixels: int) -> 
             sized.append(record)
         except ImageError as error:
             if policy == "error":
-                problem = f"image {record.image_id} has no size in its annotations"
-                raise DataError(f"{problem}, and {error}") from error
+                raise DataError(
+                    f"image {record.image_id} has no size in its annotations, and {error}"
+                ) from error
             unreadable.append(record.file_name)
     warnings = ["some images have no size in the annotations; it was read from the files"]
     if unreadable:
-        bad = f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}"
-        warnings.append(f"{bad}; left out, also of the metrics")
+        warnings.append(
+            f"{len(unreadable)} of {len(records)} images cannot be read: {truncate(unreadable)}; "
+            "left out, also of the metrics"
+        )
     return Found(sized, warnings)
 
 

@@ -60,8 +60,10 @@ class TorchDatasetConfig(DetectionData):
     ) -> None:
         check_names(categories)
         if categories[0].strip("_").lower() == "background":
-            first = f"categories[0]={categories[0]!r} is a background"
-            raise ConfigError(f"{first}, which has no label; leave it out.")
+            raise ConfigError(
+                f"categories[0]={categories[0]!r} is a background, which has no label; "
+                "leave it out."
+            )
         names = tuple(categories)
         self.datasets = {"train": ItemReader(train, "train", names)}
         if val is not None:
@@ -106,8 +108,10 @@ class ItemReader:
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, type) or not has_items:
-            remedy = "give an instance with __getitem__ and __len__"
-            raise ConfigError(f"{split}={dataset} is not a dataset; {remedy}.")
+            raise ConfigError(
+                f"{split}={dataset} is not a dataset; "
+                "give an instance with __getitem__ and __len__."
+            )
         self.dataset = dataset
         self.split = split
         self.names = names
@@ -159,8 +163,9 @@ class ItemReader:
         try:
             height, width = map(int, target["size"])
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            problem = f"{self}: annotation({number}) has no size"
-            raise DataError(f"{problem}; return size=(height, width) too.") from error
+            raise DataError(
+                f"{self}: annotation({number}) has no size; return size=(height, width) too."
+            ) from error
         return target, (height, width)
 
     def _item(self, number: int) -> tuple[object, Mapping[str, object]]:
@@ -199,8 +204,10 @@ class ItemReader:
         for key, column in columns.items():
             is_one_each = key == "boxes" or column.shape == (len(boxes),)
             if not is_one_each and column.numel() + len(boxes):
-                problem = f"has {key} {list(column.shape)} for {len(boxes)} boxes"
-                raise DataError(f"{where} {problem}; give one for each.")
+                raise DataError(
+                    f"{where} has {key} {list(column.shape)} for {len(boxes)} boxes; "
+                    "give one for each."
+                )
         return columns
 
     def _labels(self, number: int, column: Tensor) -> list[int]:
@@ -208,17 +215,19 @@ class ItemReader:
         for label in labels:
             if not 0 <= label < len(self.names):
                 last = len(self.names) - 1
-                problem = f"has label {label}, but the last is {last}"
-                remedy = "add its name, or count from 0"
-                raise DataError(f"{self}[{number}] {problem}; {remedy}.")
+                raise DataError(
+                    f"{self}[{number}] has label {label}, but the last is {last}; "
+                    "add its name, or count from 0."
+                )
         return labels
 
     def _array(self, number: int, key: str, values: object) -> Tensor:
         try:
             return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
-            problem = f"has {key} that are not numbers ({error})"
-            raise DataError(f"{self}[{number}] {problem}; give a tensor.") from error
+            raise DataError(
+                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor."
+            ) from error
 
     def _whole(self, number: int, key: str, value: Any) -> int:
         try:

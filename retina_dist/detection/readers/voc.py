@@ -99,8 +99,10 @@ class VocReader(FolderReader):
         if found is None:
             xml = f"Annotations/{name}.xml"
             why = "is no annotation" if xml in place.tree.listed else "does not exist"
-            remedy = f"restore the file, or take {name} out of the lists in ImageSets/Main"
-            raise DataError(f"{place.tree.root / xml} {why}; {remedy}.")
+            raise DataError(
+                f"{place.tree.root / xml} {why}; "
+                f"restore the file, or take {name} out of the lists in ImageSets/Main."
+            )
         return Item(found, ())
 
     def with_folder(self, root: PathOrUrl, items: list[Item]) -> tuple[PathOrUrl, list[Item]]:

@@ -144,8 +144,10 @@ class YoloReader(FolderReader):
         layout.check_poses()
         if scan.items["train"] and used <= {""}:
             example = escape(layout.expected(scan.items["train"][0].file))
-            problem = f"no training image has a label file, such as {example}"
-            raise DataError(f"{place.tree.root}: {problem}; add them there, or in labels/.")
+            raise DataError(
+                f"{place.tree.root}: no training image has a label file, such as {example}; "
+                "add them there, or in labels/."
+            )
         self._above = layout.above
         if layout.above == layout.root:
             self.count_left_out(scan, place._replace(tree=layout.tree, images=layout.tree))
@@ -281,9 +283,10 @@ class Layout:
         """Raise DataError where most long lines are of poses, not polygons."""
         poses = sum(self.long_lines)
         if poses > len(self.long_lines) / 2:
-            where = f"{self.tree.root} has lines of a box and its keypoints"
-            remedy = "add kpt_shape: [POINTS, VALUES] to a data.yaml"
-            raise DataError(f"{where} ({poses} of {len(self.long_lines)}); {remedy}.")
+            raise DataError(
+                f"{self.tree.root} has lines of a box and its keypoints ({poses} of "
+                f"{len(self.long_lines)}); add kpt_shape: [POINTS, VALUES] to a data.yaml."
+            )
 
     def expected(self, image: str) -> str:
         """The label file of an image: in the folder labels beside the last folder images if there
@@ -393,7 +396,8 @@ def _checked(names: object, path: PathOrUrl) -> list[str]:
     texts = list(map(str, names.values()))
     in_order = texts and list(map(str, names)) == list(map(str, range(len(texts))))
     if not in_order or len(set(texts)) < len(texts) or not all(map(is_text, texts)):
-        problem = "a class name is empty, repeated or not numbered 0, 1, 2, ..."
-        remedy = "write names: [CLASS, CLASS], in the order of their numbers"
-        raise DataError(f"{path}: {problem}; {remedy}.")
+        raise DataError(
+            f"{path}: a class name is empty, repeated or not numbered 0, 1, 2, ...; "
+            "write names: [CLASS, CLASS], in the order of their numbers."
+        )
     return texts
