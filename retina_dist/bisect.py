@@ -5,12 +5,12 @@
     python -m retina_dist.bisect a=runs/a b=runs/b step=120      runs without digest.csv
     python -m retina_dist.bisect a=runs/a b=runs/b --config-dir my_conf task=mine
 
-Both runs need digest.csv (`logging.digest=true`), whose chains are halved to find the first step
-that differs. This step of each run is then repeated in new processes and a temporary folder: from
-its nearest checkpoint before the step, with its settings, number of processes and threads. Digests
-of all that the step computes are compared in the order in which it happens: ids, pixels and targets
-of each micro-batch, outputs of the modules, losses, gradients before and after the reduction and
-after clipping, optimizer, buffers, average. Where the state parted in an earlier step, that one is
+Both runs need digest.csv (`logging.digest=true`), which tells the first step that differs. This
+step of each run is then repeated in new processes and a temporary folder: from its nearest
+checkpoint before the step, with its settings, launcher, number of processes and threads. Digests of
+all that the step computes are compared in the order in which it happens: ids, pixels and targets of
+each micro-batch, outputs of the modules, losses, gradients before and after the reduction and after
+clipping, optimizer, buffers, average. Where the state parted in an earlier step, that one is
 repeated. Exit code 1 if the runs differ.
 
 `a_python` and `b_python` are other interpreters: another torch, or other code. Such an environment
@@ -19,12 +19,9 @@ has this version of retina_dist. Nothing is written into the runs.
 
 from __future__ import annotations
 
-import math
-import re
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,13 +37,11 @@ from retina_dist.config.entry_point import entry_point
 from retina_dist.config.resumed import OF_ONE_START
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import read_manifest
-from retina_dist.reporting.run_files import Start, read_typed
-from retina_dist.run.assemble import fit
-from retina_dist.run.records import COMMAND
+from retina_dist.run.audit import fit_again
+from retina_dist.run.records import COMMAND, start_of
 from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.launchers import ALONE
-from retina_dist.strategies.start_processes import run_job, usable
+from retina_dist.strategies.start_processes import launcher_like, run_job
 from retina_dist.testing.step_trace import (
     Difference,
     Stages,
@@ -55,10 +50,8 @@ from retina_dist.testing.step_trace import (
     first_difference,
 )
 from retina_dist.tracking.console import print_redacted
-from retina_dist.tracking.digest import DigestRow, read_digests
-from retina_dist.tracking.settings import LoggingConfig
+from retina_dist.tracking.digest import OF_EACH_STEP, DigestRow, read_digests
 
-EVERY_STEP = ("images", "loss", "gradients")  # others depend on how often a run logs and saves
 SHOWN = 8  # settings
 METRICS = "The runs part in validation: compare its data, its code and the settings of both."
 REPEATED = (
@@ -83,19 +76,6 @@ class BisectConfig(RunConfig):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a run computed a step."""
-
-    launcher: str
-    processes: int
-    threads: int
-
-    def __str__(self) -> str:
-        many = pluralize(self.processes, "process")
-        return f"{many} by {self.launcher}, {pluralize(self.threads, 'thread')} each"
-
-
-@dataclass(frozen=True)
 class Trace:
     """A repeated step: the step of the checkpoint that it began at, the states after each step
     from there, and what the step computed.
@@ -109,56 +89,16 @@ class Trace:
 Repeat = Callable[[str, int, int], Trace]  # of the run a or b: `repeat` without its settings
 
 
-def start_at(run: Path, step: float = math.inf) -> Start:
-    """The start of a run that took a step, by its command.json; by default the last one."""
-    took = Start()
-    for start in read_typed(run / COMMAND, list[Start]):
-        if (start.resumed_at or 0) < step:
-            took = start
-    return took
-
-
-def layout_of(start: Start) -> Layout:
-    """The layout that a start describes."""
-    job = start.job or ""
-    numbers = {noun: int(number) for number, noun in re.findall(r"(\d+) (thread|process)", job)}
-    threads = numbers.get("thread", 1)
-    processes = numbers.get("process", 1)
-    if processes == 1:
-        return Layout(ALONE.name, 1, threads)
-    launchers = ["horovodrun", "mpirun"] if "Horovod" in job else ["torchrun"]
-    return Layout(usable(launchers)[0], processes, threads)
-
-
 def differing_step(a: Sequence[DigestRow], b: Sequence[DigestRow]) -> tuple[int, list[str]] | None:
-    """The first step in which two digest.csv differ, and the columns; None where all agree.
-
-    Equal chains leave out all rows before them.
-    """
+    """The first step in which two digest.csv differ, and the columns; None where all agree."""
     theirs = {row.step: row for row in b if not row.is_start}
-    pairs = [(row, theirs[row.step]) for row in a if not row.is_start and row.step in theirs]
-    first = bisect_left(pairs, True, key=_chains_differ)
-    for mine, other in pairs[first:]:
-        columns = differing_columns(mine, other)
+    for row in a:
+        columns: list[str] = []
+        if not row.is_start and row.step in theirs:
+            columns = row.differing(theirs[row.step], OF_EACH_STEP)
         if columns:
-            return mine.step, columns
+            return row.step, columns
     return None
-
-
-def _chains_differ(pair: tuple[DigestRow, DigestRow]) -> bool:
-    a, b = pair
-    return a.chain != b.chain
-
-
-def differing_columns(a: DigestRow, b: DigestRow) -> list[str]:
-    """The columns in which two rows differ; those of some rows only where both have a value."""
-    theirs = asdict(b)
-    differing = []
-    for column, value in asdict(a).items():
-        is_compared = column in EVERY_STEP or (value and theirs[column])
-        if is_compared and column != "chain" and value != theirs[column]:
-            differing.append(column)
-    return differing
 
 
 def settings_of(run: Path) -> dict[str, str]:
@@ -205,17 +145,19 @@ def repeat(config: BisectConfig, side: str, step: int, before: int) -> Trace:
     `before`.
     """
     run = Path(vars(config)[side])
-    layout = layout_of(start_at(run, step))
-    print_redacted(f"repeating step {step} of {side}: {layout}", sys.stderr)
+    start = start_of(run, step)
+    if not start.launcher:
+        raise DataError(f"{run}/{COMMAND} is of an older version and has no launcher; train again.")
+    print_redacted(f"repeating step {step} of {side}: {start.job}", sys.stderr)
     with TemporaryDirectory() as folder:
         content = run_job(
-            layout.launcher,
-            layout.processes,
+            launcher_like(start.launcher, start.processes),
+            start.processes,
             "retina_dist.bisect",
             Path(folder),
             further=[f'resume="{run}"', f"step={step}", f"before={before}"],
             python=vars(config)[f"{side}_python"] or sys.executable,
-            threads=layout.threads,
+            threads=start.threads,
         )
     return msgspec.convert(content, Trace)
 
@@ -225,12 +167,9 @@ def trace(config: BisectConfig, output: Path) -> Trace:
     kept = checkpoint_folder(config, Path(str(config.resume)))
     entries = [entry for entry in read_manifest(kept) if entry.step <= config.before]
     source = str(kept / entries[-1].file) if entries else None
-    trainer = replace(config.trainer, checkpoint_dir=None, profile=None)
-    quiet = LoggingConfig(tensorboard=False, mlflow="false", plots=False, digest=False)
-    run = replace(config, resume=source, output_dir=str(output), trainer=trainer, logging=quiet)
     tracer = StepTracer(config.step or 1)
     try:
-        fit(run, [tracer])
+        fit_again(config, source, str(output), [tracer])
     except Traced:
         return Trace(tracer.began_at, tracer.states, tracer.stages)
     raise UserError(f"{config.resume} ends before step {config.step}; give one that it took.")
@@ -241,7 +180,7 @@ def bisect(config: BisectConfig, repeat: Repeat) -> bool:
     a = Path(config.a)
     b = Path(config.b)
     print_differences("settings", settings_of(a), settings_of(b))
-    print_differences("versions", start_at(a).versions, start_at(b).versions)
+    print_differences("versions", start_of(a).versions, start_of(b).versions)
     step = config.step
     columns: list[str] = []
     if step is None:

@@ -6,16 +6,15 @@
 
 The run needs digest.csv (logging.digest=true, or trainer.virtual_ranks). Its rows, checkpoints,
 settings and metrics are compared with each other. Then windows of its steps are run again in a
-temporary folder, each from the start or from a kept checkpoint, and their rows compared. Exit code
-1 with the first difference, or where a window cannot be run. Without virtual ranks give the layout
-of the run; in another one the digits of the loss that agree are printed.
+temporary folder, each from the start or from a kept checkpoint, and their rows compared. The last
+line is the verdict: "Equal" with exit code 0, "Different" with 1, and "Not decided" with 2, where
+no window was run, or on a layout that gives other bits.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +25,11 @@ from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.run.audit import Audit, Window, run_again
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.strategies.start_processes import LAUNCHERS, run_job
+from retina_dist.strategies.launchers import ALONE
+from retina_dist.strategies.start_processes import LAUNCHERS, launcher_like, run_job
 
 WINDOWS = "windows.json"  # for the processes that are started
+EQUAL, DIFFERENT, UNDECIDED = range(3)  # exit codes
 
 
 @dataclass
@@ -41,17 +42,19 @@ class ReproduceConfig:
     )
     steps: int = setting(20, "of a window, at most", at_least=1)
     seed: int = setting(0, "draws the windows; choose one that nobody knows", at_least=0)
-    processes: int = setting(1, "that run them", at_least=1)
+    processes: int | None = setting(
+        None, "that run them; null: one with virtual ranks, else as many as the run had", at_least=1
+    )
     launcher: str | None = setting(
-        None, "null: torchrun for several processes", choices=(None, *LAUNCHERS)
+        None, "null: that of the run, or torchrun", choices=(None, *LAUNCHERS)
     )
     overrides: list[str] = setting([], "settings of the place, such as data.root=/data/mine")
     worker: str | None = setting(None, "set in the processes that it starts")
     debug: bool = False
 
 
-def reproduce(config: ReproduceConfig) -> bool:
-    """Print the page; return whether everything was equal."""
+def reproduce(config: ReproduceConfig) -> int:
+    """Print the page; return the exit code."""
     audit = Audit(Path(config.run), config.overrides)
     print(f"run: {config.run}")
     try:
@@ -59,44 +62,58 @@ def reproduce(config: ReproduceConfig) -> bool:
             print(line)
         windows = audit.windows(config.windows, config.steps, config.seed)
         with TemporaryDirectory() as folder:
-            for number, window in enumerate(windows):
-                window.folder = str(Path(folder) / str(number))
             try:
-                _run(config, windows, Path(folder))
+                _run(config, audit, windows, Path(folder))
             except UserError as error:
-                print(f"\nNot run again: {error}")
-                return False
+                print(f"\nNot decided: the windows did not run: {error}")
+                return UNDECIDED
             for window in windows:
                 print(audit.compare(window))
     except UserError as error:
         print(f"\nDifferent: {error}")
-        return False
+        return DIFFERENT
     print(audit.describe_rest(windows))
-    return True
+    if audit.undecided:
+        print(f"\nNot decided: the records agree, but {audit.undecided}.")
+        return UNDECIDED
+    print("\nEqual: all that was compared, to the last bit.")
+    return EQUAL
 
 
-def _run(config: ReproduceConfig, windows: list[Window], folder: Path) -> None:
-    """Run the windows here, or in the processes of a launcher."""
-    if config.processes == 1 and config.launcher is None:
-        with redirect_stdout(sys.stderr):
-            for window in windows:
-                run_again(Path(config.run), config.overrides, window)
-    elif windows:
-        write_json(folder / WINDOWS, [asdict(window) for window in windows])
-        run_job(config.launcher or "torchrun", config.processes, "retina_dist.reproduce", folder)
+def _run(config: ReproduceConfig, audit: Audit, windows: list[Window], folder: Path) -> None:
+    """Run the windows in the processes of a launcher, each with as many threads as in the run."""
+    like = audit.start.launcher
+    processes = config.processes or audit.start.processes
+    if audit.config.trainer.virtual_ranks:
+        like = ALONE.name
+        processes = config.processes or 1
+    for number, window in enumerate(windows):
+        window.folder = str(folder / str(number))
+    write_json(folder / WINDOWS, [asdict(window) for window in windows])
+    launcher = config.launcher or launcher_like(like, processes)
+    threads = audit.start.threads
+    run_job(launcher, processes, "retina_dist.reproduce", folder, threads=threads)
+
+
+def work(config: ReproduceConfig, result: Path) -> None:
+    """Run the windows of the file beside `result`; every rank calls it."""
+    is_main = detect_launch().rank == 0
+    for each in json.loads(result.with_name(WINDOWS).read_text()):
+        window = Window(**each)
+        if is_main:
+            print(f"\n{window}, once more:", flush=True)
+        run_again(Path(config.run), config.overrides, window)
+    if is_main:
+        write_json(result, {})
 
 
 @entry_point("reproduce", ReproduceConfig)
 def main(config: ReproduceConfig) -> None:
     """The page, or in a launched process the windows."""
     if config.worker:
-        result = Path(config.worker)
-        for each in json.loads(result.with_name(WINDOWS).read_text()):
-            run_again(Path(config.run), config.overrides, Window(**each))
-        if detect_launch().rank == 0:
-            write_json(result, {})
-    elif not reproduce(config):
-        sys.exit(1)
+        work(config, Path(config.worker))
+    else:
+        sys.exit(reproduce(config))
 
 
 if __name__ == "__main__":

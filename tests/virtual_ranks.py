@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from retina_dist.base.files import write_json
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.samplers import TrainSampler
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_loop import TrainLoop
 from retina_dist.engine.virtual_ranks import VirtualRankStep
+from retina_dist.run.digest_recorder import DigestRecorder
+from retina_dist.run.resume import Run
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.testing.bits import digest_of
 from retina_dist.tracking.callbacks import Callback
+from retina_dist.tracking.digest import DigestRow, read_digests
 from tests.plans import plan_of
 
 VIRTUAL_RANKS = 4
@@ -130,3 +137,29 @@ def trained_bits(strategy: DistributedStrategy, **changes: Any) -> dict[str, str
     loop = loop_of(strategy, **changes)
     loop.fit()
     return bits_of(loop)
+
+
+class WithIds(Data):
+    """Rows that have ids, as images do."""
+
+    def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
+        for shards in super().train_steps(start, stop):
+            for shard in shards:
+                cast(Any, shard).image_ids = shard.x[:, 0].view(torch.int32).long()
+            yield shards
+
+
+def digest_rows(strategy: DistributedStrategy, folder: Path, **changes: Any) -> list[DigestRow]:
+    """Those of a training; on every rank what the main one wrote into its folder."""
+    task = SimpleNamespace(fingerprint=str, content_digests=dict, data_digests=dict)
+    loop = loop_of(strategy, **{"data_class": WithIds, **changes})
+    recorder = DigestRecorder(loop.state, strategy, same_losses=True)
+    run = Run(folder)
+    strategy.on_main(lambda: write_json(folder / "config.yaml", {"seed": 1}))
+    strategy.on_main(partial(recorder.begin, run, cast(Any, task)))
+    loop.callbacks = recorder
+    loop.train_step = recorder.watching(loop.train_step)
+    loop.metadata = lambda: {"digest": recorder.close_row()}
+    loop.fit()
+    written = strategy.on_main(lambda: list(map(astuple, read_digests(folder))))
+    return [DigestRow(*cells) for cells in written]

@@ -77,7 +77,10 @@ class Result(Struct):
 
 
 class Start(Struct):
-    """One entry of command.json; `resumed_at` is the step that it continued from."""
+    """One entry of command.json; `resumed_at` is the step that it continued from.
+
+    `launcher` is "" in older runs; `threads` are those of each process.
+    """
 
     time: str = ""
     command: str = ""
@@ -86,6 +89,9 @@ class Start(Struct):
     changed: list[tuple[str, str, str]] = []
     plan: str = ""
     job: str | None = None
+    launcher: str = ""
+    processes: Count = 1
+    threads: Count = 1
     versions: dict[str, str] = {}
     commit: str | None = None
     resumed_at: Count | msgspec.UnsetType | None = msgspec.UNSET  # unknown in older runs

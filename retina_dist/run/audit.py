@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,10 +28,13 @@ from retina_dist.run.digest_recorder import (
     state_digests,
     versions_digest,
 )
-from retina_dist.run.records import LOSS, read_result, versions
+from retina_dist.run.records import LOSS, read_result, start_of, versions
 from retina_dist.run.resume import checkpoint_folder
-from retina_dist.tracking.digest import COLUMNS, DigestRow, read_digests
+from retina_dist.strategies.settings import StrategySettings
+from retina_dist.tracking.callbacks import Callback
+from retina_dist.tracking.digest import COLUMNS, OF_EACH_STEP, DigestRow, read_digests
 from retina_dist.tracking.loggers import read_rows
+from retina_dist.tracking.settings import LoggingConfig
 
 
 class Mismatch(UserError):
@@ -66,12 +69,11 @@ class Audit:
         self.rows = read_digests(folder, check=False)
         self.starts = [row for row in self.rows if row.is_start]
         self.steps = {row.step: row for row in self.rows if not row.is_start}
+        self.start = start_of(folder)
         self.config = _settings_of(folder, overrides)
         self.settings = load_yaml(folder / "config.yaml")
         self.checkpoints: dict[int, str | None] = {}
-        self.layout = ""  # of the newest checkpoint
-        self.other_layout = ""  # in which windows ran whose bits cannot be compared
-        self.versions = "unknown versions"
+        self.undecided = ""  # why windows prove nothing
 
     def records(self) -> Iterator[str]:
         """Compare the records with each other; a line for each kind. Raises UserError, such as
@@ -139,8 +141,6 @@ class Audit:
                 )
         if versions_digest(content["versions"]) != self.starts[-1].loss:
             raise Mismatch(f"{path.name} has other versions than the run was started with")
-        self.versions = str(content["versions"])
-        self.layout = _layout_of(content)
 
     def _check_metrics(self) -> str:
         logged: dict[int, str] = {}
@@ -166,6 +166,8 @@ class Audit:
         last = self.rows[-1].step
         stops = sorted(step for step in begins if start.step <= step < last) + [last]
         every = [Window(begin, stop, begins[begin]) for begin, stop in pairwise(stops)]
+        if not every:
+            self.undecided = "no checkpoint is left from which it could run again"
         if number == "all" or not every:
             return every
         others = random.Random(seed).sample(every[1:], min(int(number), len(every)) - 1)
@@ -175,8 +177,8 @@ class Audit:
     def compare(self, window: Window) -> str:
         """Compare the rows of a window that was run again; what was equal, in words.
 
-        Raises Mismatch. In another layout without virtual ranks the losses of metrics.csv are
-        compared, of which not every digit is the same.
+        Raises Mismatch. With other versions, or in another layout without virtual ranks, the losses
+        of metrics.csv are compared, of which not every digit is the same.
         """
         again = Path(window.folder)
         rows = read_digests(again)
@@ -185,34 +187,31 @@ class Audit:
             raise Mismatch("labels or images of the data are not those of the run")
         if first.metrics != self.starts[-1].metrics:
             raise Mismatch("the overrides change settings that the run's numbers depend on")
-        layout = _layout_of(load_checkpoint(again / "checkpoints" / "last.pt"))
-        if layout != self.layout and not self.settings["trainer"].get("virtual_ranks"):
-            self.other_layout = layout
-            digits = _equal_digits(_metrics_of(self.folder), _metrics_of(again))
-            return f"{window}: {digits}, on {layout} in place of {self.layout}"
+        job = start_of(again).job
+        if job != self.start.job and not self.config.trainer.virtual_ranks:
+            self.undecided = f"it was run again on {job} in place of {self.start.job}"
+        elif first.loss != self.starts[-1].loss:
+            self.undecided = f"it was trained with {self.start.versions}, not with those from here"
+        if self.undecided:
+            return f"{window}: {_equal_digits(_metrics_of(self.folder), _metrics_of(again))}"
+        self._compare_rows(rows, window)
+        return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
+
+    def _compare_rows(self, rows: Sequence[DigestRow], window: Window) -> None:
         if not window.checkpoint:
-            if first.loss != self.starts[-1].loss:
-                raise Mismatch(
-                    f"the run was trained with {self.versions}, and here are {versions()}; "
-                    "audit it with the versions of the run"
-                )
-            _compare(first, self.starts[-1], set())
+            _compare(rows[0], self.starts[-1], COLUMNS)
         found = {row.step: row for row in rows if not row.is_start}
+        always: Sequence[str] = (*OF_EACH_STEP, "metrics")
         for step in range(window.begin + 1, window.stop + 1):
             if step not in found:
                 raise Mismatch(f"step {step} does not come again: the run ends before it")
-            free = {"weights", "optimizer"}  # where one of both wrote no checkpoint
             if step == window.stop:
-                free.add("metrics")
-            _compare(found[step], self.steps[step], free)
-        return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
+                always = OF_EACH_STEP
+            _compare(found[step], self.steps[step], always)
 
     def describe_rest(self, windows: Sequence[Window]) -> str:
         """What was not run again, and what the comparison rests on."""
-        again: set[int] = set()
-        for window in windows:
-            again.update(range(window.begin + 1, window.stop + 1))
-        left = len(self.steps.keys() - again)
+        left = len(self.steps) - sum(window.stop - window.begin for window in windows)
         rest = "every step was run again"
         if left:
             rest = (
@@ -220,59 +219,48 @@ class Audit:
             )
             if windows:
                 rest += "; labels and local images are those of the start in any case"
-        end = "Everything that was compared is equal."
-        if self.other_layout:
-            end = (
-                f"The records agree. The windows prove nothing on {self.other_layout}: "
-                f"run them on {self.layout}, as the run was."
-            )
         return (
-            f"rest: {rest}\nversions of the run: {self.versions}\n"
-            f"versions here: {versions()}\n\n{end}"
+            f"rest: {rest}\nversions of the run: {self.start.versions}\nversions here: {versions()}"
         )
 
 
-def _compare(again: DigestRow, row: DigestRow, free: set[str]) -> None:
-    """Raise Mismatch for the first cell that differs; a `free` one may be empty in one row."""
-    ours = asdict(again)
-    theirs = asdict(row)
-    for name in COLUMNS[1:-1]:
-        both = ours[name] and theirs[name]
-        if ours[name] != theirs[name] and (both or name not in free):
-            raise Mismatch(f"the cell {name} of step {row.step} is not what the step gives again")
+def _compare(again: DigestRow, row: DigestRow, always: Sequence[str]) -> None:
+    """Raise Mismatch for the first cell that differs."""
+    for name in again.differing(row, always):
+        raise Mismatch(f"the cell {name} of step {row.step} is not what the step gives again")
 
 
 def _settings_of(folder: Path, overrides: Sequence[str]) -> RunConfig:
-    """The settings of the run, on any layout."""
-    given = [f"resume={folder}", *overrides]
-    if not any(each.startswith("strategy=") for each in overrides):
-        given.append("strategy=auto")
-    config: RunConfig = load_config("train", given)
+    """The settings of the run; with virtual ranks on any backend."""
+    config: RunConfig = load_config("train", [f"resume={folder}", *overrides])
+    if config.trainer.virtual_ranks and not any(each.startswith("strategy") for each in overrides):
+        config = replace(config, strategy=StrategySettings())
     return config
 
 
 def run_again(folder: Path, overrides: Sequence[str], window: Window) -> None:
     """Run a window of the run in `folder`, into the window's folder. Every rank calls it."""
     config = _settings_of(folder, overrides)
-    trainer = replace(
-        config.trainer, stop_after=f"{window.stop}steps", checkpoint_dir=None, profile=None
-    )
-    records = replace(config.logging, digest=True, plots=False, tensorboard=False, mlflow="false")
-    fit(
-        replace(
-            config,
-            trainer=trainer,
-            logging=records,
-            resume=window.checkpoint,
-            output_dir=window.folder,
-        )
-    )
+    stop = f"{window.stop}steps"
+    fit_again(config, window.checkpoint, window.folder, stop_after=stop, digest=True)
 
 
-def _layout_of(content: StateDict) -> str:
-    if content["world_size"] == 1:
-        return str(content["backend"])
-    return f"{content['world_size']} processes, {content['backend']}"
+def fit_again(
+    config: RunConfig,
+    checkpoint: str | None,
+    folder: str,
+    callbacks: Sequence[Callback] = (),
+    *,
+    stop_after: str | None = None,
+    digest: bool = False,
+) -> None:
+    """Train by the settings of a run from one of its checkpoints, without its loggers and into a
+    folder of its own.
+    """
+    trainer = replace(config.trainer, stop_after=stop_after, checkpoint_dir=None, profile=None)
+    records = LoggingConfig(tensorboard=False, mlflow="false", plots=False, digest=digest)
+    run = replace(config, resume=checkpoint, output_dir=folder, trainer=trainer, logging=records)
+    fit(run, callbacks)
 
 
 def _metrics_of(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:

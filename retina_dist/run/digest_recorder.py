@@ -21,6 +21,7 @@ from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import write_csv
 from retina_dist.base.settings import flattened
 from retina_dist.base.yaml_files import load_yaml
+from retina_dist.config.resumed import OF_ONE_START
 from retina_dist.engine.replicas import digest_of
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import MicroBatches, Scalars, TakeStep, Task
@@ -37,21 +38,17 @@ LANES = 4096  # 64-bit integers of a block; each position has another key
 BLOCKS = 16  # summed at a time, so that they stay in a core's cache
 # Settings of a place, a layout or a page: no number of a training depends on them.
 LEFT_OUT = (
+    *OF_ONE_START,
     "data.num_workers",
     "data.root",
-    "debug",
-    "dry_run",
     "gpu",
     "logging.",
-    "output_dir",
-    "resume",
     "strategy.",
     "trainer.checkpoint_dir",
     "trainer.checkpoint_minutes",
     "trainer.keep_last",
     "trainer.profile",
     "trainer.save_top_k",
-    "trainer.stop_after",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import shlex
 import subprocess
@@ -85,6 +86,9 @@ def write_start(
         "changed": changed_settings(config),
         "plan": plan,
         "job": describe_job(strategy),
+        "launcher": strategy.launch.launcher,
+        "processes": strategy.world_size,
+        "threads": torch.get_num_threads(),
         "versions": versions(),
         "commit": commit(),
         "resumed_at": resumed_at,
@@ -92,9 +96,18 @@ def write_start(
     write_json(folder / COMMAND, [*starts, redacted_tree(start)])
 
 
+def start_of(run: Path, step: float = math.inf) -> Start:
+    """The start of a run that took a step, by its command.json; by default the last one."""
+    took = Start()
+    for start in read_typed(run / COMMAND, list[Start]):
+        if (start.resumed_at or 0) < step:
+            took = start
+    return took
+
+
 def markdown_of_start(folder: Path) -> str:
     """The last start of a run as Markdown: its command and the settings that it changed."""
-    start = read_typed(folder / COMMAND, list[Start])[-1]
+    start = start_of(folder)
     rows = [f"| {key} | {value} | {default} |\n" for key, value, default in start.changed]
     table = "| setting | value | default |\n|---|---|---|\n" + "".join(rows)
     return f"    {start.command}\n\n{table}"

@@ -142,6 +142,14 @@ def usable(launchers: Sequence[str]) -> list[str]:
     return [name for name, reason in reasons.items() if not reason]
 
 
+def launcher_like(name: str, processes: int) -> str:
+    """The launcher that starts so many processes here as `name` does; torchrun for one that cannot,
+    such as srun.
+    """
+    is_alone = name == ALONE.name and processes == 1
+    return name if is_alone or name in LAUNCHERS else "torchrun"
+
+
 def run_job(
     launcher: str,
     processes: int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
@@ -53,8 +54,20 @@ class DigestRow:
         *cells, _ = astuple(self)
         return replace(self, chain=sha256_of(before, *cells))
 
+    def differing(self, other: DigestRow, always: Sequence[str]) -> list[str]:
+        """The columns but `chain` in which two rows differ.
+
+        Those that are not in `always` are compared where both rows have a value.
+        """
+        found = []
+        for column, mine, theirs in zip(COLUMNS[:-1], astuple(self), astuple(other), strict=False):
+            if mine != theirs and (column in always or (mine and theirs)):
+                found.append(column)
+        return found
+
 
 COLUMNS = [column.name for column in fields(DigestRow)]
+OF_EACH_STEP = ("images", "loss", "gradients")  # others depend on how often a run logs and saves
 
 
 def sha256_of(*values: object) -> str:

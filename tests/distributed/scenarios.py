@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import time
+from dataclasses import astuple
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from retina_dist.testing.strategy_contract import (
     check_training,
     strategy_contract,
 )
-from tests.virtual_ranks import trained_bits
+from tests.virtual_ranks import digest_rows, trained_bits
 
 
 def contract() -> dict[str, Any]:
@@ -173,10 +175,11 @@ def bad_input() -> None:
         strategy.run_collectively(read)
 
 
-def same_bits() -> dict[str, str]:
-    """A training with virtual ranks and dropout."""
-    with make_strategy(device="cpu", timeout_s=60) as strategy:
-        return trained_bits(strategy, dropout=0.3)
+def same_bits() -> dict[str, object]:
+    """A training with virtual ranks and dropout, and the rows of its digest.csv."""
+    with make_strategy(device="cpu", timeout_s=60) as strategy, TemporaryDirectory() as folder:
+        rows = digest_rows(strategy, Path(folder), dropout=0.3)
+        return {**trained_bits(strategy, dropout=0.3), "digest.csv": list(map(astuple, rows))}
 
 
 SCENARIOS = {

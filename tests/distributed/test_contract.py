@@ -104,7 +104,8 @@ def test_a_rank_that_stays_away_ends_the_job_in_the_set_time(kind: str) -> None:
     ids=["two processes", "four"],
 )
 def test_virtual_ranks_have_the_same_bits_on_any_backend(jobs: list[tuple[str, int]]) -> None:
-    """With dropout, batch norm, an average, clipping, warm-up and short steps."""
+    """With dropout, batch norm, an average, clipping, warm-up and short steps; digest.csv too."""
     expected = run_ranks("single", 1, "same_bits").ranks
+    assert len(expected[0]["digest.csv"]) == 8
     for kind, processes in jobs:
         assert run_ranks(kind, processes, "same_bits").ranks == expected * processes, kind

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import write_json
 from retina_dist.classification.drawn import draw_classes
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
@@ -25,7 +22,6 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.run.assemble import train
 from retina_dist.run.digest_recorder import (
     LANES,
-    DigestRecorder,
     _keys,
     counted_settings,
     keyed_sum,
@@ -33,13 +29,12 @@ from retina_dist.run.digest_recorder import (
     state_digests,
 )
 from retina_dist.run.records import read_result
-from retina_dist.run.resume import Run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.testing.thread_ranks import ThreadRank, on_ranks
+from retina_dist.testing.thread_ranks import on_ranks
 from retina_dist.tracking.digest import FILE, DigestRow, read_digests, sha256_of
 from retina_dist.tracking.loggers import read_rows
 from tests.tampering import SMALL
-from tests.virtual_ranks import Data, Rows, loop_of
+from tests.virtual_ranks import Data, Rows, WithIds, digest_rows
 
 
 def run(folder: Path, *overrides: str) -> list[DigestRow]:
@@ -283,16 +278,6 @@ def test_a_chain_is_a_sha256_of_what_was_before() -> None:
 # several ranks
 
 
-class WithIds(Data):
-    """Rows that have ids, as images do."""
-
-    def train_steps(self, start: int, stop: int) -> Iterator[list[Rows]]:
-        for shards in super().train_steps(start, stop):
-            for shard in shards:
-                cast(Any, shard).image_ids = shard.x[:, 0].view(torch.int32).long()
-            yield shards
-
-
 class BadStep(WithIds):
     """The third step has an infinite loss."""
 
@@ -303,28 +288,13 @@ class BadStep(WithIds):
             yield shards
 
 
-def digests_of_ranks(strategy: ThreadRank, folder: Path, **changes: Any) -> list[DigestRow]:
-    task = SimpleNamespace(fingerprint=str, content_digests=dict, data_digests=dict)
-    loop = loop_of(strategy, **{"data_class": WithIds, **changes})
-    recorder = DigestRecorder(loop.state, strategy, same_losses=True)
-    run = Run(folder)
-    strategy.on_main(lambda: write_json(folder / "config.yaml", {"seed": 1}))
-    strategy.on_main(partial(recorder.begin, run, cast(Any, task)))
-    loop.callbacks = recorder
-    loop.train_step = recorder.watching(loop.train_step)
-    loop.metadata = lambda: {"digest": recorder.close_row()}
-    loop.fit()
-    strategy.on_main(lambda: None)
-    return read_digests(folder)
-
-
 @pytest.mark.parametrize("data_class", [WithIds, BadStep])
 def test_any_number_of_ranks_has_the_same_rows(tmp_path: Path, data_class: type[Data]) -> None:
     found = []
     for world_size in (1, 2, 4):
         folder = tmp_path / str(world_size)
         folder.mkdir()
-        of_ranks = partial(digests_of_ranks, folder=folder, data_class=data_class)
+        of_ranks = partial(digest_rows, folder=folder, data_class=data_class)
         found.append(on_ranks(world_size, of_ranks)[0])
     assert found[0] == found[1] == found[2]
     assert len({row.images for row in found[0]}) == 8
@@ -349,9 +319,7 @@ def test_swapped_images_and_another_gradient_are_seen(tmp_path: Path) -> None:
     for kind in (WithIds, Swapped, Nudged):
         folder = tmp_path / kind.__name__
         folder.mkdir()
-        (rows[kind.__name__],) = on_ranks(
-            1, partial(digests_of_ranks, folder=folder, data_class=kind)
-        )
+        (rows[kind.__name__],) = on_ranks(1, partial(digest_rows, folder=folder, data_class=kind))
     honest, swapped, nudged = (each[2] for each in rows.values())
     assert rows["WithIds"][1] == rows["Swapped"][1] == rows["Nudged"][1]
     assert honest.images != swapped.images

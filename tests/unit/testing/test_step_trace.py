@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,17 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist.bisect import (
-    Trace,
-    differing_step,
-    layout_of,
-    locate,
-    print_differences,
-    start_at,
-)
-from retina_dist.reporting.run_files import Start
+from retina_dist import bisect
+from retina_dist.base.errors import DataError
+from retina_dist.bisect import Trace, differing_step, locate, print_differences
+from retina_dist.config.compose import load_config
+from retina_dist.run.records import start_of, write_start
+from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.strategies.start_processes import command
+from retina_dist.strategies.start_processes import command, launcher_like
 from retina_dist.testing.step_trace import (
     STAGES,
     Stages,
@@ -232,13 +230,51 @@ def test_rows_that_differ_in_the_rhythm_alone_agree() -> None:
     assert differing_step(often, rows((7, "gradients", ""))) == (7, ["gradients"])
 
 
-def test_a_layout_is_read_from_the_start_that_took_the_step(tmp_path: Path) -> None:
-    jobs = ["one process, cpu, 2 threads", "DDP over Gloo, cpu, 3 threads, 2 processes"]
-    text = f'[{{"job": "{jobs[0]}", "resumed_at": null}}, {{"job": "{jobs[1]}", "resumed_at": 6}}]'
-    (tmp_path / "command.json").write_text(text)
-    assert [start_at(tmp_path, step).job for step in (1, 6, 7)] == [jobs[0], jobs[0], jobs[1]]
-    assert str(layout_of(Start(job=jobs[0]))) == "1 process by python, 2 threads each"
-    assert str(layout_of(Start(job=jobs[1]))) == "2 processes by torchrun, 3 threads each"
+class OnTwo(SingleDeviceStrategy):
+    launch = Launch("srun", world_size=2)
+
+
+def test_a_step_is_repeated_in_the_layout_of_the_start_that_took_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config("bisect", [f"a={tmp_path}", f"b={tmp_path}", "b_python=/new/python"])
+    write_start(config, SingleDeviceStrategy("cpu"), tmp_path, "")
+    write_start(config, OnTwo("cpu"), tmp_path, "", resumed_at=6)
+    assert [start_of(tmp_path, step).processes for step in (1, 6, 7)] == [1, 1, 2]
+    calls = []
+
+    def run_job(*job: object, **how: object) -> dict[str, object]:
+        calls.append((*job[:2], how["threads"], how["python"], how["further"]))
+        return {"began_at": 0, "states": {}, "stages": {}}
+
+    monkeypatch.setattr("retina_dist.bisect.run_job", run_job)
+    bisect.repeat(config, "a", 6, 5)
+    bisect.repeat(config, "b", 7, 6)
+    threads = torch.get_num_threads()
+    resume = f'resume="{tmp_path}"'
+    assert calls == [
+        ("python", 1, threads, sys.executable, [resume, "step=6", "before=5"]),
+        ("torchrun", 2, threads, "/new/python", [resume, "step=7", "before=6"]),
+    ]
+    (tmp_path / "command.json").write_text('[{"job": "one process, cpu, 2 threads"}]')
+    with pytest.raises(DataError, match=r"command.json is of an older version and has no launcher"):
+        bisect.repeat(config, "a", 6, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "expected"),
+    [
+        ("python", 1, "python"),
+        ("python", 2, "torchrun"),
+        ("torchrun", 1, "torchrun"),
+        ("horovodrun", 2, "horovodrun"),
+        ("variables", 2, "torchrun"),
+    ],
+)
+def test_a_launcher_that_starts_nothing_here_is_replaced(
+    name: str, processes: int, expected: str
+) -> None:
+    assert launcher_like(name, processes) == expected
 
 
 def test_a_section_that_one_run_lacks_differs_by_its_values(
