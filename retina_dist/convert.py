@@ -21,7 +21,7 @@ from retina_dist.base.settings import MISSING, setting
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import describe_split, read_split, sized_coco
+from retina_dist.detection.splits import read_split, sized_coco
 from retina_dist.tracking.console import print_redacted
 
 
@@ -70,7 +70,7 @@ def convert(config: ConvertConfig) -> dict[str, object]:
         )
     coco = sized_coco(part, data.max_pixels)
     write_json(Path(config.output), coco, indent=None)
-    summary = f"{config.output}: {describe_split(part)}"
+    summary = f"{config.output}: {part.describe()}"
     unsized = sum("width" not in image for image in coco["images"])
     if unsized:
         summary += f"; {unsized} without a size, whose files are not there"

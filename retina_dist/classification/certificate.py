@@ -32,7 +32,7 @@ class Certifier(certificate.Certifier):
     def __init__(self, config: EvaluateConfig) -> None:
         super().__init__(config, opened, exporter_of)
         self.sources = self.val.sources[: config.num_images]
-        self.truth = self.val.fingerprint()
+        self.truth = self.val.digest()
 
     def exported(self, predictor: Predictor, run: Runner, pixels: Tensor) -> Tensor:
         return run(predictor.prepare(pixels))[0][0]

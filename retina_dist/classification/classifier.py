@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,11 +19,8 @@ from retina_dist.classification.samples import Samples, absent, read_samples, ro
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.images import AnyImage, pixels_of
-from retina_dist.engine.precision import autocast
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task.predictor import Predictor
-
-logger = logging.getLogger(__name__)
 
 MAX_SIDE = 10**4  # px
 MAX_CLASSES = 5  # in an answer
@@ -56,6 +52,8 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
 
     kind = "classifier"
     task = "classification"
+    data_module = ClassificationDataModule
+    evaluator_class = ClassificationEvaluator
     Answer = ImageResult
 
     def __init__(
@@ -119,21 +117,8 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     def evaluator_of(
         self, val: Samples, data: ClassificationData, strategy: DistributedStrategy
     ) -> ClassificationEvaluator:
-        if val.held_out:
-            logger.info(f"evaluating on {val.describe()}")
-        module = ClassificationDataModule(
-            data,
-            train=None,
-            val=val,
-            rank=strategy.rank,
-            world_size=strategy.world_size,
-            device=strategy.device,
-        )
-        evaluator = ClassificationEvaluator(
-            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
-        )
+        evaluator: ClassificationEvaluator = super().evaluator_of(val, data, strategy)
         evaluator.keep_logits = True
-        evaluator.temperature = self.temperature
         return evaluator
 
     def prepare(self, image: AnyImage) -> Tensor:

@@ -80,7 +80,7 @@ class Samples:
         rows = held_out_rows(self.names, fraction, first_of_same(self.sources))
         return self.rows(rows["train"]), replace(self.rows(rows["val"]), held_out=fraction)
 
-    def fingerprint(self) -> str:
+    def digest(self) -> str:
         """A digest of names and labels."""
         pairs = zip(self.names, self.labels.tolist(), strict=True)
         lines = "\n".join(f"{name} {label}" for name, label in pairs)

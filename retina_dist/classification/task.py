@@ -6,7 +6,7 @@ It has labelled images, one of torchvision's classifiers and its metrics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from retina_dist.classification.settings import (
     ClassificationSettings,
     ClassifierConfig,
 )
-from retina_dist.data.sources import Source, files_digest
 from retina_dist.data.synthetic import noise
 from retina_dist.engine.checkpoint.store import located
 from retina_dist.model.weights import find_weights
@@ -60,6 +59,7 @@ class ClassificationTask(ImageTask):
     evaluator_class = ClassificationEvaluator
     data_module = ClassificationDataModule
     class_metric = "accuracy"
+    labels = "classes"
     # BINARY of two classes only, which the data decides.
     metric_names: Sequence[str] = (*METRICS, *BINARY)
     default_monitor = "val/top1"
@@ -193,18 +193,7 @@ class ClassificationTask(ImageTask):
 
     def fingerprint(self) -> str:
         """A digest of the training images' names and classes, which their order depends on."""
-        return self.train.fingerprint()
-
-    def data_digests(
-        self, of_files: Callable[[Sequence[Source]], str] = files_digest
-    ) -> dict[str, str]:
-        """Of the classes, and of the image files, by default their sizes and times."""
-        digests = {}
-        for split, part in (("train", self.train), ("val", self.val)):
-            if part is not None and not self.config.data.synthetic:
-                digests[f"the classes of {split}"] = part.fingerprint()
-                digests[f"the image files of {split}"] = of_files(part.sources)
-        return digests
+        return self.train.digest()
 
     def metadata(self, model: nn.Module) -> dict[str, object]:
         data = self.config.data

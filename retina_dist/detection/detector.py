@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -29,14 +28,11 @@ from retina_dist.detection.model.weights import load_weights
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories, check_names
 from retina_dist.detection.settings import DetectionData, DetectorSettings, ModelConfig
-from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.detection.splits import read_split
 from retina_dist.detection.tiles import merge, windows_of
-from retina_dist.engine.precision import autocast
 from retina_dist.model.weights import published
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task.predictor import LIMITS, DetectionLimits, Predictor
-
-logger = logging.getLogger(__name__)
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px
@@ -77,6 +73,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     model: DetectionModel
     kind = "detector"
     task = "detection"
+    data_module = CocoDataModule
+    evaluator_class = CocoEvaluator
     Answer = ImageResult
 
     def __init__(
@@ -216,20 +214,10 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def evaluator_of(
         self, val: Annotations, data: DetectionData, strategy: DistributedStrategy
     ) -> CocoEvaluator:
-        if val.held_out:
-            logger.info(f"evaluating on {describe_split(val)}")
-        module = CocoDataModule(
-            data.with_values(min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size),
-            train=None,
-            val=val,
-            rank=strategy.rank,
-            world_size=strategy.world_size,
-            device=strategy.device,
+        data = data.with_values(
+            min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size
         )
-        evaluator = CocoEvaluator(
-            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
-        )
-        evaluator.temperature = self.temperature
+        evaluator: CocoEvaluator = super().evaluator_of(val, data, strategy)
         return evaluator
 
     def prepare(self, image: AnyImage) -> Batch:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from retina_dist.base.errors import DataError, set_status
-from retina_dist.base.text import pluralize, truncate
+from retina_dist.base.text import pluralize
 from retina_dist.detection.readers.annotations import Annotations, sizes_of, without_empty
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.formats import AnnotationReader
@@ -133,12 +133,6 @@ def first_images_with_objects(annotations: Annotations, count: int) -> Annotatio
     return annotations.with_rows(rows[:count])
 
 
-def _absent_classes(part: Annotations, known: Sequence[str]) -> list[str]:
-    seen = set(np.concatenate([[], *part.labels]).tolist())
-    names = enumerate(part.categories.names)
-    return [name for label, name in names if name not in {"", *known} and label not in seen]
-
-
 def unread_test(data: DetectionData, reader: AnnotationReader, *, validates: bool) -> str:
     """What to say of a test split that no training reads; "" where there is none."""
     if data.val_split == "test":
@@ -167,30 +161,6 @@ def sized_coco(part: Annotations, max_pixels: int) -> Entry:
             entry = {**entry, "width": record.width, "height": record.height}
         images.append(entry)
     return coco | {"images": images}
-
-
-def describe_split(part: Annotations, known: Sequence[str] = ()) -> str:
-    """Images and boxes of a split, and what was left out of it; `known` classes need no box."""
-    boxes = sum(map(len, part.boxes))
-    facts = [f"{pluralize(len(part.records), 'image')}, {pluralize(boxes, 'box')}"]
-    empty = len(part.boxes) - sum(map(bool, map(len, part.boxes)))
-    if empty:
-        facts.append(f"{pluralize(empty, 'image')} without boxes")
-    if part.num_crowd:
-        facts.append(f"{pluralize(part.num_crowd, 'crowd region')} (evaluated, not trained on)")
-    for name, count in part.dropped.items():
-        facts.append(f"{pluralize(count, 'box')} dropped: {name}")
-    facts += map(str, part.left_out)
-    absent = _absent_classes(part, known)
-    if absent and boxes:
-        facts.append(f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)}")
-    if part.clipped:
-        facts.append(f"{pluralize(part.clipped, 'box')} clipped to their image")
-    if part.held_out:
-        facts.append(f"held out of train by data.val_fraction={part.held_out}")
-    if part.format:
-        facts.append(f"{part.format}, as recognised")
-    return "; ".join(facts)
 
 
 def implausible_boxes(part: Annotations, split: str) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,6 @@ from retina_dist.base.errors import CheckpointError, ConfigError, UserError
 from retina_dist.base.registry import class_of
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.samplers import FloatArray, images_per_epoch
-from retina_dist.data.sources import Source, files_digest
 from retina_dist.detection.anchor_coverage import describe_fit
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
@@ -40,7 +39,6 @@ from retina_dist.detection.settings import (
     ModelConfig,
 )
 from retina_dist.detection.splits import (
-    describe_split,
     first_images_with_objects,
     read_splits,
     unread_test,
@@ -61,6 +59,7 @@ class DetectionTask(ImageTask):
     evaluator_class = CocoEvaluator
     data_module = CocoDataModule
     class_metric = "AP"
+    labels = "annotations"
     metric_names: Sequence[str] = CocoEvaluator.metric_names
     default_monitor = "coco/AP"
     headline_metrics = (
@@ -212,12 +211,12 @@ class DetectionTask(ImageTask):
 
     def facts(self) -> Iterator[tuple[str, str]]:
         known = self._known_classes
-        yield "train", describe_split(self.train, known)
+        yield "train", self.train.describe(known)
         if self.repeats is not None:
             rare = pluralize(int((self.repeats > 1).sum()), "image")
             most = float(self.repeats.max())
             yield "repeats", f"{rare} with rare classes, up to {most:.3g} times an epoch"
-        yield "val", describe_split(self.val, known) if self.val else NO_VALIDATION
+        yield "val", self.val.describe(known) if self.val else NO_VALIDATION
         if self.test:
             yield "test", self.test
         yield "model", self.config.model.describe()
@@ -319,19 +318,6 @@ class DetectionTask(ImageTask):
         """A digest of the training images' ids and names, on which their order depends."""
         listed = "\n".join(f"{image_id} {name}" for image_id, name in self.file_names().items())
         return hashlib.sha256(listed.encode()).hexdigest()
-
-    def data_digests(
-        self, of_files: Callable[[Sequence[Source]], str] = files_digest
-    ) -> dict[str, str]:
-        """Of the boxes of both splits, and of the image files, by default their sizes and times."""
-        digests = {}
-        for split, part in (("train", self.train), ("val", self.val)):
-            if part is not None and not self.config.data.synthetic:
-                digests[f"the annotations of {split}"] = part.digest()
-                digests[f"the image files of {split}"] = of_files(
-                    [record.path for record in part.records]
-                )
-        return digests
 
     def draw_inputs(self, data: CocoDataModule, folder: Path) -> None:
         """first_batch.jpg: the first step's images as the model sees them; nothing of noise."""

@@ -136,17 +136,12 @@ class ImageTask(Task):
     data_module: ClassVar[type]
     class_weights: np.ndarray | None = None  # [K] in the loss, float64
     class_metric: ClassVar[str]  # what a result has `per_class`
+    labels: ClassVar[str]  # what `data_digests` calls them
 
     @property
     @abstractmethod
     def class_names(self) -> Sequence[str]:
         """The name of each label."""
-
-    @abstractmethod
-    def data_digests(
-        self, of_files: Callable[[Sequence[Source]], str] = files_digest
-    ) -> dict[str, str]:
-        """`of_files` digests the files of the images."""
 
     @abstractmethod
     def class_counts(self) -> np.ndarray:
@@ -178,6 +173,19 @@ class ImageTask(Task):
     @abstractmethod
     def write_results(self, result: Any, folder: Path) -> None:
         """An analysis of `result`, and details.json and images/ for the report."""
+
+    def data_digests(
+        self, of_files: Callable[[Sequence[Source]], str] = files_digest
+    ) -> dict[str, str]:
+        """Of the labels of both splits, and of the image files; by default of their sizes and
+        times.
+        """
+        digests = {}
+        for split, part in (("train", self.train), ("val", self.val)):
+            if part is not None and not self.config.data.synthetic:
+                digests[f"the {self.labels} of {split}"] = part.digest()
+                digests[f"the image files of {split}"] = of_files(part.sources)
+        return digests
 
     def content_digests(self) -> dict[str, str]:
         return self.data_digests(contents_digest)

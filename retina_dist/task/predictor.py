@@ -5,6 +5,7 @@ Its errors are UserErrors.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.task.image_task import Evaluator
 from retina_dist.tracking.console import configure_logging, heartbeat
 
+logger = logging.getLogger(__name__)
+
 # What a checkpoint says of its training.
 RECORD = (
     "step",
@@ -91,6 +94,8 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
     kind: ClassVar[str]
     task: ClassVar[str]
     Answer: ClassVar[type]
+    data_module: ClassVar[type]
+    evaluator_class: ClassVar[type[Evaluator]]
     record: Mapping[str, Any] = {}
     source: str | None = None
     whole: Predictor | None = None
@@ -245,9 +250,23 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         """
         raise NotImplementedError
 
-    def evaluator_of(self, val: Any, data: Any, strategy: DistributedStrategy) -> Evaluator[Result]:
+    def evaluator_of(self, val: Any, data: Any, strategy: DistributedStrategy) -> Any:
         """What evaluates the model on the strategy's device over `val`, read as `data` says."""
-        raise NotImplementedError
+        if val.held_out:
+            logger.info(f"evaluating on {val.describe()}")
+        module = self.data_module(
+            data,
+            train=None,
+            val=val,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            device=strategy.device,
+        )
+        evaluator = self.evaluator_class(
+            val, module.val_batches, strategy, autocast(strategy.device, self.precision)
+        )
+        evaluator.temperature = self.temperature
+        return evaluator
 
     @public
     def evaluate(self, data: object, *, strategy: StrategySettings | None = None) -> Result:
@@ -260,7 +279,8 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         with strategy_of(settings) as job, configure_logging(job.rank), heartbeat():
             val = job.run_collectively(lambda: self.val_of(data))
             with self.on(job.device):
-                return self.evaluator_of(val, data, job).evaluate(self.model)
+                result: Result = self.evaluator_of(val, data, job).evaluate(self.model)
+                return result
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import pluralize, truncate
 from retina_dist.data.val_fraction import held_out_rows
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.ground_truth import GroundTruth
 from retina_dist.detection.readers.items import LeftOut
-from retina_dist.detection.readers.records import ImageRecord
+from retina_dist.detection.readers.records import ImageRecord, ImageSource
 
 T = TypeVar("T")
 
@@ -73,6 +73,37 @@ class Annotations:
             found.update(repr(image).encode() + boxes.tobytes() + labels.tobytes())
         return found.hexdigest()
 
+    @property
+    def sources(self) -> list[ImageSource]:
+        return [record.path for record in self.records]
+
+    def describe(self, known: Sequence[str] = ()) -> str:
+        """Images and boxes, and what was left out; `known` classes need no box."""
+        boxes = sum(map(len, self.boxes))
+        facts = [f"{pluralize(len(self.records), 'image')}, {pluralize(boxes, 'box')}"]
+        empty = len(self.boxes) - sum(map(bool, map(len, self.boxes)))
+        if empty:
+            facts.append(f"{pluralize(empty, 'image')} without boxes")
+        if self.num_crowd:
+            facts.append(f"{pluralize(self.num_crowd, 'crowd region')} (evaluated, not trained on)")
+        for name, count in self.dropped.items():
+            facts.append(f"{pluralize(count, 'box')} dropped: {name}")
+        facts += map(str, self.left_out)
+        seen = set(np.concatenate([[], *self.labels]).tolist())
+        absent = []
+        for label, name in enumerate(self.categories.names):
+            if name not in {"", *known} and label not in seen:
+                absent.append(name)
+        if absent and boxes:
+            facts.append(f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)}")
+        if self.clipped:
+            facts.append(f"{pluralize(self.clipped, 'box')} clipped to their image")
+        if self.held_out:
+            facts.append(f"held out of train by data.val_fraction={self.held_out}")
+        if self.format:
+            facts.append(f"{self.format}, as recognised")
+        return "; ".join(facts)
+
     def with_labels(self, categories: Categories) -> Annotations:
         """The same with the labels of `categories`, which have these names among others."""
         places = [categories.names.index(name) for name in self.categories.names]
@@ -102,7 +133,7 @@ class Annotations:
         from retina_dist.data.file_checks import first_of_same
 
         names = [record.file_name for record in self.records]
-        firsts = first_of_same([record.path for record in self.records])
+        firsts = first_of_same(self.sources)
         rows = held_out_rows(names, fraction, firsts)
         parts = {split: self.with_rows(rows[split]) for split in ("train", "val")}
         parts["val"].held_out = fraction

@@ -20,7 +20,7 @@ from retina_dist.classification.task import read_splits
 from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.sources import RemoteFile
 from retina_dist.data.val_fraction import held_out
-from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.detection.splits import read_split
 from retina_dist.strategies.settings import StrategyConfig
 from tests.coco_files import split_of, write_coco
 from tests.unit.data.test_shards import write
@@ -95,7 +95,7 @@ def test_both_parts_hold_each_image_once_with_its_ground_truth(tmp_path: Path) -
         assert {image["id"] for image in part.coco["images"]} == ids
         assert {entry["image_id"] for entry in part.coco["annotations"]} <= ids
         assert part.num_crowd == sum(i % 5 == 0 for i in ids)
-    assert "held out of train by data.val_fraction=0.2" in describe_split(val)
+    assert "held out of train by data.val_fraction=0.2" in val.describe()
     small = data.with_values(keep_empty_images=False)
     assert all(record.image_id % 2 for record in read_split(small, "train").records)  # type: ignore[union-attr]
     assert names(read_split(small, "val")) == expected

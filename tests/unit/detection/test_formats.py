@@ -19,7 +19,7 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.detection.splits import read_split
 from tests.coco_files import split_of
 
 # split -> image -> (class, x1, y1, x2, y2) in 40 x 20 pixels
@@ -357,7 +357,7 @@ def test_a_split_says_its_format_and_what_was_left_out(
 ) -> None:
     make(tmp_path)
     train = split_of(tmp_path)
-    assert describe_split(train).endswith(f"; {title}, as recognised")
+    assert train.describe().endswith(f"; {title}, as recognised")
     assert train.num_crowd == (make is openimages)
     points = [str(left) for left in train.left_out if left.noun == "shape"]
     if make is labelme:

@@ -17,7 +17,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers import coco as coco_reader
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import describe_split, read_split, read_splits, unread_test
+from retina_dist.detection.splits import read_split, read_splits, unread_test
 from retina_dist.doctor import DoctorConfig
 from tests.exports import BOXES, EXPORTS, SIZES, coco, photo, text, yolo
 
@@ -136,7 +136,7 @@ def test_a_class_without_a_box_and_images_without_annotations_are_said(tmp_path:
     data = DetectionData(name="mine", root=str(tmp_path))
     part = read_split(data, "train")
     assert part is not None
-    said = describe_split(part)
+    said = part.describe()
     assert "; 3 images without annotations: images/default/x.jpg" in said
     assert "; 1 class without a box: cow" in said
     config = DoctorConfig()

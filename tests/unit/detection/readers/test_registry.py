@@ -18,7 +18,7 @@ from retina_dist.detection.readers.formats import AnnotationReader, FolderReader
 from retina_dist.detection.readers.items import Box, Item
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import FILE_SETTINGS, DetectionData
-from retina_dist.detection.splits import describe_split, read_split
+from retina_dist.detection.splits import read_split
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "data.md"
 
@@ -51,7 +51,7 @@ def test_a_format_is_one_class_and_one_row(points: Path, format: str) -> None:
     part = read_split(data, "train")
     assert part is not None
     assert part.boxes[0].tolist() == [[15, 5, 25, 15]]
-    assert describe_split(part).endswith("points, as recognised") == (format == "auto")
+    assert part.describe().endswith("points, as recognised") == (format == "auto")
     assert read_split(data, "val") is None
 
 
