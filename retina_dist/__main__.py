@@ -4,8 +4,6 @@ Each command is the module `retina_dist.COMMAND`. A launcher starts that module 
 `torchrun --nproc-per-node 2 -m retina_dist.train`.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -11,8 +11,6 @@
 `ClassifierTrainer` is the same for image classification.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path

@@ -7,8 +7,6 @@
 The format is recognised. For other tools: training reads all formats directly (`data.root=FOLDER`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -13,8 +13,6 @@ the training, it checks machines and network and that all hosts read the same da
 image. Exit code 1 if there are errors, 2 if the settings or the annotation files cannot be used.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from functools import partial

@@ -13,8 +13,6 @@ the processes share the images. For a detector it prints pycocotools' twelve num
 class; for a classifier accuracies and, with two classes, sensitivity, specificity and ROC-AUC.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,6 @@ whose h and w are its image size, probabilities [1, K]. Categories or classes, i
 versions are in the file. `.pt` is a state_dict for torchvision's own class, and nothing else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from retina_dist.base.settings import MISSING, setting

@@ -19,8 +19,6 @@ Each launcher starts once for each number of processes and runs all cases; the f
 what one process gives. The output of the jobs goes to stderr.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import tempfile

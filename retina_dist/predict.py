@@ -7,8 +7,6 @@ are unreadable, the exit code is 2. Nothing is overwritten: without output_dir t
 predictions, predictions-2 and so on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from retina_dist.base.settings import MISSING, setting

@@ -10,8 +10,6 @@ them, or both. A training writes report.html into its run folder, and evaluate i
 The file needs `pip install "retina-dist[analysis]"`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -7,8 +7,6 @@ After SIGTERM, accepted requests are answered (with 503 after `shutdown_s`), the
 0. TLS is left to a reverse proxy.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from retina_dist.config.entry_point import entry_point

@@ -8,8 +8,6 @@ For training from object storage. Takes the data settings of a training. The out
 self-contained: it has the annotations too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from retina_dist.base.errors import ConfigError

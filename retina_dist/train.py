@@ -9,8 +9,6 @@ horovodrun -np 8 python -m retina_dist.train …               8 GPUs, Horovod (
 python -m retina_dist.train -m optimizer.lr=1e-3,1e-2 …      a sweep
 """
 
-from __future__ import annotations
-
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import RunConfig
 from retina_dist.run.assemble import train

@@ -1,7 +1,5 @@
 """Checks of the arguments and types of settings that are made in Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """What other tools call the values of our settings and the entries of our groups."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from difflib import get_close_matches
 

@@ -4,8 +4,6 @@ Settings are used as they are; `redacted` is for their copies in files, in words
 MLflow.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random numbers keyed by image and epoch, or by step and rank, whichever process draws them."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator

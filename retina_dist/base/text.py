@@ -1,7 +1,5 @@
 """Numbers and names in messages; text from files, made safe to print."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Files of `torch.save` and safetensors, read without running code in them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

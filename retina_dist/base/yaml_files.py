@@ -3,8 +3,6 @@
 An alias lets 400 bytes stand for 10^9 values, which a reader of the result would visit one by one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable
 from typing import Any, ClassVar

@@ -7,8 +7,6 @@
 Each takes KEY=VALUE settings (--cfg job lists them). output=FILE writes the figures as JSON.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

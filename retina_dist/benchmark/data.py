@@ -9,8 +9,6 @@ parts take turns, `rounds` times. The base is Pillow's decoder and a resize in f
 torchvision's detectors, into the same batch. Neither normalises.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

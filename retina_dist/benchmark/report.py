@@ -1,7 +1,5 @@
 """Write the figures of a benchmark, with machine and versions."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

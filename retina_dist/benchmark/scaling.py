@@ -13,8 +13,6 @@ also compared with the first one at as many processes. output=NAME.json also dra
 length of an epoch over the number of processes.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """CPU time and memory that a training needs before its first step, by the size of the data set."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -11,8 +11,6 @@ same weights and images, already of the padded size, and take turns within one p
 compares a turn with the base's turn beside it.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

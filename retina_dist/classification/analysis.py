@@ -1,7 +1,5 @@
 """What a classifier gets wrong, and how sure its metrics are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A trained classifier, ready to use: images in, probabilities out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

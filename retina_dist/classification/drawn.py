@@ -3,8 +3,6 @@
 They are files of one drawn shape each, and random classes for random images.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from pathlib import Path

@@ -3,8 +3,6 @@
 Ranks gather one row for each image, and each computes the metrics from all rows.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

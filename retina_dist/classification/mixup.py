@@ -1,7 +1,5 @@
 """Mixup and cutmix of two images."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torchvision.transforms import v2

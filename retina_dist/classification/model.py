@@ -1,7 +1,5 @@
 """Any classifier of torchvision, from a batch to its losses. Letters in shapes: see `dataset`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import partial

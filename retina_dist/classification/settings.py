@@ -1,7 +1,5 @@
 """Settings of classification's data and model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from retina_dist.base.errors import ConfigError

@@ -3,8 +3,6 @@
 It has labelled images, one of torchvision's classifiers and its metrics.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

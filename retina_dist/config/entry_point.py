@@ -1,7 +1,5 @@
 """The `main()` of a command: Hydra's command line, and how errors end the process."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """The page of `python -m retina_dist.COMMAND --help`: what it does, its settings and examples."""
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What Hydra and OmegaConf raise, as sentences that name the key, the value and the remedy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A function calls `base.registry.register`, or stores entries that name a class b
 Hydra's ConfigStore.
 """
 
-from __future__ import annotations
-
 import functools
 from importlib.metadata import entry_points
 

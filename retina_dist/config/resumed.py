@@ -3,8 +3,6 @@
 Nothing that the file names is looked up.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

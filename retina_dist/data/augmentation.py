@@ -1,7 +1,5 @@
 """Augmentations of one's own: any function of an image and its boxes, with keyed random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias

@@ -5,8 +5,6 @@ shapes waste less (on COCO 2017, six of them cost 3 % more pixels than padding e
 separately), and compiled kernels can be reused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

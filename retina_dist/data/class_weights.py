@@ -1,7 +1,5 @@
 """How much each class counts in the loss of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """Checks of a data set's image files: missing, damaged, of another size, the same as others."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import defaultdict

@@ -4,8 +4,6 @@ Pillow opens every file and decodes it, except JPEG, which TorchCodec decodes fa
 bits.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import mimetypes

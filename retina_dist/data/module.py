@@ -5,8 +5,6 @@ InfiniBand, and unlike spawned processes they start at once. They do not import 
 it needs no `if __name__ == "__main__":`.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import multiprocessing

@@ -4,8 +4,6 @@ Every batch is a pure function of the step: a resume replays nothing, and with a
 ranks sees the same images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

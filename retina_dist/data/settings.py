@@ -1,7 +1,5 @@
 """The settings that the image data of every task shares; the names of splits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from typing_extensions import Self

@@ -11,8 +11,6 @@ For each split, a folder, local or behind a URL, holds
 The same input gives the same bytes.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -6,8 +6,6 @@ A source is a small value that can be sent to data workers; files and connection
 worker.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

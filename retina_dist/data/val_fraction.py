@@ -1,7 +1,5 @@
 """Which training images `data.val_fraction` holds out for validation, by the hash of their name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from retina_dist.base.errors import DataError

@@ -1,7 +1,5 @@
 """What a detector gets wrong: classes, kinds of errors, the threshold to use, the worst images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

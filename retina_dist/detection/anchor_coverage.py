@@ -1,7 +1,5 @@
 """How the model's anchors fit the boxes of a data set, and which change would fit better."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -8,8 +8,6 @@ where it is higher by more than its own standard error. Where no other detection
 share of the classes whose best detection is right stands in.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ whole package: B images of a batch, A anchors, M boxes an image is padded to, N 
 classes, H and W the padded shape in pixels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Detections travel as rows [n, 7] of float64: image_id, x, y, width, height, scor
 float64, because ids above 2^24 do not fit float32.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Boxes on images: the first batch, and the pictures of `predict` and `doctor`."""
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

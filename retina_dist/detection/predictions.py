@@ -5,8 +5,6 @@
 * CVAT for images 1.1: https://docs.cvat.ai/docs/dataset_management/formats/format-cvat/
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of detection's data and model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 Boxes that were not read as they were written mostly leave their image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

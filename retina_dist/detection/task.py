@@ -1,7 +1,5 @@
 """Detection: annotations, batches, a RetinaNet, COCO metrics and images from a run's settings."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence

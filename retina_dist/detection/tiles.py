@@ -4,8 +4,6 @@ As SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slices images; the
 looked at too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 its files by it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

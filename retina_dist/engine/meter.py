@@ -1,7 +1,5 @@
 """Means of a training's values over steps and ranks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

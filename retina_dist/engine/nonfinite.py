@@ -1,7 +1,5 @@
 """Steps with an infinite or NaN loss or gradient: skipped on all ranks, and reported in a file."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ On CUDA the marks are events in the stream: work counts when it runs, and the ho
 only when the times are read.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import time

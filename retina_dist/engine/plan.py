@@ -4,8 +4,6 @@ actions at each step.
 The plan does not depend on the backend; any number of processes can share any batch.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

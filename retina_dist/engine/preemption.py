@@ -1,7 +1,5 @@
 """Signals that ask a run to end, and how all ranks save or stop at the same step."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

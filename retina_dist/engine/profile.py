@@ -1,7 +1,5 @@
 """`trainer.profile`: torch.profiler's trace of some training steps, one file for each rank."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

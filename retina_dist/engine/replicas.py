@@ -1,7 +1,5 @@
 """Keeps the ranks' copies of a training equal, and checks that they are."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

@@ -2,8 +2,6 @@
 numbers follow from `step`.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 It knows neither backend, task nor configuration.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

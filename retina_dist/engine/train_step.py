@@ -2,8 +2,6 @@
 nor configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast

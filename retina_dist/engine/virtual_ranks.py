@@ -6,8 +6,6 @@ shard 2 + shard 3, then the sums of two, and so on. A process has a run of V / w
 which is a whole branch of the tree; the branches are then added in the same order, slice by slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -2,8 +2,6 @@
 in bfloat16, kinds of norms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeVar

@@ -3,8 +3,6 @@
 Only tensors and plain values are unpickled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Clipping of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

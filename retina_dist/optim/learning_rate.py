@@ -2,8 +2,6 @@
 without state.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from abc import ABC, abstractmethod

@@ -2,8 +2,6 @@
 and gradient clipping.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any

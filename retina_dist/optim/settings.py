@@ -2,8 +2,6 @@
 one's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """What a result got wrong, in one form for every task: analysis.json and its tables."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec

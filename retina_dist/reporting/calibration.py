@@ -3,8 +3,6 @@
 Guo et al., On Calibration of Modern Neural Networks, 2017, https://arxiv.org/abs/1706.04599.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

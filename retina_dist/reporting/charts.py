@@ -3,8 +3,6 @@
 `PANELS` is the table of the curves.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

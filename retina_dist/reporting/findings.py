@@ -1,7 +1,5 @@
 """A doctor's report: findings with their remedies, and facts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

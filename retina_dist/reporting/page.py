@@ -3,8 +3,6 @@
 plotly's JavaScript is in the page, compressed; the page loads nothing, and forbids the browser to.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Images with a title, sheets of images, and the images of a report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The report of a run folder, or of two side by side."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

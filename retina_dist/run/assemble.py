@@ -1,7 +1,5 @@
 """A training from its settings: plan, run folder, model, checkpoint and loop, in this order."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Sequence

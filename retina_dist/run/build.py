@@ -1,7 +1,5 @@
 """Objects of a run from its settings: strategy, plan, state, best metric."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial

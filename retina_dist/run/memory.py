@@ -6,8 +6,6 @@ storages are counted in step two, when the optimizer has its state. docs/plannin
 predicted with measured peaks and lists the gaps.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

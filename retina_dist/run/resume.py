@@ -1,7 +1,5 @@
 """Where a run writes, and which checkpoint it resumes from."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

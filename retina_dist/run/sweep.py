@@ -4,8 +4,6 @@ Each job's result.json states how it ended, wherever its launcher ran it; rank 0
 from these after each job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

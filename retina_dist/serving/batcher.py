@@ -1,7 +1,5 @@
 """Batches of the images of concurrent requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Without a key: `/`, a page to try it, `/healthz`, `/readyz` and `/metrics`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

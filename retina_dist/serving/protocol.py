@@ -1,7 +1,5 @@
 """HTTP connections of which the client has closed its sending half, or all."""
 
-from __future__ import annotations
-
 import logging
 import socket
 

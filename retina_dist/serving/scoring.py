@@ -1,7 +1,5 @@
 """From the body of a request to its images, and from an image to its answer."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

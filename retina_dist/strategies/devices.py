@@ -1,7 +1,5 @@
 """Which device this process works on, and the memory of a GPU that a user names."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

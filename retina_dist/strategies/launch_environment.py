@@ -5,8 +5,6 @@ launcher's variables.
 told.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ how the benchmarks start it, and which variables a process must not pass to a jo
 itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

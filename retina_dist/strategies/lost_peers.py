@@ -14,8 +14,6 @@ A `UserError` on one rank alone is another case: `DistributedStrategy.run_collec
 others of it, and all leave in order.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

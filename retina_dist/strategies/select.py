@@ -1,7 +1,5 @@
 """Which strategy a job uses."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

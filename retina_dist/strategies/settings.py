@@ -1,7 +1,5 @@
 """Settings of the strategies: what all of them have, then each one's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """One process on one device: every collective is the identity."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from retina_dist.strategies.base import DistributedStrategy, ReduceOp

@@ -1,7 +1,5 @@
 """The temperature of a checkpoint's scores, which `evaluate calibrate=true` writes into it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The evaluator and the part of a `Task` that the tasks of the package share."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from abc import ABC, abstractmethod

@@ -3,8 +3,6 @@
 It says what a model is, what it was trained on and how well it does.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Image files through a predictor: a picture of each, written beside the results."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

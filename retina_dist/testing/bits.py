@@ -1,7 +1,5 @@
 """Digests of short trainings with virtual ranks, to compare over processes and backends."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from dataclasses import replace

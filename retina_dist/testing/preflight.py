@@ -3,8 +3,6 @@
 A fact that cannot be read stops nothing.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

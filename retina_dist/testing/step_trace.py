@@ -1,7 +1,5 @@
 """What one optimizer step computes, as digests in the order in which it happens."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

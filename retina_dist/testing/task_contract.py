@@ -3,8 +3,6 @@
 docs/extending.md shows how.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

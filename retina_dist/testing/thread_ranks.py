@@ -1,7 +1,5 @@
 """Ranks that are threads of this process: to test what communicates without a launcher."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Hooks into a training: what a user's own code, the progress line and the metric loggers hear."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a rank prints, and signs of life during long work."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Metric loggers: `log(metrics, step)` takes metrics by `group/name`."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import math

@@ -6,8 +6,6 @@ MLFLOW_TRACKING_URI and MLFLOW_RUN_ID set.
 https://learn.microsoft.com/azure/machine-learning/how-to-log-view-metrics
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """One live line on a terminal; plain lines in a log file."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

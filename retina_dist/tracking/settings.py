@@ -1,7 +1,5 @@
 """Settings of what a run writes beside its checkpoints."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

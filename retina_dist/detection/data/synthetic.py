@@ -4,8 +4,6 @@ images with random boxes.
 The same settings give the same annotations everywhere, and the same files under the same Pillow.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Random numbers come from torch's CPU generator seeded by a key, so the result de
 only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ convolution. If one convolution computed all classes, its larger number of outpu
 another kernel, whose results differ in the last digits.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

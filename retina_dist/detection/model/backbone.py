@@ -1,7 +1,5 @@
 """The layers of a torchvision classifier up to its last feature map, as a pyramid's backbone."""
 
-from __future__ import annotations
-
 import difflib
 from collections import OrderedDict
 from functools import partial

@@ -1,7 +1,5 @@
 """What a detection model is, and how settings become one."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

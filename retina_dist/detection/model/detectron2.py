@@ -7,8 +7,6 @@ https://github.com/facebookresearch/detectron2, modeling/meta_arch/retinanet.py 
 modeling/anchor_generator.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

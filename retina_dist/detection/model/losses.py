@@ -9,8 +9,6 @@ torchvision's hundred; inside torch.compile it is the textbook formula, which th
 Lin et al. 2017, equation 5, https://arxiv.org/abs/1708.02002.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

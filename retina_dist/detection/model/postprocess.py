@@ -10,8 +10,6 @@ leaves that to `topk`. Scores may differ in the last bit from torchvision's, bec
 logits or offsets is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ they can be compiled. Semantics are torchvision's (`Matcher`, `BoxCoder` with we
 to the same bits where the arithmetic allows.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

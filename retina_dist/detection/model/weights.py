@@ -1,7 +1,5 @@
 """Weights into a model: from a file of ours or of torchvision's form, or by torchvision's name."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """COCO json: one file a split, under any name. https://cocodataset.org/#format-data"""
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re

@@ -2,8 +2,6 @@
 as keras-retinanet has them. https://github.com/fizyr/keras-retinanet#csv-datasets
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

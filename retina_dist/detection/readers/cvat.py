@@ -1,7 +1,5 @@
 """CVAT's own XML, "CVAT for images". https://docs.cvat.ai/docs/manual/advanced/xml_format/"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 

@@ -2,8 +2,6 @@
 and what each image is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import posixpath

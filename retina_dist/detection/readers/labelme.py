@@ -1,7 +1,5 @@
 """LabelMe: a json beside each image, with a list of shapes. https://github.com/wkentaro/labelme"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

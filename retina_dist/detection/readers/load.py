@@ -2,8 +2,6 @@
 clean the boxes.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 https://storage.googleapis.com/openimages/web
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Which formats the files of a folder are in, and what to say of a folder in none."""
 
-from __future__ import annotations
-
 import math
 import posixpath
 from collections import Counter

@@ -1,7 +1,5 @@
 """The images that annotations name: where each is, none outside its folder, and how large."""
 
-from __future__ import annotations
-
 import os
 import posixpath
 import re

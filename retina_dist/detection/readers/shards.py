@@ -2,8 +2,6 @@
 files.
 """
 
-from __future__ import annotations
-
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.coco import read_coco

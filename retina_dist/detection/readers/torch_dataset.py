@@ -2,8 +2,6 @@
 images in every epoch.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass

@@ -1,7 +1,5 @@
 """Pascal VOC's XML, in its own folders or beside the images as LabelImg writes it."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterable, Iterator

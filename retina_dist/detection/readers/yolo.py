@@ -5,8 +5,6 @@ x, y is the centre. A line with more numbers is a polygon, read as its bounding 
 https://docs.ultralytics.com/datasets/detect/
 """
 
-from __future__ import annotations
-
 import math
 import os
 import posixpath

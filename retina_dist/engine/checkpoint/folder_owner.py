@@ -7,8 +7,6 @@ stores have no lock, and a suspended process keeps its own: there the last one t
 before it writes or removes anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

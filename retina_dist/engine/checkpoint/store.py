@@ -7,8 +7,6 @@ names are looked up in the manifest. Each file ends with the SHA-256 of the byte
 comment to zip and torch), so that it can be verified without the manifest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib
