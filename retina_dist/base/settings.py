@@ -340,7 +340,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def wrong_type(key: str, value: object, hint: object, remedy: str = "") -> str:
+def wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     given = type(value).__name__
     if isinstance(value, str | int | float | list | dict | None):

@@ -40,6 +40,12 @@ def truncate(names: Sequence[object], most: int = 5) -> str:
     )
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line of each row, with its columns below each other."""
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    return ["".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def parse_number(text: str) -> float:
     """The decimal number in a text; NaN for anything else, such as "1_0", which `float` takes."""
     if NUMBER.fullmatch(text):

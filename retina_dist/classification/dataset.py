@@ -18,11 +18,10 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.base.seeding import derived_seed, torch_seed
-from retina_dist.classification.mixup import mix
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.data.buckets import Buckets
-from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch
+from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch, skipping
 from retina_dist.data.samplers import BatchSpec
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 # With torchvision's own settings.
 AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}
 ERASED = (124, 116, 104)  # ImageNet's mean: torchvision's recipes erase after the normalization
+MIXTURES = {"mixup": v2.MixUp, "cutmix": v2.CutMix}
 # Of the first batch.
 NUM_DRAWN = 24
 DRAWN_COLUMNS = 6
@@ -58,6 +58,15 @@ class TrainTransform:
             top, left, height, width = crop.make_params([image]).values()
             image = image[:, top : top + height, left : left + width]
             return self.rest(resized(image, size, size))
+
+
+def mix(kind: str, alpha: float, image: Tensor, other: Tensor) -> tuple[Tensor, float]:
+    """Two images [3, S, S] uint8 in one, and the share of the first.
+
+    `kind` is "mixup" or "cutmix", which are torchvision's.
+    """
+    pair, shares = MIXTURES[kind](alpha=alpha)(torch.stack([image, other]).float(), torch.eye(2))
+    return pair[0].round_().to(torch.uint8), float(shares[0, 0])
 
 
 def eval_transform(image: Tensor, size: int, short_side: int) -> Tensor:
@@ -140,7 +149,7 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
         self._order = np.arange(len(samples))
         self.augment = augment
         if augment is not None:
-            with self.skipping_bad_images():
+            with skipping(self.bad_images):
                 augment.check(self.read(0))
 
     def __getitem__(self, spec: BatchSpec) -> ImageBatch:
@@ -159,7 +168,7 @@ class ClassificationDataset(ImageDataset[ImageBatch]):
 
         made = 0
         for place, d in zip(spec.indices, drawn, strict=True):
-            with self.skipping_bad_images():
+            with skipping(self.bad_images):
                 images[made], share[made] = self._image(d, place, spec.epoch, fetched)
                 labels[:, made] = torch.from_numpy(self.labels[[d.image, d.partner]])
                 indices[made] = d.image

@@ -239,7 +239,7 @@ def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
         return compose(name, list(overrides))
 
 
-def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str] = ()) -> None:
+def register_defaults(name: str, overrides: Sequence[str], also: Sequence[str]) -> None:
     """Register NAME_schema with all keys of a composition, for `--cfg`; `also` are Hydra's."""
     config = typed(_composed(name, [*overrides, *also]), name, overrides)
     register(name, overrides, as_dict(config))
@@ -259,7 +259,7 @@ def described(
     return config, {key: text for key, text in shown.items() if text != MISSING}
 
 
-def to_object(composed: DictConfig, name: str, overrides: Sequence[str] = ()) -> Any:
+def to_object(composed: DictConfig, name: str, overrides: Sequence[str]) -> Any:
     """The dataclass instance of a composed config, validated.
 
     `overrides` are what the command line added. Raises ConfigError.

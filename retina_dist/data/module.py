@@ -89,14 +89,6 @@ class ImageDataset(Dataset[AnyBatch]):
         remote = [i for i in dict.fromkeys(indices) if is_remote(self._sources[i])]
         return dict(zip(remote, read_all([self._sources[i] for i in remote]), strict=True))
 
-    @contextmanager
-    def skipping_bad_images(self) -> Iterator[None]:
-        """Within it, an ImageError ends the block with a warning where bad images are to be
-        skipped.
-        """
-        with skipping(self.bad_images):
-            yield
-
 
 @contextmanager
 def skipping(bad_images: str) -> Iterator[None]:

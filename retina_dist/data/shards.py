@@ -98,7 +98,7 @@ def has_shards(folder: PathOrUrl, split: str) -> bool:
     return _read_index(folder, split) is not None
 
 
-def read_index(folder: PathOrUrl, split: str, *, complete: bool = True) -> dict[int, ArchiveMember]:
+def read_index(folder: PathOrUrl, split: str, *, complete: bool) -> dict[int, ArchiveMember]:
     """The shard member of each image id.
 
     Raises DataError without shards or, if `complete`, with one missing or cut.

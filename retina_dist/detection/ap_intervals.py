@@ -343,7 +343,7 @@ def scenes(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]) -> 
         yield Scene(image_id, part, found, own, categories, areas, crowd, ious, same)
 
 
-def best_of_each_class(rows: np.ndarray, max_detections: int = MAX_DETECTIONS) -> np.ndarray:
+def best_of_each_class(rows: np.ndarray, max_detections: int) -> np.ndarray:
     """Of rows [n, 7] the best of each class on each image; COCO counts no more than 100.
 
     By image and falling score; every table of an evaluation takes these.

@@ -18,6 +18,7 @@ from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.buckets import resized_size
 from retina_dist.data.images import AnyImage, pixels_of
+from retina_dist.data.module import skipping
 from retina_dist.detection.batch import Batch, Detections, Sample, collate, scaled, with_area
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, detections_to_rows
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
@@ -197,7 +198,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         """
         return TiledDetector(self, tile, overlap)
 
-    def val_of(self, data: Any) -> Annotations:
+    def val_of(self, data: object) -> Annotations:
         if not isinstance(data, DetectionData):
             raise ConfigError(
                 f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER)."
@@ -415,7 +416,7 @@ class TiledEvaluator(CocoEvaluator):
     def parts(self, model: object) -> Iterator[Part]:
         for index in range(self.strategy.rank, len(self.dataset), self.strategy.world_size):
             set_status(f"validation, {index} images")
-            with self.dataset.skipping_bad_images():
+            with skipping(self.dataset.bad_images):
                 pixels = self.dataset.read(index, self.dataset.fetch([index]))
                 image_ids = [int(self.dataset.image_ids[index])]
                 detections = self.detector.predict(pixels)

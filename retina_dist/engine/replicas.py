@@ -76,7 +76,7 @@ def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
 
 
 def check_shares(
-    weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool = False
+    weights: Sequence[float], strategy: DistributedStrategy, step: int, skips: bool
 ) -> None:
     """Raise ReplicaMismatch, on every rank, unless all ranks have as many micro-batches.
 

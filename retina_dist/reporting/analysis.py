@@ -33,7 +33,7 @@ def analysis_of(
     classes: Mapping[str, Mapping[str, object]],
     images: Sequence[dict[str, object]],
     folder: Path | None,
-    times: Mapping[str, float] = {},
+    times: Mapping[str, float],
     **parts: object,
 ) -> dict[str, object]:
     """The content of analysis.json.

@@ -277,7 +277,7 @@ SECTIONS: dict[str, Callable[[Runs], Iterator[Chart]]] = {
 
 
 def _axes(
-    x_title: str, y_title: str, x: Mapping[str, object] = {}, y: Mapping[str, object] = {}
+    x_title: str, y_title: str, y: Mapping[str, object], x: Mapping[str, object] = {}
 ) -> Trace:
     return {
         "xaxis": {"title": {"text": x_title, "standoff": 8}, **x},

@@ -64,7 +64,7 @@ class PlannedRun:
 
 
 def plan_run(
-    requested: RunConfig, strategy: DistributedStrategy, *, is_restart: bool = False
+    requested: RunConfig, strategy: DistributedStrategy, *, is_restart: bool
 ) -> PlannedRun:
     """Read the data and plan the run. Raises every error of the settings, on all ranks.
 

@@ -36,7 +36,7 @@ from retina_dist.base.errors import (
 )
 from retina_dist.base.files import write_csv, write_json, write_text
 from retina_dist.base.redaction import redacted_tree
-from retina_dist.base.text import escape, pluralize
+from retina_dist.base.text import aligned, escape, pluralize
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.compose import command_of, translate_hydra_errors, typed
 from retina_dist.config.entry_point import reported_errors
@@ -204,7 +204,8 @@ class SweepTable(Callback):
         if detect_launch().rank or config.dry_run or not rows:
             return
 
-        print(f"\n{_as_text(_cells(rows, '{:.4g}'.format))}\n")
+        cells = [list(map(escape, row)) for row in _cells(rows, "{:.4g}".format)]
+        print("", *aligned(cells), "", sep="\n")
         print(f"{folder / TABLE}\n{page_if_possible(lambda: write_sweep_report(folder), folder)}")
         best = best_of(rows)
         if best:
@@ -212,13 +213,6 @@ class SweepTable(Callback):
             print(f"{best.name} {best.value:.3f}: {place}", flush=True)
         if not any(row.ended_well for row in rows):
             raise SystemExit(2)
-
-
-def _as_text(cells: Sequence[Sequence[str]]) -> str:
-    """The cells below each other, on one line each row."""
-    shown = [list(map(escape, row)) for row in cells]
-    widths = [max(map(len, column)) + 2 for column in zip(*shown, strict=True)]
-    return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in shown)
 
 
 def _check_settings(config: DictConfig) -> None:

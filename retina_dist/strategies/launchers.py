@@ -6,7 +6,6 @@ how the benchmarks start it, and which variables a process must not pass to a jo
 itself.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -246,7 +245,7 @@ ALONE = Launcher(
 )
 
 
-def launcher_of(environment: Environment = os.environ) -> Launcher:
+def launcher_of(environment: Environment) -> Launcher:
     """The launcher that started a process with these variables; `ALONE` without one."""
     for launcher in LAUNCHERS:
         if launcher.has_started(environment):

@@ -22,7 +22,7 @@ from torchvision.models import resnet18
 
 from retina_dist.base.errors import describe_error, set_status
 from retina_dist.base.files import nearest_existing
-from retina_dist.base.text import format_bytes, format_ranks, pluralize
+from retina_dist.base.text import aligned, format_bytes, format_ranks, pluralize
 from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy
@@ -471,5 +471,4 @@ def _table(machines: Sequence[Sequence[Facts]]) -> list[str]:
             f"{slowest_ms:.1f} ms" if slowest_ms else "?",
         )
         rows.append(row)
-    widths = [max(map(len, column)) + 2 for column in zip(*rows)]
-    return ["  " + "".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [f"  {line}" for line in aligned(rows)]

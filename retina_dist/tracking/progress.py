@@ -205,7 +205,7 @@ class Progress(Callback):
         return "  ".join(parts)
 
 
-def format_results(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
+def format_results(metrics: Mapping[str, float], headline: Sequence[str]) -> str:
     """Validation results as one line.
 
     Those in `headline`, in its order, or else all, and the loss without its parts.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retina_dist.data.buckets import Buckets, make_buckets
-from retina_dist.data.module import Contents, DataModule, ImageDataset
+from retina_dist.data.module import Contents, DataModule, ImageDataset, skipping
 from retina_dist.data.samplers import BatchSpec, FloatArray, repeat_factors
 from retina_dist.detection.batch import Batch, Sample, blank_images, collate, copy_to_canvas, filler
 from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
@@ -56,7 +56,7 @@ class DetectionDataset(ImageDataset[Batch]):
         self._boxes = torch.from_numpy(boxes)
         self._labels = torch.from_numpy(labels)
         if augment is not None:
-            with self.skipping_bad_images():
+            with skipping(self.bad_images):
                 augment.check(self.read(0), *self.boxes_of(0))
 
     def __getitem__(self, spec: BatchSpec) -> Batch:
@@ -64,7 +64,7 @@ class DetectionDataset(ImageDataset[Batch]):
         fetched = self.fetch([index % len(self) for index in spec.indices])
         images = blank_images(max(len(spec.indices), spec.size), spec.padded_shape)
         for index in spec.indices:
-            with self.skipping_bad_images():
+            with skipping(self.bad_images):
                 # copied at once: the next image is then made in the same memory, which is at hand
                 samples.append(
                     copy_to_canvas(self.sample(index, spec, fetched), images[len(samples)])

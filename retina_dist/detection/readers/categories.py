@@ -8,7 +8,7 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -34,11 +34,6 @@ class Categories:
 
     ids: tuple[int, ...]
     names: tuple[str, ...]
-    _labels: dict[int, int] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        labels = {i: label for label, i in enumerate(self.ids) if i >= 0}
-        object.__setattr__(self, "_labels", labels)
 
     @classmethod
     def from_coco(cls, entries: list[Entry]) -> Categories:
@@ -144,7 +139,8 @@ class Categories:
         """Labels [n] int64 of category ids [n]. Raises KeyError for a category that has
         no label.
         """
-        return np.array([self._labels[c] for c in category_ids.tolist()], dtype=np.int64)
+        labels = {i: label for label, i in enumerate(self.ids) if i >= 0}
+        return np.array([labels[i] for i in category_ids.tolist()], dtype=np.int64)
 
     def state(self) -> dict[str, object]:
         """Plain values, for a checkpoint."""

@@ -19,8 +19,8 @@ from retina_dist.classification.dataset import (
     ImageBatch,
     TrainTransform,
     eval_transform,
+    mix,
 )
-from retina_dist.classification.mixup import mix
 from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.classification.settings import ClassificationData
 

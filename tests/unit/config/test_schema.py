@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -66,11 +66,14 @@ def config() -> DetectionRunConfig:
 
 def keys(section: Any, kind: str, prefix: str = "") -> Iterator[str]:
     """Dotted keys of the settings of a type, by what their annotations begin with."""
+    hints = get_type_hints(type(section))
     for field in fields(section):
+        hint = hints[field.name]
+        written = hint.__name__ if isinstance(hint, type) else str(hint)
         value = getattr(section, field.name)
         if is_dataclass(value):
             yield from keys(value, kind, f"{prefix}{field.name}.")
-        elif str(field.type).removesuffix(" | None") in kind.split():
+        elif written.removesuffix(" | None") in kind.split():
             yield prefix + field.name
 
 
