@@ -93,7 +93,7 @@ def test_prefetched_batches_arrive_whole_and_in_order() -> None:
         work = torch.randn(2048, 2048, device="cuda")
         for _ in range(5):
             work = work @ work / 2048
-        assert torch.equal(found[0].images.cpu(), expected.images)
+        assert torch.equal(found[0].images.cpu(), expected.images)  # type: ignore[attr-defined]
 
 
 def test_detections_are_those_of_the_cpu() -> None:

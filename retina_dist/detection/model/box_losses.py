@@ -53,16 +53,22 @@ def giou_loss(predicted: Tensor, boxes: Tensor, beta: float = 0.0, eps: float = 
     `torchvision.ops.generalized_box_iou_loss`.
     """
     inner = predicted[..., 2:].minimum(boxes[..., 2:]) - predicted[..., :2].maximum(boxes[..., :2])
-    intersection = inner.prod(dim=-1).where((inner > 0).all(dim=-1), 0.0)
-    union = _area(predicted) + _area(boxes) - intersection
-    hull = (
+    intersection = _area(inner).where((inner > 0).all(dim=-1), 0.0)
+    union = _box_area(predicted) + _box_area(boxes) - intersection
+    hull = _area(
         predicted[..., 2:].maximum(boxes[..., 2:]) - predicted[..., :2].minimum(boxes[..., :2])
-    ).prod(dim=-1)
+    )
     return 1 - intersection / (union + eps) + (hull - union) / (hull + eps)
 
 
-def _area(boxes: Tensor) -> Tensor:
-    return (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1)
+def _box_area(boxes: Tensor) -> Tensor:
+    return _area(boxes[..., 2:] - boxes[..., :2])
+
+
+def _area(sides: Tensor) -> Tensor:
+    width, height = sides.unbind(-1)
+    return width * height  # the gradient of `prod` waits for a GPU, to look for zeros
+
 
 
 BOX_LOSSES = {

@@ -24,12 +24,19 @@ BETA = 0.3
 ANCHORS, IMAGES = 40, 2
 
 
+def area(sides: Tensor) -> Tensor:
+    return sides[..., 0] * sides[..., 1]
+
+
 def diou_loss(predicted: Tensor, boxes: Tensor, beta: float, eps: float = 1e-7) -> Tensor:
     """1 - IoU + the squared distance of the centres over that of the hull's corners."""
-    size = predicted[..., 2:].minimum(boxes[..., 2:]) - predicted[..., :2].maximum(boxes[..., :2])
-    intersection = size.clamp(min=0).prod(dim=-1)
-    area = (predicted[..., 2:] - predicted[..., :2]).prod(dim=-1)
-    union = area + (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1) - intersection
+    low, high = (
+        predicted[..., :2].maximum(boxes[..., :2]),
+        predicted[..., 2:].minimum(boxes[..., 2:]),
+    )
+    intersection = area((high - low).clamp(min=0))
+    union = area(predicted[..., 2:] - predicted[..., :2]) - intersection
+    union = union + area(boxes[..., 2:] - boxes[..., :2])
     hull = predicted[..., 2:].maximum(boxes[..., 2:]) - predicted[..., :2].minimum(boxes[..., :2])
     centres = (predicted[..., :2] + predicted[..., 2:] - boxes[..., :2] - boxes[..., 2:]) / 2
     distance = centres.square().sum(dim=-1) / (hull.square().sum(dim=-1) + eps)
@@ -112,6 +119,13 @@ def test_a_loss_is_one_graph(row: BoxLoss) -> None:
     values = drawn()
     compiled = torch.compile(partial(box_loss, row.name), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(*values), box_loss(row.name, *values))
+
+
+def test_a_product_over_a_dimension_is_caught() -> None:
+    with fake_cuda() as gpu:
+        sides = torch.ones(3, 2, device="cuda")
+        with gpu.watch(), pytest.raises(HostStall, match="counts zeros in its gradient"):
+            sides.prod(dim=-1)
 
 
 def test_a_loss_that_selects_by_a_mask_is_caught() -> None:
