@@ -70,7 +70,6 @@ def _area(sides: Tensor) -> Tensor:
     return width * height  # the gradient of `prod` waits for a GPU, to look for zeros
 
 
-
 BOX_LOSSES = {
     row.name: row
     for row in (
