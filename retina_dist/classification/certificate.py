@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
 
 from retina_dist.classification.analysis import resample
+from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.evaluation import opened
 from retina_dist.classification.export import exporter_of
 from retina_dist.classification.metrics import evaluate_rows, rows_of
@@ -66,8 +69,14 @@ class Certifier(certificate.Certifier):
         return {
             **super().faults(),
             "resized to 110 %": changed(sound, short_side=round(1.1 * sound.short_side)),
+            "bicubic resize": changed(sound, prepare=partial(_prepare_bicubic, sound)),
             "classes in another order": changed(sound, classes=sound.classes[::-1]),
         }
+
+
+def _prepare_bicubic(classifier: TrainedClassifier, pixels: Tensor) -> Tensor:
+    size = [classifier.short_side]
+    return classifier.prepare(F.resize_image(pixels, size, InterpolationMode.BICUBIC))
 
 
 certify = partial(certificate.certify, Certifier)

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torchvision.ops import box_convert
+from torchvision.transforms import InterpolationMode
 
 from retina_dist.base.errors import UserError
+from retina_dist.data.buckets import resized_size
 from retina_dist.detection.ap_intervals import resample
-from retina_dist.detection.batch import Detections
+from retina_dist.detection.batch import Batch, Detections
 from retina_dist.detection.coco_metrics import detections_to_rows, evaluate_rows
+from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import opened
 from retina_dist.detection.export import (
     differences,
@@ -120,6 +123,7 @@ class Certifier(certificate.Certifier):
         faults = {
             **super().faults(),
             "resized to 90 %": changed(sound, **sizes),
+            "bicubic resize": changed(sound, prepare=partial(_prepare_bicubic, sound)),
             "classes in another order": changed(
                 sound, categories=Categories(names.ids[::-1], names.names[::-1])
             ),
@@ -129,6 +133,12 @@ class Certifier(certificate.Certifier):
             other = changed(sound, model=copy.copy(sound.model))
             faults[f"nms_threshold={threshold:g}"] = other.set_limits(nms_threshold=threshold)
         return faults
+
+
+def _prepare_bicubic(detector: Detector, pixels: Tensor) -> Batch:
+    _, height, width = pixels.shape
+    size = resized_size(height, width, detector.min_size, detector.max_size)
+    return prepare_stretched(detector, size, pixels, InterpolationMode.BICUBIC)
 
 
 certify = partial(certificate.certify, Certifier)

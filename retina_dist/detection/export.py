@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError, set_status
@@ -198,12 +199,17 @@ class _Comparison:
                 )
 
 
-def prepare_stretched(detector: Detector, size: Sequence[int], image: AnyImage) -> Batch:
+def prepare_stretched(
+    detector: Detector,
+    size: Sequence[int],
+    image: AnyImage,
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+) -> Batch:
     """`Detector.prepare` for a file of one size (height, width) in px, whatever the image's is."""
     pixels = pixels_of(image)
     other = copy.copy(detector)
     other.min_size, other.max_size = sorted(size)
-    batch = other.prepare(resize_image(pixels, list(size), antialias=True))
+    batch = other.prepare(resize_image(pixels, list(size), interpolation, antialias=True))
     return replace(batch, original_sizes=torch.tensor([pixels.shape[-2:]]))
 
 

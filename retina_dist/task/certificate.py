@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import platform
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from retina_dist.data.images import read_image
 from retina_dist.data.module import skipping
 from retina_dist.data.sources import Source, read
 from retina_dist.engine.checkpoint.store import located
+from retina_dist.engine.precision import autocast
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.task.export_formats import Exporter, Runner, versions
@@ -107,6 +109,7 @@ class Certifier(ABC):
         return {
             "input in BGR order": changed(sound, prepare=partial(_prepare_bgr, sound)),
             "fp16 weights": changed(sound, model=copy.deepcopy(sound.model).half().float()),
+            "fp16 arithmetic": changed(sound, autocast=autocast(sound.device, "fp16")),
         }
 
     def forms(self, files: Sequence[str], ask: Ask) -> dict[str, Form]:
@@ -234,6 +237,12 @@ def certify(
         "model": plain_rows(certifier.served.metadata()),
         "versions": {"python": platform.python_version(), **versions()},
     }
+    if not entries[PYTORCH][certifier.metric]["value"]:
+        certificate["warning"] = (
+            f"{certifier.metric} of PyTorch is not above 0 on these images, so that equal answers "
+            "prove nothing; train it for longer, or give images that it knows"
+        )
+        print_redacted(f"warning: {certificate['warning']}", sys.stderr)
     folder = Path(config.output_dir or Path(files[0]).parent)
     _write(certificate, certifier.metric, folder)
     if failed:
@@ -252,14 +261,19 @@ def _write(certificate: Entry, metric: str, folder: Path) -> None:
     write_json(folder / "certificate.json", certificate)
     verdict = "passed" if certificate["passed"] else "NOT PASSED"
     card = {"Model": {"name": f"Certificate of {certificate['checkpoint']}: {verdict}"}}
+    shown = [card["Model"]["name"]]
     for part, entries in certificate.items():
-        if part in ("forms", "faults"):
+        if part == "warning":
+            card["Model"][part] = entries
+        elif part in ("forms", "faults"):
             card[part] = {name: _line(entry, metric) for name, entry in entries.items()}
+            width = max(map(len, entries))
+            shown += ["", part, *(f"  {name:<{width}}  {x}" for name, x in card[part].items())]
         elif isinstance(entries, dict):
             card[part] = {name: str(value) for name, value in entries.items()}
-    text = as_markdown(card)
-    write_text(folder / "certificate.md", text)
-    print_redacted(f"{text}\nwritten to {folder}/certificate.json and certificate.md")
+    write_text(folder / "certificate.md", as_markdown(card))
+    shown += ["", f"written to {folder}/certificate.json and certificate.md"]
+    print_redacted("\n".join(shown))
 
 
 def _line(entry: Entry, metric: str) -> str:

@@ -32,9 +32,8 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 def run(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained classifier, sure enough of something, and its state_dict."""
     folder = tmp_path_factory.mktemp("certificate")
-    task = ClassificationTask(
-        load_config("train", [*SMALL, f"data.root={drawn}"]), SingleDeviceStrategy("cpu")
-    )
+    settings = [*SMALL, f"data.root={drawn}", "data.val_resize=20"]  # else nothing is resized
+    task = ClassificationTask(load_config("train", settings), SingleDeviceStrategy("cpu"))
     torch.manual_seed(0)
     model = task.build_model()
     next(model.model.parameters()).data *= 100  # untrained, it gives every image nearly the same
@@ -66,7 +65,9 @@ def test_it_passes_what_is_equal_and_notices_each_planted_fault(run: Path, tmp_p
     assert caught == {
         "input in BGR order": True,
         "fp16 weights": True,
+        "fp16 arithmetic": True,
         "resized to 110 %": True,
+        "bicubic resize": True,
         "classes in another order": True,
     }
 
@@ -90,8 +91,8 @@ def test_a_fault_that_makes_no_difference_is_not_caught(
     for where in (module, shared):
         monkeypatch.setattr(where, "changed", lambda predictor, **values: predictor)
     found = certificate(run, tmp_path, run / "state_dict.pt")
-    assert [entry["caught"] for entry in found["faults"].values()] == [False] * 4
-    assert (tmp_path / "certificate.md").read_text().count("NOT CAUGHT") == 4
+    assert [entry["caught"] for entry in found["faults"].values()] == [False] * 6
+    assert (tmp_path / "certificate.md").read_text().count("NOT CAUGHT") == 6
 
 
 def test_a_bad_image_is_left_out_as_the_checkpoint_says(

@@ -26,7 +26,9 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 FAULTS = {
     "input in BGR order",
     "fp16 weights",
+    "fp16 arithmetic",
     "resized to 90 %",
+    "bicubic resize",
     "classes in another order",
     "nms_threshold=0.45",
 }
@@ -68,8 +70,11 @@ def certificate(
     return found
 
 
-def test_it_passes_what_is_equal_and_notices_each_planted_fault(run: Path, tmp_path: Path) -> None:
+def test_it_passes_what_is_equal_and_notices_each_planted_fault(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = certificate(run, tmp_path)
+    said = capsys.readouterr()
     assert found["passed"]
     assert list(found["forms"]) == ["PyTorch", str(state(run)), "server"]
     expected = Detector.from_checkpoint(run / "a.pt").predict(run / "1.png")[0]
@@ -88,6 +93,29 @@ def test_it_passes_what_is_equal_and_notices_each_planted_fault(run: Path, tmp_p
     assert "a.pt: passed\n\n## Model" in page
     assert page.count(", passed |") == 3
     assert page.count(", caught |") == len(FAULTS)
+    assert "|" not in said.out
+    assert said.out.startswith(f"Certificate of {run}/a.pt: passed\n\nforms\n  PyTorch  ")
+    assert len(said.out.splitlines()) == 1 + 2 * 2 + 3 + len(FAULTS) + 2
+    assert found["forms"]["PyTorch"]["AP"]["value"] > 0
+    assert "warning" not in found
+    assert "warning" not in said.err + page
+
+
+def test_a_detector_that_is_never_right_proves_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in run.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    truth = json.loads((run / "truth.json").read_text())
+    for box in truth["annotations"]:
+        box["bbox"] = [0, 0, 2, 2]
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    found = certificate(tmp_path, tmp_path / "out", "num_images=1")
+    assert found["forms"]["PyTorch"]["AP"]["value"] == 0
+    warning = found["warning"]
+    assert warning.startswith("AP of PyTorch is not above 0 on these images, so that equal answers")
+    assert f"warning: {warning}\n" in capsys.readouterr().err
+    assert f"| warning | {warning} |" in (tmp_path / "out/certificate.md").read_text()
 
 
 def test_a_broken_export_is_not_certified(run: Path, tmp_path: Path) -> None:
