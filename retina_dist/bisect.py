@@ -30,13 +30,13 @@ import msgspec
 
 from retina_dist.base.errors import DataError, UserError
 from retina_dist.base.files import write_json
-from retina_dist.base.settings import MISSING, flattened, setting
+from retina_dist.base.settings import MISSING, setting
 from retina_dist.base.text import pluralize, truncate
-from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.resumed import OF_ONE_START
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import read_manifest
+from retina_dist.reporting.run_files import RunFiles
 from retina_dist.run.audit import fit_again
 from retina_dist.run.records import COMMAND, start_of
 from retina_dist.run.resume import checkpoint_folder
@@ -101,19 +101,15 @@ def differing_step(a: Sequence[DigestRow], b: Sequence[DigestRow]) -> tuple[int,
     return None
 
 
-def settings_of(run: Path) -> dict[str, str]:
-    """The recorded settings of a run by their dotted keys."""
-    settings = flattened(load_yaml(run / "config.yaml"))
-    return {key: value for key, value in settings.items() if key not in OF_ONE_START}
-
-
-def print_differences(of_what: str, a: Mapping[str, str], b: Mapping[str, str]) -> None:
-    """Print the values of two runs by name where they differ."""
+def print_differences(
+    of_what: str, a: Mapping[str, str | None], b: Mapping[str, str | None]
+) -> None:
+    """Print the values of two runs by name where they differ, but for those of one start."""
     found = []
     for name in {**a, **b}:
         mine = a.get(name, "null")  # one may lack a whole section
         other = b.get(name, "null")
-        if mine != other:
+        if mine != other and name not in OF_ONE_START:
             found.append(f"{name}: {mine} and {other}")
     if found:
         print(f"{of_what} that differ: {truncate(found, SHOWN)}")
@@ -177,16 +173,16 @@ def trace(config: BisectConfig, output: Path) -> Trace:
 
 def bisect(config: BisectConfig, repeat: Repeat) -> bool:
     """Print where two runs part; return whether they agree."""
-    a = Path(config.a)
-    b = Path(config.b)
-    print_differences("settings", settings_of(a), settings_of(b))
-    print_differences("versions", start_of(a).versions, start_of(b).versions)
+    a = RunFiles(Path(config.a))
+    b = RunFiles(Path(config.b))
+    print_differences("settings", a.settings, b.settings)
+    print_differences("layouts and versions", a.environment, b.environment)
     step = config.step
     columns: list[str] = []
     if step is None:
         try:
-            ours = read_digests(a)
-            theirs = read_digests(b)
+            ours = read_digests(a.folder)
+            theirs = read_digests(b.folder)
         except DataError as error:
             raise DataError(f"{error} Or give a step, which bisect compares without it.") from error
         if ours[0].images != theirs[0].images:

@@ -23,7 +23,7 @@ from retina_dist.base.errors import UserError
 from retina_dist.base.files import write_json
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
-from retina_dist.run.audit import Audit, Window, run_again
+from retina_dist.run.audit import Audit, Window, fit_again, settings_of
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.launchers import ALONE
 from retina_dist.strategies.start_processes import LAUNCHERS, launcher_like, run_job
@@ -98,11 +98,13 @@ def _run(config: ReproduceConfig, audit: Audit, windows: list[Window], folder: P
 def work(config: ReproduceConfig, result: Path) -> None:
     """Run the windows of the file beside `result`; every rank calls it."""
     is_main = detect_launch().rank == 0
+    run = settings_of(Path(config.run), config.overrides)
     for each in json.loads(result.with_name(WINDOWS).read_text()):
         window = Window(**each)
         if is_main:
             print(f"\n{window}, once more:", flush=True)
-        run_again(Path(config.run), config.overrides, window)
+        stop = f"{window.stop}steps"
+        fit_again(run, window.checkpoint, window.folder, stop_after=stop, digest=True)
     if is_main:
         write_json(result, {})
 

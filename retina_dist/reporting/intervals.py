@@ -138,10 +138,6 @@ class Resampled:
 
     def save(self, folder: Path) -> None:
         """Write `folder`/resamples.npz."""
-        write_bytes(folder / FILE, self.to_bytes())
-
-    def to_bytes(self) -> bytes:
-        """The content of the file; equal for two results that do not differ in any resample."""
         names = list(self.values)
         file = io.BytesIO()
         np.savez_compressed(
@@ -152,7 +148,7 @@ class Resampled:
             samples=np.array(list(self.samples.values()), np.float32),
             reasons=[self.reasons.get(name, "") for name in names],
         )
-        return file.getvalue()
+        write_bytes(folder / FILE, file.getvalue())
 
     @classmethod
     def load(cls, folder: Path) -> Resampled | None:

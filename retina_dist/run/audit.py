@@ -70,7 +70,7 @@ class Audit:
         self.starts = [row for row in self.rows if row.is_start]
         self.steps = {row.step: row for row in self.rows if not row.is_start}
         self.start = start_of(folder)
-        self.config = _settings_of(folder, overrides)
+        self.config = settings_of(folder, overrides)
         self.settings = load_yaml(folder / "config.yaml")
         self.checkpoints: dict[int, str | None] = {}
         self.undecided = ""  # why windows prove nothing
@@ -118,11 +118,9 @@ class Audit:
         row = {each.chain: each for each in self.rows}.get(content["digest"])
         if row is None or row.step != step:
             raise Mismatch(f"{path.name} has the head of another run, or of another step")
-        weights, optimizer = state_digests(content)
-        if weights != row.weights:
-            raise Mismatch(f"{path.name} has other weights than step {step} had")
-        if optimizer != row.optimizer:
-            raise Mismatch(f"{path.name} has another state of the optimizer than step {step} had")
+        for name, digest in zip(("weights", "optimizer"), state_digests(content), strict=True):
+            if digest != getattr(row, name):
+                raise Mismatch(f"{path.name} does not have the {name} of step {step}")
         if STEP_FILE.fullmatch(path.name):
             self.checkpoints[step] = str(path)
         if self.rows.index(row) >= self.rows.index(self.starts[-1]):
@@ -210,17 +208,11 @@ class Audit:
             _compare(found[step], self.steps[step], always)
 
     def describe_rest(self, windows: Sequence[Window]) -> str:
-        """What was not run again, and what the comparison rests on."""
-        left = len(self.steps) - sum(window.stop - window.begin for window in windows)
-        rest = "every step was run again"
-        if left:
-            rest = (
-                f"{pluralize(left, 'step')} of {len(self.steps)} not run again (windows=all does)"
-            )
-            if windows:
-                rest += "; labels and local images are those of the start in any case"
+        """How much was run again, and what the comparison rests on."""
+        again = sum(window.stop - window.begin for window in windows)
         return (
-            f"rest: {rest}\nversions of the run: {self.start.versions}\nversions here: {versions()}"
+            f"run again: {again} of {pluralize(len(self.steps), 'step')}\n"
+            f"versions of the run: {self.start.versions}\nversions here: {versions()}"
         )
 
 
@@ -230,19 +222,12 @@ def _compare(again: DigestRow, row: DigestRow, always: Sequence[str]) -> None:
         raise Mismatch(f"the cell {name} of step {row.step} is not what the step gives again")
 
 
-def _settings_of(folder: Path, overrides: Sequence[str]) -> RunConfig:
+def settings_of(folder: Path, overrides: Sequence[str]) -> RunConfig:
     """The settings of the run; with virtual ranks on any backend."""
     config: RunConfig = load_config("train", [f"resume={folder}", *overrides])
     if config.trainer.virtual_ranks and not any(each.startswith("strategy") for each in overrides):
         config = replace(config, strategy=StrategySettings())
     return config
-
-
-def run_again(folder: Path, overrides: Sequence[str], window: Window) -> None:
-    """Run a window of the run in `folder`, into the window's folder. Every rank calls it."""
-    config = _settings_of(folder, overrides)
-    stop = f"{window.stop}steps"
-    fit_again(config, window.checkpoint, window.folder, stop_after=stop, digest=True)
 
 
 def fit_again(
@@ -255,7 +240,7 @@ def fit_again(
     digest: bool = False,
 ) -> None:
     """Train by the settings of a run from one of its checkpoints, without its loggers and into a
-    folder of its own.
+    folder of its own. Every rank calls it.
     """
     trainer = replace(config.trainer, stop_after=stop_after, checkpoint_dir=None, profile=None)
     records = LoggingConfig(tensorboard=False, mlflow="false", plots=False, digest=digest)

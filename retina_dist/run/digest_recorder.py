@@ -11,31 +11,28 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from functools import cache
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import write_csv
 from retina_dist.base.settings import flattened
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.resumed import OF_ONE_START
-from retina_dist.engine.replicas import digest_of
+from retina_dist.engine.replicas import digest_of, keyed_sum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import MicroBatches, Scalars, TakeStep, Task
 from retina_dist.run.records import versions
 from retina_dist.run.resume import Run
-from retina_dist.strategies.base import DistributedStrategy, in_memory_order
+from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.digest import COLUMNS, FILE, START, DigestRow, read_digests, sha256_of
 
 logger = logging.getLogger(__name__)
 
 HEAD = "digest"  # the chain's head in a checkpoint and in result.json
-LANES = 4096  # 64-bit integers of a block; each position has another key
-BLOCKS = 16  # summed at a time, so that they stay in a core's cache
 # Settings of a place, a layout or a page: no number of a training depends on them.
 LEFT_OUT = (
     *OF_ONE_START,
@@ -286,51 +283,3 @@ def versions_digest(found: Mapping[str, str]) -> str:
     """The cell of a start's versions, of what computes on any machine and backend."""
     named = ("retina_dist", "torch", "torchvision", "python")
     return sha256_of([found.get(name) for name in named])
-
-
-def keyed_sum(tensors: Iterable[Tensor]) -> Tensor:
-    """[1] int64 of all bits of dense tensors of one device, in memory order.
-
-    It is a sum modulo 2**64 of 64-bit lanes, each times an odd key of its place: the same in any
-    order of summation, and another one if a lane of finite numbers changes.
-    """
-    sums: list[Tensor] = []
-    rests: list[Tensor] = []
-    for tensor in tensors:
-        content = in_memory_order(tensor.detach()).view(torch.uint8)
-        if content.storage_offset() % 8:
-            content = content.clone()  # which starts where a lane may
-        whole = len(content) // (8 * LANES) * (8 * LANES)
-        sums += _block_sums(content[:whole].view(torch.int64))
-        rests.append(content[whole:])
-    rest = torch.cat(rests)
-    sums += _block_sums(nn.functional.pad(rest, (0, -len(rest) % (8 * LANES))).view(torch.int64))
-    total = torch.cat(sums)
-    while len(total) > 1:
-        total = torch.cat(_block_sums(nn.functional.pad(total, (0, -len(total) % LANES))))
-    return total
-
-
-def _block_sums(lanes: Tensor) -> list[Tensor]:
-    """[n * LANES] -> the sums of n blocks, in parts"""
-    keys, memory = _keys(lanes.device)
-    sums: list[Tensor] = []
-    for rows in lanes.view(-1, LANES).split(BLOCKS):
-        folded = torch.bitwise_right_shift(rows, 32, out=memory[: len(rows)])
-        # or two changes of the highest bit, such as signs, would cancel each other; no two lanes
-        # without a NaN become equal
-        folded.add_(rows)
-        if lanes.is_cuda:  # which has no product of integer matrices
-            sums.append(folded.mul_(keys).sum(1))
-        else:
-            sums.append(folded @ keys)
-    return sums
-
-
-@cache
-def _keys(device: torch.device) -> tuple[Tensor, Tensor]:
-    """[LANES] odd numbers, and [BLOCKS, LANES] to compute in."""
-    draws = torch.Generator().manual_seed(0)
-    keys = torch.randint(-(2**62), 2**62, (LANES,), generator=draws) * 2 + 1
-    memory = torch.empty(BLOCKS, LANES, dtype=torch.int64, device=device)
-    return keys.to(device), memory

@@ -1,7 +1,5 @@
 """Digests of short trainings with virtual ranks, to compare over processes and backends."""
 
-import csv
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +7,7 @@ from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.replicas import digest_of
 from retina_dist.run.assemble import fit
+from retina_dist.tracking.digest import read_digests, sha256_of
 
 NORMS = ("frozen_bn", "bn")
 STATE = ("model", "optimizer", "ema")
@@ -20,9 +19,9 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
     """Train in fp32 with each norm, with clipping, averaged weights and a warm-up over half of the
     steps, and validate after each epoch.
 
-    Returns the digests of weights, optimizer and average, and of the rows of metrics.csv without
-    times. Every rank of a job calls it; the runs are written to `place`-NORM. Raises ConfigError
-    for settings that virtual ranks exclude.
+    Returns the digests of weights, optimizer and average, and of the metrics' cells of digest.csv.
+    Every rank of a job calls it; the runs are written to `place`-NORM. Raises ConfigError for
+    settings that virtual ranks exclude.
     """
     trainer = replace(
         config.trainer,
@@ -53,9 +52,5 @@ def digests_of(run: Path) -> Digests:
     checkpoint = load_checkpoint(run / "checkpoints" / "last.pt")
     state = digest_of({part: checkpoint[part] for part in STATE})
 
-    metrics = hashlib.sha256()
-    with (run / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            values = {name: value for name, value in row.items() if not name.startswith("time/")}
-            metrics.update(repr(values).encode())
-    return {"weights": state, "metrics": metrics.hexdigest()}
+    metrics = [row.metrics for row in read_digests(run) if not row.is_start]
+    return {"weights": state, "metrics": sha256_of(metrics)}

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
         "reporting",
         "run",
         "strategies",
-        "tracking.callbacks",
+        "tracking",
     },
     "benchmark": {"detection", "optim", "run", "serving", *OF_TASKS},
 }

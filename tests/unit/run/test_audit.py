@@ -61,14 +61,14 @@ def test_an_honest_run_passes_and_is_left_as_it_is(
     assert "\nsteps 1 to 2, from the start, once more:\n" in page, "a heading of the log"
     assert "steps 1 to 2, from the start: images, losses, gradients, metrics" in page
     assert page.endswith("\n\nEqual: all that was compared, to the last bit.\n")
-    assert "6 steps of 8 not run again (windows=all does)" in page
+    assert "run again: 2 of 8 steps\n" in page
     assert "checkpoints: best.pt, last.pt, step_00000004.pt, step_00000008.pt: " in page
     assert {path: path.stat().st_mtime_ns for path in honest.run.rglob("*")} == before
 
 
 FOUND_IN_RECORDS: dict[Callable[[Case], None], str] = {
-    tampering.weights: "step_00000004.pt has other weights than step 4 had",
-    tampering.optimizer: "step_00000004.pt has another state of the optimizer than step 4 had",
+    tampering.weights: "step_00000004.pt does not have the weights of step 4",
+    tampering.optimizer: "step_00000004.pt does not have the optimizer of step 4",
     tampering.config_yaml: "config.yaml has other settings than the run was started with",
     tampering.settings_of_a_checkpoint: "step_00000004.pt has .*=.*, config.yaml ",
     tampering.metrics: r"metrics.csv has other values at step \d",
@@ -143,10 +143,10 @@ def test_another_layout_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_could_not_run_is_not_called_different(
     honest: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **how: object) -> None:
         raise DataError("no such folder")
 
-    monkeypatch.setattr("retina_dist.reproduce.run_again", fail)
+    monkeypatch.setattr("retina_dist.reproduce.fit_again", fail)
     assert audit(honest) == UNDECIDED
     page = capsys.readouterr().out
     assert page.endswith("\nNot decided: the windows did not run: no such folder\n")

@@ -19,12 +19,10 @@ from retina_dist.classification.drawn import draw_classes
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import load_checkpoint
+from retina_dist.engine.replicas import LANES, _keys, keyed_sum
 from retina_dist.run.assemble import train
 from retina_dist.run.digest_recorder import (
-    LANES,
-    _keys,
     counted_settings,
-    keyed_sum,
     metrics_digest,
     state_digests,
 )
@@ -63,11 +61,11 @@ def cells(rows: list[DigestRow]) -> list[DigestRow]:
 def in_words(tensor: Tensor) -> int:
     """The sum of one block, computed one lane at a time."""
     content = tensor.numpy().tobytes()
-    keys, _ = _keys(torch.device("cpu"))
+    keys = _keys(torch.device("cpu"))
     total = 0
     for place in range(0, len(content), 8):
         lane = int.from_bytes(content[place : place + 8].ljust(8, b"\0"), "little", signed=True)
-        total += (lane + (lane >> 32)) * keys[place // 8].item()
+        total += (lane + (lane >> 31)) * keys[place // 8].item()
     return total % 2**64
 
 
@@ -92,6 +90,8 @@ def test_two_signs_do_not_cancel_and_neither_do_two_that_change_places() -> None
     x = torch.zeros(2 * LANES)
     flipped = x.clone()
     flipped[[1, 3]] = -0.0  # the highest bits of two lanes
+    assert keyed_sum([flipped]).item() != keyed_sum([x]).item()
+    flipped[[0, 2]] = -0.0  # and both numbers of two lanes
     assert keyed_sum([flipped]).item() != keyed_sum([x]).item()
     x[0] = 1.0
     assert keyed_sum([x]).item() != keyed_sum([x.roll(2)]).item()
