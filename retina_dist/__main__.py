@@ -52,7 +52,7 @@ def main() -> None:
     An unknown one exits with 2 and names the nearest.
     """
     command = "".join(sys.argv[1:2])
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help", "help"):
         print(usage())
         return
     if command == "--version":
@@ -63,6 +63,8 @@ def main() -> None:
     if command not in COMMANDS:
         hint = f"the commands are {', '.join(COMMANDS)}."
         meant = value_meant("command", command, COMMANDS)
+        if command.startswith("-"):
+            hint = f"write a command first, as in retina-dist train {command}."
         if meant:
             hint = f"did you mean {meant}?"
         _refuse(f"error: there is no command {command}; {hint}")

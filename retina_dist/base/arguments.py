@@ -48,9 +48,9 @@ def _check_call(
         needed = []
         others = []
         for key, parameter in signature.parameters.items():
-            if parameter.default not in (parameter.empty, MISSING):
+            if key == "settings" or parameter.default not in (parameter.empty, MISSING):
                 others.append(key)
-            elif key not in ("self", "cls", "settings", "name"):
+            elif key not in ("self", "cls", "name"):
                 needed.append(f"{key}=…")
         hint = f"write {name}({', '.join(needed)})"
         if others:
@@ -112,7 +112,9 @@ def check_types(config: object, schema: type, prefix: str = "") -> None:
         if isinstance(value, str) and value == MISSING:
             raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
         if not is_of(value, hint):
-            raise ConfigError(wrong_type(key, value, hint, limits_of(schema, field.name).remedy))
+            limits = limits_of(schema, field.name)
+            problem = limits.options and limits.problem(key, value)
+            raise ConfigError(problem or wrong_type(key, value, hint, limits.remedy))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
 

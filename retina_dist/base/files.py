@@ -355,6 +355,14 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
     return otherwise
 
 
+def folder_of(annotations: PathOrUrl | str) -> Path:
+    """The folder of the data set that a file of annotations is of, by its place."""
+    folder = Path(str(annotations)).parent
+    if folder.name.lower() in ("annotations", "labels"):
+        return folder.parent
+    return folder
+
+
 def check_folder(root: str) -> None:
     """Raise ConfigError where `root`, a command's setting of this name, is not a folder."""
     if not parse_path(root).is_dir():

@@ -13,6 +13,15 @@ precision bf16: bf16-mixed bf16-true bfloat16 mixed-bfloat16
 norm bn: batchnorm batch-norm batchnorm2d batch
 norm sync_bn: syncbn sync-batchnorm syncbatchnorm
 norm frozen_bn: frozenbn frozen frozen-batchnorm frozenbatchnorm frozenbatchnorm2d
+weights give model.weights=COCO_V1: coco mscoco retinanet
+weights give model.backbone_weights=DEFAULT, or to a classifier \
+model.weights=ResNet50_Weights.IMAGENET1K_V1: imagenet imagenet1k pretrained
+weights give the name of the network too, as ResNet50_Weights.IMAGENET1K_V1: default \
+imagenet1k-v1 imagenet1k-v2
+monitor coco/ap: map ap bbox-map map50-95 coco/bbox-map metrics/map50-95(b)
+monitor coco/ap50: map50 ap50 map-50
+monitor val/top1: accuracy acc top1 acc1 val-acc val-accuracy val/acc
+monitor val/loss: loss eval-loss valid-loss
 monitor_mode min: minimize lower decrease down
 monitor_mode max: maximize higher increase up
 split val: valid validation dev

@@ -243,7 +243,8 @@ def make(
         limits = limits_of(schema, name)
         value = _coerced(value, hints[name], limits)
         if not is_of(value, hints[name]) and value != MISSING:
-            raise ConfigError(wrong_type(key, value, hints[name], limits.remedy))
+            remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
+            raise ConfigError(wrong_type(key, value, hints[name], remedy))
         values[name] = value
     return schema(**values)
 
@@ -302,10 +303,11 @@ _WORDS = {
 _REMEDIES = {
     int: "one in digits",
     float: "one in digits",
-    str: "it in quotes",
+    str: "it in quotes, in Python str(VALUE)",
     bool: "true or false",
 }
 _MEANT = {
+    ("data", "ClassificationData"): "give it to rd.ClassifierTrainer",
     ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
 }
 
@@ -386,7 +388,7 @@ def _in_words(hint: object, plural: bool = False) -> str:
         words = f"{words}s"
     if items:
         words = f"{words} of {_in_words(items[-1], plural=True)}"
-    if others:
+    if others and not is_dataclass(kind):
         words = f"{words} or auto"
     if plural:
         return words

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
+from retina_dist.base.files import folder_of
 from retina_dist.base.settings import settings_by_key
 from retina_dist.base.text import as_override
 
@@ -14,15 +15,17 @@ from retina_dist.base.text import as_override
 # the key in lower case. Of the keys after the colon, the first that the command has is meant; one
 # with spaces is a clause.
 _TABLE = """
-epochs epoch max_epochs num_epochs num_train_epochs: trainer.max_duration=12epochs
-max_steps max_iter max_iters num_steps iterations steps: trainer.max_duration=90ksteps
+epochs epoch e max_epochs num_epochs num_train_epochs total_epochs n_epochs nb_epochs nepochs: \
+trainer.max_duration=12epochs
+max_steps max_iter max_iters num_steps num_iterations total_iters iterations steps: \
+trainer.max_duration=90ksteps
 lr learning_rate base_lr lr0: optimizer.lr
 lr_scheduler scheduler: schedule
 optim optimiser: optimizer
 warmup_epochs lr_warmup_epochs warmup_ratio: schedule.warmup=1epoch
-warmup_iters warmup_steps warmup: schedule.warmup=1000steps
-ims_per_batch bs: batch_size | data.batch_size
-workers num_workers: num_workers | data.num_workers | leave it out
+warmup_iters warmup_steps num_warmup_steps lr_warmup warmup: schedule.warmup=1000steps
+ims_per_batch bs b batchsize: batch_size | data.batch_size
+workers j n_workers num_workers: num_workers | data.num_workers | leave it out
 imgsz img_size image_size img_scale min_size_train min_size crop_size size: data.min_sizes=[640] | \
 data.image_size | size=[640,640] | \
 the size of the training is used; leave it out
@@ -40,29 +43,32 @@ torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
-path data_dir data_path dataset train_dir train_path val_dir val_path: data.root | root
+path data_dir data_path dataset dataset_dir dataset_path datadir train_dir train_path val_dir \
+val_path: data.root | root
 data train: data.root | root | input
 logger loggers: logging
 freeze freeze_backbone frozen_stages: model.trainable_layers
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
+input.format color_format channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
 format: data.format | output=model.onnx | the format is recognised; leave it out
 split: data.val_split
 help: --help, alone
 recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
-config config_file: put it into FOLDER/experiment and give --config-dir FOLDER experiment=NAME
+config config_file cfg hyp: put it into FOLDER/experiment and give --config-dir FOLDER \
+experiment=NAME
 checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
 the doctor checks data
-multi_run sweep: give --multirun to train with each of several values
+multi_run sweep evolve hyperparameter_search: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
 run run_folder: checkpoint | a | resume
 image: input
 input: root | data.root | images
 seed_everything: seed
 patience early_stopping: trainer.patience
-classes nc num_classes: model.num_classes | the data decides; leave it out
+classes nc n_classes num_class num_classes: model.num_classes | the data decides; leave it out
 names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
@@ -94,15 +100,19 @@ and last.pt are kept, and the end is validated; leave it out
 sync_batchnorm sync_bn: model.norm=sync_bn
 detect_anomaly terminate_on_nan: see trainer.max_nonfinite_steps
 profiler: trainer.profile=3steps
-verbosity print_freq logging_steps log_interval log_period: trainer.log_every=10
+verbosity print_freq log_freq log_steps logging_steps log_interval log_period print_every: \
+trainer.log_every=10
 cos_lr: schedule=cosine
 lrf min_lr eta_min lr_min: schedule.final_factor=0.01
 t_max total_steps: the schedule ends with trainer.max_duration; leave it out
+solver.steps: write schedule=multistep schedule.milestones=[60ksteps]
 lr_steps steps_lr lr_step_size step_size: write schedule=multistep \
 schedule.milestones=[8epochs]
-lr_gamma: schedule.gamma | schedule=multistep has schedule.gamma
-warmup_lr warmup_bias_lr warmup_decay lr_warmup_decay: schedule.warmup_factor
-linear_scaling lr_scaling auto_scale_lr scale_lr: optimizer.lr_rule=linear
+lr_gamma lr_decay lr_decay_rate: schedule.gamma | schedule=multistep has schedule.gamma
+warmup_lr warmup_start_lr warmup_init_lr warmup_bias_lr warmup_decay lr_warmup_decay: \
+schedule.warmup_factor
+linear_scaling lr_scaling auto_scale_lr auto_scale_lr.enable scale_lr reference_world_size: \
+optimizer.lr_rule=linear
 lr_mult backbone_lr lr_backbone backbone_lr_mult: optimizer.backbone_lr_scale=0.1
 wd decay: optimizer.weight_decay
 opt optimizer_name optimizer_type: optimizer
@@ -110,10 +120,10 @@ nbs gradient_accumulation_steps accumulation accumulate_steps grad_accum: traine
 max_grad_norm clip_grad_norm grad_clip clip_gradients clipnorm: trainer.gradient_clip=1
 per_device_train_batch_size samples_per_gpu train_batch_size: data.batch_size
 workers_per_gpu dataloader_num_workers: data.num_workers
-save_steps save_every save_interval checkpoint_interval ckpt_interval: \
+save_steps save_every save_freq save_interval checkpoint_interval ckpt_interval: \
 trainer.checkpoint_every=1epoch
 save_total_limit max_keep_ckpts: trainer.keep_last
-eval_steps eval_every eval_interval evaluation_interval val_every validate: \
+eval_steps eval_every eval_freq val_freq eval_interval evaluation_interval val_every validate: \
 trainer.validate_every=1epoch
 metric_for_best_model save_best_metric: trainer.monitor
 greater_is_better mode: trainer.monitor_mode=max
@@ -121,7 +131,7 @@ early_stopping_patience es_patience: trainer.patience
 bf16 half_precision fp32: trainer.precision=bf16 | precision=bf16
 gradient_checkpointing grad_checkpointing: model.activation_checkpointing=true
 use_deterministic_algorithms cudnn_deterministic: trainer.deterministic=true
-backend dist_backend launcher distributed ddp: strategy=ddp
+backend backends dist_backend launcher distributed ddp: launchers | strategy=ddp
 dist_url master_addr master_port node_rank local_rank rank gpu_ids: give it to the launcher, \
 as in torchrun --nproc-per-node N
 report_to wandb clearml comet tracking: logging
@@ -146,7 +156,8 @@ hide_labels view_img nosave vid_stride stream: pictures and results.json are wri
 output_dir; leave it out
 show visualize: pictures are written to output_dir; leave it out
 input_dir images_dir image_dir img_dir files: input | images | data.root | root
-output_file out out_dir output_path outdir save_path outfile: output_dir | output
+output_file out out_dir output_path output_folder outdir result_dir save_path outfile: \
+output_dir | output
 model_path checkpoint_path weight ckpt: checkpoint | model.weights
 ann_file annotation_file annotation ann gt label_dir: annotations | data.train_annotations
 labels: annotations | data.train_annotations | pictures have them; leave it out
@@ -199,6 +210,7 @@ weight_decay_norm: optimizer.norm_weight_decay
 weight_decay_bias: optimizer.bias_weight_decay
 sampler_train sampler: data.repeat_threshold=0.001 | data.balanced=true
 class_weight pos_weight cls_weights cls_pw: data.class_weights=auto
+data.val data.valid data.validation: data.val_annotations
 test val_set valid validation: data.val_split | leave it out
 iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou
 neg_iou_thr bg_iou_thresh min_pos_iou: model.background_iou
@@ -224,7 +236,8 @@ strides: they are 8 to 128 px; leave it out
 meta_architecture: the network is a RetinaNet; leave it out
 type: write optimizer=NAME, schedule=NAME, strategy=NAME or model=NAME
 model: checkpoint | model.backbone
-pretrained_weights init_checkpoint initial_checkpoint init_cfg: model.weights
+pretrained_weights pretrained_path pretrained_model init_checkpoint initial_checkpoint init_cfg \
+init_weights: model.weights
 width num_queries: the network has none; leave it out
 tta test_time_augmentation flip_test test.aug.enabled: images are detected once; leave it out
 label_smoothing label_smoothing_factor smoothing: model.label_smoothing=0.1 | detection has none; \
@@ -247,7 +260,7 @@ auto_find_batch_size auto_scale_batch_size: give data.batch_size, and trainer.ac
 fit it into the memory
 find_lr auto_lr_find lr_finder: try several with --multirun optimizer.lr=1e-4,1e-3
 deepspeed fsdp dp tpu: there are strategy=single, ddp and horovod; leave it out
-callbacks callback: from Python, rd.Trainer takes callbacks=[...]
+callbacks callback custom_hooks hooks: from Python, rd.Trainer takes callbacks=[...]
 queue partition account gpus_per_node mem_per_cpu: docs/clusters.md shows how a cluster starts it
 num_samples max_images: data.synthetic.num_images | num_images | leave it out
 interval: see trainer.checkpoint_every, trainer.validate_every and trainer.log_every
@@ -260,13 +273,14 @@ include framework: output=model.onnx
 input_shape shape img_shape: size=[640,640]
 batch batch_size: batch_size | data.batch_size | max_batch | images are taken as they come; \
 leave it out
-device accelerator: device | strategy.device | it is exported on the CPU; leave it out
+device accelerator cuda use_cuda no_cuda use_gpu: device | strategy.device | it is exported on \
+the CPU; leave it out
 fp16 precision: trainer.precision | precision | it is exported in fp32; leave it out
 name run_name experiment_name: output_dir | leave it out
 output_dir: output | leave it out
 resume: checkpoint | leave it out
 task plots tracker box_format gpu_count: leave it out
-random_erase random_erasing: data.erasing | detection has none; leave it out
+random_erase random_erasing erasing: data.erasing | detection has none; leave it out
 output_names input_names do_constant_folding quantization trt fp16_export optimize_for_mobile \
 strip: leave it out
 file: output | input | data.root
@@ -285,7 +299,7 @@ concurrency max_workers: max_queue | data.num_workers
 folder: input | images | data.root | root | run
 results: run | results
 run_dir: run | output_dir
-other other_run baseline compare_to second: other | b
+other other_run baseline compare compare_to second: other | b
 title open theme: leave it out
 source src in: input | root | leave it out
 target: output | leave it out
@@ -348,7 +362,7 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
             if is_clause or meant.partition("=")[0] in known:
                 if not re.fullmatch(r"\d{1,9}", str(value)):
                     return meant
-                return re.sub(r"(?<![a-z\d.])\d+k?(?![\d.])", str(value), meant)
+                return re.sub(r"(?<=[=\[,])\d+k?(?![\d.])", str(value), meant)
     return ""
 
 
@@ -371,7 +385,9 @@ def unknown_key(
 
     if key.startswith("experiment."):
         return f"{key} is not a setting; the experiment's first line must be # @package _global_."
-    near = _nearest(key, known, value)
+    near = [key.lower()]
+    if near[0] not in known:
+        near = _nearest(key, known, value)
     hint = f"leave it out, or see the keys with {command} --help."
     if others:
         hint = f"it is one of {' and '.join(others)}: leave it out."
@@ -451,7 +467,8 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
 def _remedy_of_word(
     word: str, overrides: Sequence[str], number: int, known: Collection[str]
 ) -> str:
-    """The remedy for a part of a list, a key or a YAML file; "" for another word."""
+    """The remedy for a part of a list, a key or a file; "" for another word."""
+    word = word.removesuffix(":")
     around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return "leave out the spaces around = and between the items of a list"
@@ -463,6 +480,13 @@ def _remedy_of_word(
     meant = alias(word, known, value)
     if " " in meant or "=" in meant:
         return f"write {meant}"
+    return _remedy_of_file(word, known)
+
+
+def _remedy_of_file(word: str, known: Collection[str]) -> str:
+    """The remedy for a YAML file, or one of annotations; "" for another word."""
+    if "data.root" in known and os.path.isfile(word) and word.endswith((".json", ".csv", ".xml")):
+        return f"write {as_override('data.root', folder_of(word))}"
     stem, _, ending = word.rpartition(".")
     name = os.path.basename(stem)
     if ending in ("yaml", "yml") and "data.root" in known and name != "data":
@@ -475,9 +499,9 @@ def _key_of_value(
 ) -> str:
     """The key that a value without one may be of: a run's, a file's or a folder's."""
     is_run = word.endswith(".pt") or os.path.isdir(f"{word}/checkpoints")
-    keys = ["data.root", "input", "root", "run", "other", "output"]
+    keys = ["a", "b", "data.root", "input", "root", "run", "other", "output"]
     if is_run or (is_one_of_several and "checkpoint" in known):
-        keys = ["checkpoint", "resume", *keys[1:]]
+        keys = ["checkpoint", "a", "b", "resume", *keys[3:]]
     for key in keys:
         if key in known and key not in given:
             return key
@@ -494,7 +518,9 @@ def in_settings_of(command: type, remedy: str) -> str:
     'give images=DIR.'
     """
     own = "|".join(settings_by_key(command))
-    remedy = re.sub(rf"\b(?:data|strategy)\.(?:train_|val_)?(?=(?:{own})=)", "", remedy)
+    remedy = re.sub(
+        rf"(?<!data=auto )\b(?:data|strategy)\.(?:train_|val_)?(?=(?:{own})=)", "", remedy
+    )
     remedy = re.sub(r"; give (?=(?:experiment|task)=)", "; train one with ", remedy)
     return re.sub(
         r",? or (?!task=)[^;,=]*\b(?:data|model)(?:\.\w+)?=(?:\[\S*\]|[^\s;,]+?)(?=[;,.]?(?:\s|$))",

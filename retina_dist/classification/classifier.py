@@ -97,6 +97,8 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         """
         return torch.stack([torch.zeros(len(self.classes)), *self.run_each(images)])[1:]
 
+    __call__ = predict
+
     def val_of(self, data: object) -> Samples:
         if not isinstance(data, ClassificationData):
             given = type(data).__name__

@@ -144,15 +144,20 @@ def read_samples(
 
 
 def _like_splits(rows: Sequence[Row]) -> list[str]:
-    """A warning where every class has the same folders, as splits have the same classes."""
+    """A warning where classes have the same folders, or those of classes, as splits have."""
     below: dict[str, set[str]] = {}
     for name, _, label in rows:
         below.setdefault(label, set()).update(name.split("/")[1:-1])
-    first, *others = below.values()
-    if not others or len(first) < 2 or any(each != first for each in others):
+    every = list(below.values())
+    these = []
+    for label, folders in sorted(below.items()):
+        is_alike = folders <= {*below} or every.count(folders) == len(every) > 1
+        if len(folders) > 1 and is_alike:
+            these.append(label)
+    if not these:
         return []
-    these = truncate(sorted(below))
-    return [f"{these} hold the same folders; if these are splits, rename them to train and val"]
+    said = f"{truncate(these)}: folders of the same names are in it as in another"
+    return [f"{said}; if these are splits, rename them to train and val"]
 
 
 def _empty_classes(rows: Sequence[Row]) -> list[str]:

@@ -243,6 +243,7 @@ def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Sa
     """Raise ConfigError where settings and data do not go together."""
     if len(train.classes) < 2:
         raise ConfigError(
-            f"data={data.name} has one class only, {train.classes[0]}; a classifier needs two."
+            f"data={data.name} has one class only, {train.classes[0]}; a classifier "
+            "needs two: add images of another."
         )
     check_sizes(model.architecture, model.zero_gamma, data.image_size, data.val_size)

@@ -410,7 +410,7 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
         key, equals, value = override.partition("=")
         if equals and not value:
             raise ConfigError(
-                f"{override} is empty, as of an unset variable; give a value, or leave it out."
+                f"{key} is empty, as of an unset variable; give a value, or leave it out."
             )
         if not equals and not override.startswith("~"):
             schema, sections = section_types(schema_of(name), {})

@@ -226,7 +226,7 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
     if key in known or getattr(config, key, None) == MISSING:
         meant = key
     if not meant:
-        meant = f"see the keys with {compose.command_of(name)} --help"
+        meant = f"settings are written KEY=VALUE, see {compose.command_of(name)} --help"
     if " " in meant:
         return f"{flag} is not an option; {meant}."
     if "=" not in meant:

@@ -25,12 +25,16 @@ SETTINGS_OF_GROUPS = {
         "task=classification data=folders data.root=FOLDER; there"
     ),
     "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",
+    "task": "give detection, for boxes, or classification, for whole images; there",
+    "trainer": "give strategy=ddp, or settings such as trainer.precision=bf16; there",
     "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
 }
 # What to do about a fault in a file, by what PyYAML says of it.
 YAML_REMEDIES = {
     "duplicate key": "write the key once, with all that is below it",
-    "mapping values are not allowed": "begin a new line below, or put the text in quotes",
+    "mapping values are not allowed": (
+        "indent the keys of a section alike, begin a new line below, or put the text in quotes"
+    ),
     "escape character": "write the text in single quotes, or with slashes",
 }
 
@@ -88,15 +92,17 @@ def _missing_entry(error: MissingConfigException) -> str:
     """Message for a choice without a file, such as model=yolo."""
     group, slash, value = str(error.missing_cfg_file).partition("/")
     if not slash:
-        return f"there is no configuration {group}; give another --config-name."
+        remedy = f"put it into FOLDER/experiment and give --config-dir FOLDER experiment={group}"
+        return f"there is no configuration {group}; {remedy}."
     remedy = _instead_of_entry(group, value)
     if remedy:
         return remedy
 
     options = error.options or []
     value = value.removesuffix(".yaml")
+    name = value.rpartition(".")[2]  # of torch.optim.SGD
     near = [each for each in options if value and each.startswith(value[:6])]
-    near = near or list(filter(None, [str(value_meant(group, value, options, 0.75))]))
+    near = near or list(filter(None, [str(value_meant(group, name, options, 0.75))]))
     hint = SETTINGS_OF_GROUPS.get(group, "there")
     if near:
         hint = f"did you mean {' or '.join(near)}? There"
@@ -162,6 +168,8 @@ def _sentence(command: str, error: Exception) -> str:
             f'write "{key}=[{value}]" where a list is asked for, {quoted} where a text is, '
             "a point in a number"
         )
+        if re.fullmatch(r"0,\d+", value):
+            lists = f"write {key}={value.replace(',', '.')} with a point"
         return (
             f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
         )

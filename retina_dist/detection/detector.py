@@ -156,6 +156,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         """
         return self.run_each(images)
 
+    __call__ = predict
+
     @public
     def set_limits(
         self,

@@ -205,6 +205,7 @@ class ModelConfig(DetectorSettings):
         [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]],
         at_least=1,
         at_most=10**5,
+        remedy="write model.anchor_sizes=[[32],[64],[128],[256],[512]]",
     )
     aspect_ratios: list[float] = setting(
         [0.5, 1.0, 2.0], "height by width", at_least=0.001, at_most=1000
@@ -299,7 +300,7 @@ class ModelConfig(DetectorSettings):
         if len(self.anchor_sizes) != 5:
             raise ConfigError(
                 f"model.anchor_sizes has {len(self.anchor_sizes)} levels; "
-                "RetinaNet has five, P3 to P7."
+                "RetinaNet has five, P3 to P7: write [[32],[64],[128],[256],[512]]."
             )
         anchors = self.anchors_per_cell
         if anchors > MAX_ANCHORS:

@@ -26,7 +26,7 @@ from retina_dist.detection.data.synthetic import (
     synthetic_batch,
 )
 from retina_dist.detection.model.added_classes import differences
-from retina_dist.detection.model.build import DetectionModel, build_model
+from retina_dist.detection.model.build import DetectionModel, build_model, check_labels
 from retina_dist.detection.model.retinanet import RetinaNet
 from retina_dist.detection.model.weights import source_of
 from retina_dist.detection.readers.categories import Categories
@@ -115,6 +115,7 @@ class DetectionTask(ImageTask):
         self.test = unread_test(data, reader, validates=self.val is not None)
         if known:
             self._add_to(known)
+        check_labels(self.config.model, len(self.class_names))
         alike = self.train.categories.spelt_alike
         if alike:
             self.train.warnings.append(

@@ -10,6 +10,7 @@ from typing import Literal
 from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import ConfigError
+from retina_dist.base.settings import Limits
 
 Mode = Literal["max", "min"]
 
@@ -103,7 +104,6 @@ class BestMetric:
 
 def check_metric(name: str, metrics: Iterable[str]) -> None:
     """Raise ConfigError, on all ranks alike, unless the validation gives the metric `name`."""
-    if name not in metrics:
-        raise ConfigError(
-            f"trainer.monitor={name} is not one of {', '.join(sorted(metrics))}.", collective=True
-        )
+    problem = Limits(choices=tuple(sorted(metrics))).problem("trainer.monitor", name)
+    if problem:
+        raise ConfigError(problem, collective=True)

@@ -17,6 +17,7 @@ from torchvision.models import WeightsEnum, get_model_weights, get_weight
 
 from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.base.files import PathOrUrl, Url, parse_path, run_in
+from retina_dist.base.other_names import value_meant
 from retina_dist.base.torch_files import load_torch
 
 EXAMPLES = "RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1 or ResNet50_Weights.IMAGENET1K_V1"
@@ -43,7 +44,8 @@ def find_weights(source: str) -> PathOrUrl | WeightsEnum:
     if isinstance(where, Url) or where.is_file():
         return where
     if not is_torchvision_name(source):
-        remedy = run_in(where, f"give one, or a name such as {EXAMPLES}")
+        meant = value_meant("weights", source, ()) or f"give one, or a name such as {EXAMPLES}"
+        remedy = run_in(where, str(meant))
         raise CheckpointError(f"{source} is neither a file nor a URL; {remedy}.")
     return published(source)
 

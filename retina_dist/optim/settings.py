@@ -57,7 +57,9 @@ class AdamSettings(OptimizerSettings):
     """torch's Adam."""
 
     name: str = entry_name("adam")
-    betas: list[float] = setting([0.9, 0.999], "two", at_least=0, below=1)
+    betas: list[float] = setting(
+        [0.9, 0.999], "two", at_least=0, below=1, remedy="write two, as [0.9,0.999]"
+    )
     eps: float = setting(1e-8, above=0, at_most=1)
 
     def check(self) -> None:

@@ -26,6 +26,7 @@ from retina_dist.base.errors import (
     first_line,
     is_collective,
     lost_connection,
+    set_status,
 )
 from retina_dist.base.text import format_ranks
 from retina_dist.strategies.base import (
@@ -150,6 +151,7 @@ class DDPStrategy(DistributedStrategy):
     def _connect(self) -> dist.Store:
         address, port = self._rendezvous_endpoint()
         waiting = timedelta(seconds=self.timeout_s)
+        set_status(f"waiting for {self.world_size} processes at {address}:{port}")
         if self.launch.launcher == "torchrun":
             # its agents hold the store, and the environment says how
             meeting = dist.rendezvous("env://", self.rank, self.world_size, timeout=waiting)

@@ -117,4 +117,8 @@ def _call(method: Callable[..., None], *arguments: object) -> None:
         raise
     except Exception as error:
         name = method.__qualname__
-        raise CallbackError(f"the callback {name} failed: {describe_error(error)}") from error
+        reason = describe_error(error)
+        for values in arguments:
+            if isinstance(error, KeyError) and isinstance(values, Mapping):
+                reason += f"; there are {', '.join(values)}"
+        raise CallbackError(f"the callback {name} failed: {reason}.") from error

@@ -81,6 +81,15 @@ class DetectionModel(nn.Module, ABC):
         """Take from `arguments`, the main rank's or a checkpoint's, what no tensor carries."""
 
 
+def check_labels(settings: DetectorSettings, num_classes: int) -> None:
+    """Raise ConfigError for settings with fewer labels than the data has."""
+    stated = settings.num_classes
+    if stated is not None and stated < num_classes:
+        raise ConfigError(
+            f"model.num_classes={stated} is less than the {num_classes} of the data; leave it out."
+        )
+
+
 def build_model(
     settings: DetectorSettings,
     num_classes: int,
@@ -92,11 +101,8 @@ def build_model(
     `categories` are its labels' names. Raises ConfigError if the settings give fewer labels than
     the data has.
     """
+    check_labels(settings, num_classes)
     stated = settings.num_classes
-    if stated is not None and stated < num_classes:
-        raise ConfigError(
-            f"model.num_classes={stated} is less than the {num_classes} of the data; leave it out."
-        )
     model: DetectionModel = class_of(settings)(settings, stated or num_classes)
     if pretrained:
         model.load_pretrained(categories)

@@ -164,6 +164,12 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         """In training mode the losses (name -> scalar, mean over real images), else the detections
         of each image.
         """
+        if not isinstance(batch, Batch):
+            raise ConfigError(
+                f"RetinaNet takes a Batch, not a {type(batch).__name__}; call "
+                "rd.Detector(model, categories=NAMES).predict(IMAGES), or torchvision's own, "
+                "retina_dist.detection.model.retinanet.as_torchvision(model)."
+            )
         if self.training:
             outputs, levels = self.predict(batch)
             return self.losses(outputs, torch.cat(levels), batch)

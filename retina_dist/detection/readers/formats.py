@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from retina_dist.base.errors import ConfigError, DataError
-from retina_dist.base.files import PathOrUrl, Url, is_packed, parse_path
+from retina_dist.base.files import PathOrUrl, Url, folder_of, is_packed, parse_path
 from retina_dist.base.registry import lookup
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.categories import Entry
@@ -130,6 +130,8 @@ class AnnotationReader(ABC):
             if self.has(split):
                 folder = f"it has those of {split}: give a folder train, or the file"
                 return f"{folder} with data.train_annotations=FILE"
+        if self.settings.format != "auto":
+            return f"leave data.format={self.settings.format} out, or give their folder"
         return "give their folder"
 
     def count(self, split: str) -> int:
@@ -427,6 +429,8 @@ def tree_of(root: str) -> Tree:
     path = parse_path(root)
     if isinstance(path, Path) and not path.is_dir():
         remedy = "give the one that holds the annotations"
+        if path.is_file():
+            remedy = f"give data.root={folder_of(path)}, or data.train_annotations={path}"
         if is_packed(path):
             remedy = "unpack it, and give the folder"
         raise DataError(f"data.root={path} is not a folder; {remedy}.")

@@ -252,7 +252,7 @@ def make_ground_truth(
     categories = content.categories
     objects = content.objects
     if not categories:
-        raise DataError(f"{source} has no category; there is nothing to detect.")
+        raise DataError(f"{source} has no category of a box; draw boxes or polygons.")
 
     category_ids = _ids([each.id for each in categories], "categories", source)
     image_ids = _ids([each.id for each in images], "images", source)
@@ -340,7 +340,7 @@ def _ids(values: Sequence[int] | np.ndarray, key: str, source: object) -> np.nda
     if len(found) < len(ids):
         most = counts.argmax()
         problem = f"id {found[most]:.0f} stands {counts[most]} times in '{key}'"
-        raise DataError(f"{source}: {problem}; ids must be unique.")
+        raise DataError(f"{source}: {problem}; give each its own.")
     return ids.astype(np.int64)
 
 

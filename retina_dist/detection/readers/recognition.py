@@ -33,6 +33,7 @@ UNREAD: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("datumaro's json", ".json", ("items", "categories"), DATUM.format("datumaro")),
     ("COCO without categories", ".json", ("images", "annotations"), "its list categories added"),
     ("Labelbox", ".json", ("data_row",), LABELFORMAT),
+    ("a spreadsheet", ".xlsx", (), "its Save As CSV"),
     ("Labelbox", ".json", ("Labeled Data",), LABELFORMAT),
     ("Labelbox", ".ndjson", ("data_row",), LABELFORMAT),
 )
@@ -98,7 +99,9 @@ def is_class_image(file: str) -> bool:
 def _is_top(above: PathOrUrl) -> bool:
     """Whether a folder is surely the data set's own: by what lies directly in it."""
     listed = names_in(above)
-    files = [*listed, *(f"annotations/{name}" for name in names_in(above / "annotations"))]
+    files = list(listed)
+    for folder in ("annotations", "Annotations"):
+        files += [f"{folder}/{name}" for name in names_in(above / folder)]
     tree = Tree(above, files)
     tree.is_whole = True
     return any(lookup("reader", name).claims(tree) for name in ("coco", "yolo", "voc"))

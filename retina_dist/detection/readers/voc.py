@@ -87,7 +87,7 @@ class VocReader(FolderReader):
         if not listed.items["train"]:
             folder = place.tree.root / posixpath.dirname(next(filter(None, lists.values())))
             has = truncate(sorted(filter(lists.get, lists)))
-            raise DataError(f"{folder} has {has}, not train; write train.txt and val.txt.")
+            raise DataError(f"{folder} has {has}, but none lists images of train; write train.txt.")
         self.count_left_out(listed, place)
         return listed
 

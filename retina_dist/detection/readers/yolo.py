@@ -19,6 +19,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl
 from retina_dist.base.text import escape, is_text, parse_number
 from retina_dist.base.yaml_files import load_yaml
+from retina_dist.data.images import ENDINGS
 from retina_dist.data.parsing import bounds_of, number_in, numbers_in, read_text, reading
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.tree import Head, Tree, grouped, split_of
@@ -76,7 +77,7 @@ def configs_in(tree: Tree) -> list[Config]:
 
 
 def _content_of(path: PathOrUrl) -> Any:
-    with reading(path, "YAML", "correct the file"):
+    with reading(path, "YAML", "correct the file, with spaces in place of tabs"):
         if not path.name.endswith(".data"):
             return load_yaml(path, as_texts=True)
         pairs = [line.partition("=") for line in read_text(path).splitlines()]
@@ -139,13 +140,11 @@ class YoloReader(FolderReader):
                 file = os.path.relpath(layout.root / image, layout.above)
                 scan.items[split].append(Item(file, boxes, split=split))
             scan.warnings[split] += layout.warnings
+            if images and split != "test" and not any(map(layout.label_of, images)):
+                example = escape(layout.expected(images[0]))
+                problem = f"no image of {split} has a label file, such as {example}"
+                raise DataError(f"{place.tree.root}: {problem}; add them there, or in labels/.")
         layout.check_poses()
-        if scan.items["train"] and used <= {""}:
-            example = escape(layout.expected(scan.items["train"][0].file))
-            raise DataError(
-                f"{place.tree.root}: no training image has a label file, such as {example}; "
-                "add them there, or in labels/."
-            )
         self._above = layout.above
         if layout.above == layout.root:
             self.count_left_out(scan, place._replace(tree=layout.tree, images=layout.tree))
@@ -214,8 +213,11 @@ class Layout:
                     given = escape(repr(entry), 80)
                     where = f"{self.root / config.file} names {given} for {split}"
                     if split == "train":
-                        raise DataError(f"{where}, which is not there; correct the file.")
-                    self.warnings.append(f"{where}, which is not there")
+                        raise DataError(
+                            f"{where}, where no image is; correct the file, or convert "
+                            f"the images to {ENDINGS}."
+                        )
+                    self.warnings.append(f"{where}, where no image is")
                 found.update(dict.fromkeys(images or ()))
             splits[split] = list(found)
         are_named_alike = config.entries("train") == config.entries("val")
@@ -351,6 +353,8 @@ def _is_pose(words: Sequence[str]) -> bool:
     if len(rest) % 2 == 0 and all(map(is_within, rest[::2], rest[1::2])):
         return True
     is_visible = len(rest) % 3 == 0 and set(rest[2::3]) <= {0, 1, 2}
+    if is_visible and 2 in rest[2::3]:  # no share, so no point of a polygon
+        return True
     return is_visible and all(map(is_within, rest[::3], rest[1::3]))
 
 

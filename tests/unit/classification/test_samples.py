@@ -276,7 +276,10 @@ def test_folders_that_look_like_splits_are_named(tmp_path: Path) -> None:
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
             Image.new("RGB", (8, 8)).save(folder / f"{split}.png")
-    said = "seg_a, seg_b hold the same folders; if these are splits, rename them to train and val"
+    said = (
+        "seg_a, seg_b: folders of the same names are in it as in another; "
+        "if these are splits, rename them to train and val"
+    )
     train = read_samples(tmp_path, "train")
     assert train is not None
     assert said in train.warnings

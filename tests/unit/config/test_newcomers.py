@@ -30,20 +30,22 @@ from retina_dist.data.images import find_images
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split, read_splits
 from retina_dist.engine.checkpoint.store import load_checkpoint
+from retina_dist.engine.early_stopping import check_metric
 from retina_dist.evaluate import EvaluateConfig
-from retina_dist.model.weights import read_state
+from retina_dist.model.weights import find_weights, read_state
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import tell_apart
 from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
-from retina_dist.tracking.callbacks import Callback
+from retina_dist.tracking.callbacks import Callback, CallbackError, CallbackList
 from retina_dist.tracking.digest import read_digests
 from retina_dist.tracking.settings import LoggingConfig
 
@@ -64,8 +66,8 @@ REMEDIES = {
     "recipe=finetune": "write experiment=NAME",
     "loss=focal": "see model.focal_alpha, model.focal_gamma and model.box_loss",
     "model.backbone_weights=true": "is not a text; write one, or leave",
-    "data.root=": "data.root= is empty, as of an unset variable; give a value",
-    "resume=": "resume= is empty, as of an unset variable; give a value, or leave it out.",
+    "data.root=": "data.root is empty, as of an unset variable; give a value",
+    "resume=": "resume is empty, as of an unset variable; give a value, or leave it out.",
     "trainer.ema=true": "did you mean trainer.ema_decay=0.9998?",
     "data.mean=[0.5,0.5,0.5]": "images are normalised as for the weights of ImageNet; leave it",
     "schedule.T_max=12": "the schedule ends with trainer.max_duration; leave it out",
@@ -89,6 +91,23 @@ REMEDIES = {
     "trainer.precision=fp8": "tf32, bf16, fp16, auto; give one of them.",
     "data=voc2007": "give data.root=FOLDER, whose format is recognised, or for a folder of images",
     "augmentation=mosaic": "see data.hflip, data.photometric and data.scale_jitter; there are",
+    "task=segmentation": "give detection, for boxes, or classification, for whole images; there",
+    "trainer=ddp": "give strategy=ddp, or settings such as trainer.precision=bf16; there are",
+    "optimizer=torch.optim.SGD": "did you mean sgd?",
+    "optimizer.betas=0.9": "write two, as [0.9,0.999].",
+    "optimizer.lr=0,01": "write optimizer.lr=0.01 with a point",
+    "model.anchor_sizes=[32,64]": "write model.anchor_sizes=[[32],[64],[128],[256],[512]].",
+    "model.anchor_sizes=[[32],[64]]": "has five, P3 to P7: write [[32],[64],[128],[256],[512]].",
+    "SOLVER.STEPS=[60000,80000]": "write schedule=multistep schedule.milestones=[60000steps].",
+    "model.neck.num_outs=5": "the pyramid has P3 to P7; leave it out.",
+    "erasing=0.4": "detection has none; leave it out.",
+    "OUTPUT_DIR=runs/a": "did you mean output_dir?",
+    "INPUT.FORMAT=BGR": "images are RGB; leave it out.",
+    "hyp=hyp.yaml": "give --config-dir FOLDER experiment=NAME",
+    "custom_hooks=[EMAHook]": "from Python, rd.Trainer takes callbacks",
+    "auto_scale_lr.enable=true": "did you mean optimizer.lr_rule=linear?",
+    "data.val=mine/val": "did you mean data.val_annotations?",
+    "data.root:": "write data.root=VALUE.",
     "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
     "time=2": "trainer.max_duration counts epochs, steps or images, not hours.",
     "data.format=pascal_voc": "did you mean voc?",
@@ -137,6 +156,10 @@ OF_OTHER_COMMANDS = {
         "task=classification out, or give experiment=finetune_classifier."
     ),
     ("bisect", "run=runs/a", "other=runs/b"): "did you mean a?",
+    ("bisect", "runs/a", "runs/b"): "write a=runs/a b=runs/b.",
+    ("doctor", "sheets=true"): "sheets=true is not a text; give a folder.",
+    ("report", "run=runs/a", "compare=runs/b"): "did you mean other?",
+    ("parity", "backends=gloo"): "did you mean launchers?",
     ("doctor", "tile=640"): "retina_dist.evaluate and python -m retina_dist.predict and",
     ("convert", "input=mine", "output=a.json"): "did you mean root?",
     ("predict", "checkpoint=a.pt", "folder=mine"): "did you mean input?",
@@ -215,7 +238,12 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {"root": "a"},
     ),
-    r"build_retinanet: too many .*; write build_retinanet\(num_classes=…\)": (
+    "data=ClassificationData is not a section; give it to rd.ClassifierTrainer": (
+        Trainer,
+        (),
+        {**REQUIRED, "data": ClassificationData(root="a")},
+    ),
+    r"write build_retinanet\(num_classes=…\), perhaps with settings, by name": (
         build_retinanet,
         ("resnet50", 3),
         {},
@@ -285,6 +313,8 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
         ("evaluate", "--checkpoint runs/a", "written KEY=VALUE: checkpoint=runs/a."),
         ("predict", "--checkpoint runs/a", "written KEY=VALUE: checkpoint=runs/a."),
         ("train", "--data a", "written KEY=VALUE: data.root=a."),
+        ("train", "-e 3", "written KEY=VALUE: trainer.max_duration=3epochs."),
+        ("train", "-x 3", "settings are written KEY=VALUE, see python -m retina_dist.train --help"),
     ],
 )
 def test_an_option_is_answered_with_the_setting(command: str, flag: str, said: str) -> None:
@@ -325,7 +355,9 @@ def test_python_asks_for_the_class_of_a_section(key: str) -> None:
 
 
 def test_python_names_data_of_another_task_by_its_class() -> None:
-    with pytest.raises(ConfigError, match=r"data=ClassificationData is not .*; give data\.NAME"):
+    with pytest.raises(
+        ConfigError, match="data=ClassificationData is .*; give it to rd.ClassifierTr"
+    ):
         Trainer(
             data=ClassificationData(root="a"),  # type: ignore[arg-type]
             optimizer=OptimizerConfig(lr=0.1),
@@ -570,6 +602,131 @@ def test_a_server_of_mlflow_has_a_scheme(
             continue
         with pytest.raises(ConfigError, match=f"{uri} .* has no scheme; write http://{uri}"):
             LoggingConfig(mlflow=said).check()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("imagenet", "give model.backbone_weights=DEFAULT, or to a classifier"),
+        ("coco", "give model.weights=COCO_V1."),
+        ("DEFAULT", "give the name of the network too, as ResNet50_Weights.IMAGENET1K_V1."),
+        ("absent.pt", "give one, or a name such as RetinaNet_"),
+    ],
+)
+def test_weights_that_are_no_file_name_what_loads_them(word: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{word} is neither a file nor a URL; {said}"):
+        find_weights(word)
+
+
+@pytest.mark.parametrize("given", [torch.rand(1, 3, 64, 64), [torch.rand(3, 64, 64)]])
+def test_a_network_called_with_images_names_what_takes_them(given: Any) -> None:
+    model = build_retinanet(num_classes=1, backbone="mobilenet_v3_small")
+    with pytest.raises(ConfigError, match=r"takes a Batch, not a .*; call rd\.Detector\(model, ca"):
+        model(given)
+
+
+def test_a_detector_is_called_as_its_predict() -> None:
+    assert Detector.__call__ is Detector.predict
+    assert TrainedClassifier.__call__ is TrainedClassifier.predict
+
+
+def test_python_names_the_choice_of_a_number() -> None:
+    with pytest.raises(ConfigError, match=r"precision=16 is not one of .*; did you mean fp16\?"):
+        Trainer(**REQUIRED, precision=16)  # type: ignore[arg-type]
+
+
+def test_a_monitor_names_the_nearest_metric() -> None:
+    for word, meant in {"mAP": "coco/AP", "val_loss": "val/loss"}.items():
+        with pytest.raises(ConfigError, match=rf"did you mean {meant}\?"):
+            check_metric(word, ["coco/AP", "coco/AP50", "val/loss"])
+
+
+def test_a_file_of_annotations_names_the_folder_of_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("mine/annotations/train.json", "rows/train.csv"):
+        folder = file.partition("/")[0]
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+        with pytest.raises(ConfigError, match=f"write data.root={folder}."):
+            load_config("train", [file])
+        with pytest.raises(DataError, match=f"give data.root={folder}, or data.train_annotations"):
+            tree_of(file)
+
+
+def test_a_callback_that_asks_for_another_metric_is_told_those_there_are() -> None:
+    class C(Callback):
+        def on_validation(self, metrics: Any, step: int) -> None:
+            print(metrics["mAP"])
+
+    callbacks = CallbackList([C()])
+    with pytest.raises(CallbackError, match=r"KeyError: 'mAP'; there are coco/AP, val/loss\."):
+        callbacks.on_validation({"coco/AP": 0.1, "val/loss": 1.0}, 1)
+
+
+def test_fewer_labels_than_classes_are_refused_in_the_plan(tmp_path: Path) -> None:
+    drawn = [f"data.root={tmp_path}/drawn", "data.shapes.num_train=2", "data.shapes.num_val=1"]
+    settings = ["data=shapes", *drawn, "dry_run=true", "model.num_classes=2"]
+    with pytest.raises(ConfigError, match="is less than the 6 of the data; leave it out"):
+        train(load_config("train", settings))
+
+
+def test_folders_above_classes_are_a_warning(tmp_path: Path) -> None:
+    for file in ("train/cat/a.png", "train/dog/a.png", "held_out/cat/a.png", "held_out/dog/a.png"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / file)
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    said = "held_out: folders of the same names are in it as in another; if these are splits"
+    assert said in samples.warnings[0]
+
+
+def test_converting_writes_json_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="out.xml is not json, as COCO is; give FILE.json"):
+        convert.convert(ConvertConfig(root=str(tmp_path), output="out.xml"))
+
+
+def _yolo(root: Path, ending: str = ".png", label: str = "0 .5 .5 .2 .2") -> Tree:
+    for split in ("train", "val"):
+        (root / split).mkdir()
+        Image.new("RGB", (64, 64)).save(root / split / f"{split}.png")
+        (root / split / f"{split}.png").rename(root / split / f"{split}{ending}")
+    (root / "train" / "train.txt").write_text(label)
+    (root / "data.yaml").write_text("train: train\nval: val\nnames: [cat]\n")
+    return Tree(root)
+
+
+@pytest.mark.parametrize(
+    ("ending", "label", "said"),
+    [
+        (".png", "0 .5 .5 .2 .2", "no image of val has a label file, such as val/val.txt; add"),
+        (".heic", "0 .5 .5 .2 .2", "names 'train' for train, where no image is; .* or convert"),
+        (".png", "0 .5 .5 .2 .2 .9 .1 2 .1 .9 1", r"has lines of a box and its keypoints \(1 of 1"),
+    ],
+)
+def test_a_folder_of_yolo_that_lacks_something_says_what(
+    ending: str, label: str, said: str, tmp_path: Path
+) -> None:
+    _yolo(tmp_path, ending, label)
+    if said.startswith("has lines"):
+        (tmp_path / "val" / "val.txt").touch()
+    with pytest.raises(DataError, match=said):
+        read_splits(DetectionData(root=str(tmp_path)))
+
+
+def test_a_folder_within_vocs_names_the_one_above(tmp_path: Path) -> None:
+    for file in ("Annotations/a.xml", "JPEGImages/a.jpg"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("<annotation></annotation>")
+    with pytest.raises(DataError, match=f"give the folder above, {tmp_path}"):
+        recognise(Tree(tmp_path / "JPEGImages"))
+
+
+def test_a_spreadsheet_is_to_be_saved_as_csv(tmp_path: Path) -> None:
+    (tmp_path / "train.xlsx").touch()
+    with pytest.raises(DataError, match="a spreadsheet, .* convert it with its Save As CSV"):
+        recognise(Tree(tmp_path))
 
 
 @pytest.mark.parametrize(("word", "command"), [("val", "evaluate"), ("Detect", "predict")])

@@ -412,7 +412,7 @@ def test_damaged_labels_of_yolo_are_named(line: str, message: str, tmp_path: Pat
         ("train: images/train\nnc: 3\nnames: [cat, dog]\n", "nc is 3, but names has 2; make"),
         (
             "train: images/t\nnames: [cat, dog]\n",
-            "data.yaml names 'images/t' for train, which is not there; correct",
+            "data.yaml names 'images/t' for train, where no image is; correct",
         ),
         (
             "train: ../train/images\nval: ../valid/images\nnames: [cat, dog]\n",
@@ -420,7 +420,7 @@ def test_damaged_labels_of_yolo_are_named(line: str, message: str, tmp_path: Pat
         ),
         (
             "train: alone\nnames: [cat, dog]\n",
-            "no training image has a label file, such as .*a.txt",
+            "no image of train has a label file, such as .*a.txt",
         ),
     ],
 )

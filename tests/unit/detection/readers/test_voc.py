@@ -124,7 +124,7 @@ def test_errors_of_the_folder(tmp_path: Path):
     assert content_of(root, "val") is None
     (root / "ImageSets" / "Main" / "train.txt").rename(root / "ImageSets" / "Main" / "trainval.txt")
     with pytest.raises(
-        DataError, match="Main has trainval, not train; write train.txt and val.txt"
+        DataError, match="Main has trainval, but none lists images of train; write train.txt"
     ):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "trainval.txt").rename(root / "ImageSets" / "Main" / "train.txt")
