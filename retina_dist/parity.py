@@ -212,7 +212,7 @@ def _print_table(config: ParityConfig, columns: dict[str, Differences]) -> bool:
     cases = cases_of(config)
     width = max(len(case.name) for case in cases) + 2
     print(f"\nlargest difference from one process in float64, relative; tolerance {TOLERANCE:g}")
-    print(" " * width + "".join(f"{name:>14}" for name in columns))
+    print(" " * width + "".join(map("{:>14}".format, columns)))
     for case in cases:
         row = f"{case.name:<{width}}"
         for differences in columns.values():

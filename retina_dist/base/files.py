@@ -406,7 +406,7 @@ def write_csv(
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     for row in rows:
-        writer.writerow([_as_text(cell) for cell in row] if escape_formulas else row)
+        writer.writerow(map(_as_text, row) if escape_formulas else row)
     write_text(path, table.getvalue(), errors="surrogateescape")
 
 

@@ -270,9 +270,11 @@ def readers_of(family: str, key: str) -> list[str]:
     """The entries of a family whose settings have `key`."""
     if not FAMILIES[family].settings:
         return []
-    return [
-        name for name in names(family) if key in lookup(family, name).settings.__dataclass_fields__
-    ]
+    readers = []
+    for name in names(family):
+        if key in lookup(family, name).settings.__dataclass_fields__:
+            readers.append(name)
+    return readers
 
 
 def as_dict(config: DataclassInstance) -> Content:

@@ -168,8 +168,11 @@ def is_known(key: str, known: Mapping[str, object]) -> bool:
     """Whether a dotted key is one of `settings_by_key`, or an item of a setting that maps names."""
     if key in known:
         return True
-    above = [kinds_of(known[name]) for name in known if key.startswith(f"{name}.")]
-    return any(get_origin(kind) is dict for kinds in above for kind in kinds)
+    for name, hint in known.items():
+        is_item = key.startswith(f"{name}.")
+        if is_item and any(get_origin(kind) is dict for kind in kinds_of(hint)):
+            return True
+    return False
 
 
 def section_of(hint: object) -> type | None:

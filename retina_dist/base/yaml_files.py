@@ -39,10 +39,10 @@ class _Loader(_FastLoader):  # type: ignore[valid-type, misc]
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in _FastLoader.yaml_implicit_resolvers.items()
-}
+_Loader.yaml_implicit_resolvers = {}
+for _first, _resolvers in _FastLoader.yaml_implicit_resolvers.items():
+    _kept = [(tag, pattern) for tag, pattern in _resolvers if not tag.endswith(":timestamp")]
+    _Loader.yaml_implicit_resolvers[_first] = _kept
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 

@@ -15,6 +15,7 @@ import math
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,7 +154,7 @@ def benchmark(config: DataBenchmarkConfig) -> dict[str, Any]:
 
 def _time_in_turns(parts: dict[str, Part], rounds: int) -> dict[str, list[float]]:
     """CPU seconds of each part in each round, after one round that warms up."""
-    times: dict[str, list[float]] = {name: [] for name in parts}
+    times: dict[str, list[float]] = defaultdict(list)
     for turn in range(rounds + 1):
         for name, part in parts.items():
             started = time.process_time()

@@ -72,7 +72,7 @@ def benchmark(config: ScalingConfig) -> dict[str, Any]:
     task_class(config).prepare(config)
     jobs: list[Job] = [("python", 1)]
     jobs += product(usable(config.launchers), config.processes)
-    speeds: dict[Job, list[float]] = {job: [] for job in jobs}
+    speeds: dict[Job, list[float]] = defaultdict(list)
     backends: dict[Job, str] = {}
     images = config.num_images or 0
     for turn in range(config.rounds):
@@ -109,7 +109,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], against: Mapping[str, float]
     titles = f"{'launcher':<12}{'processes':>10}{'img/s':>10}{'speed-up':>10}{'epoch min':>11}"
     print(f"\n{titles}   speed-up in each round")
     for row in rows:
-        each = ", ".join(f"{ratio:.2f}" for ratio in row["each"])
+        each = ", ".join(map("{:.2f}".format, row["each"]))
         speed = f"{row['images_per_s']:>10.2f}{row['speedup']:>10.2f}"
         epoch = f"{row['epoch_minutes'][0]:>11,.4g}"
         print(f"{row['launcher']:<12}{row['processes']:>10}{speed}{epoch}   {each}")

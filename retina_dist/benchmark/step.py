@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -206,7 +207,7 @@ def measure(
         steps[name] = step
         facts[name] = {"first_loss": first_loss, "peak_memory_gib": peak}
 
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = defaultdict(list)
     for turn in range(config.rounds):
         print_redacted(f"{where}: round {turn + 1} of {config.rounds}", sys.stderr)
         for name, step in steps.items():
@@ -215,16 +216,11 @@ def measure(
             seconds[name].append((time.perf_counter() - started) / config.steps)
 
     base = seconds[config.paths[0]]
-    return [
-        {
-            "path": name,
-            "batch_size": batch_size,
-            "canvas": list(canvas),
-            **_speed(times, base, batch_size),
-            **facts[name],
-        }
-        for name, times in seconds.items()
-    ]
+    rows = []
+    for name, times in seconds.items():
+        row = {"path": name, "batch_size": batch_size, "canvas": list(canvas)}
+        rows.append(row | _speed(times, base, batch_size) | facts[name])
+    return rows
 
 
 def _speed(times: Sequence[float], base: Sequence[float], batch_size: int) -> dict[str, object]:

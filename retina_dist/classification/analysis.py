@@ -29,7 +29,7 @@ def analyse(
 
     images = []
     for row in rows[np.lexsort((-rows[:, 4], right))]:
-        image_id, label, predicted = (int(value) for value in row[:3])
+        image_id, label, predicted = map(int, row[:3])
         is_right = int(row[3] < 1)
         images.append(
             {

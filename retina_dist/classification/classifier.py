@@ -75,7 +75,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     def _read(
         cls, content: Mapping[str, Any], model: ModelSettings | None
     ) -> tuple[Classifier, dict[str, object]]:
-        classes = [str(name) for name in content["classes"]]
+        classes = list(map(str, content["classes"]))
         side = content["input"]["image_size"]
         short = content["input"]["short_side"]
         if not (type(side) is type(short) is int and 1 <= side <= short <= MAX_SIDE):

@@ -48,7 +48,7 @@ def predict(config: PredictConfig) -> Path:
     rows = [["file", "class", "probability", *classifier.classes]]
     for file, output in outputs.values():
         best = int(output.argmax())
-        shares = [f"{share:.6f}" for share in output.tolist()]
+        shares = list(map("{:.6f}".format, output.tolist()))
         rows.append([str(file), classifier.classes[best], shares[best], *shares])
     write_csv(plan.folder / "predictions.csv", rows)
     print(f"{pluralize(len(outputs), 'image')} and predictions.csv in {plan.folder}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat, starmap
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -53,7 +53,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     except ConfigError as error:
         findings.append(Finding("error", "train", str(error)))
     harmless = {"unreadable"} if data.bad_images == "skip" else set()
-    findings += [Finding(*facts) for facts in file_findings(checked, harmless)]
+    findings += starmap(Finding, file_findings(checked, harmless))
     findings += _of_other_labels(checked, parts)
     findings += _of_sizes(checked, data.image_size)
 
@@ -77,7 +77,10 @@ def _checks(part: Samples, split: str, config: DoctorConfig) -> list[ImageCheck]
 
 
 def _of_sizes(checked: Mapping[str, Sequence[ImageCheck]], image_size: int) -> Iterator[Finding]:
-    sizes = [check.size for checks in checked.values() for check in checks if check.size]
+    sizes = []
+    for check in chain.from_iterable(checked.values()):
+        if check.size:
+            sizes.append(check.size)
     if sizes:
         low, middle, high = np.percentile(np.array(sizes).min(axis=1), (0, 50, 100)).astype(int)
         sides = f"shorter sides of {low} to {high} px, median {middle}"
@@ -115,5 +118,8 @@ def _of_other_labels(
             if check.digest:
                 groups[check.digest].setdefault(label, f"{split}/{check.name}")
 
-    unclear = [" = ".join(names.values()) for names in groups.values() if len(names) > 1]
+    unclear = []
+    for names in groups.values():
+        if len(names) > 1:
+            unclear.append(" = ".join(names.values()))
     return listed("error", "labels", "images with different labels", unclear, "keep the right one")

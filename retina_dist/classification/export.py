@@ -62,7 +62,7 @@ def export(config: ExportConfig) -> float:
     def draw(rng: np.random.Generator, number: int) -> AnyImage:
         return draw_shape(rng, CLASSES[number % len(CLASSES)], side)
 
-    inputs = [classifier.prepare(image) for image in images_to_compare(config, draw)]
+    inputs = list(map(classifier.prepare, images_to_compare(config, draw)))
     worst = torch.zeros(())
 
     def compare(run: Runner) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -193,9 +194,9 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
     entry = READERS.get(given.get("task", TASKS[0]))
     if entry is None or any(map(CHOOSES_DATA.fullmatch, given)):
         return []
-    roots = [root.strip() for root in place.split(",")]
-    if any(os.path.isfile(f"{root}/{file}") for root in roots for file in DRAWN):
-        return []
+    for root, file in product(place.split(","), DRAWN):
+        if os.path.isfile(f"{root.strip()}/{file}"):
+            return []
     return [entry]
 
 

@@ -128,7 +128,7 @@ class ModelSettings(_ModelDefaults):
     @classmethod
     def has_norm(cls) -> bool:
         """Whether `norm` is one of its settings."""
-        return "norm" in [each.name for each in fields(cls)]
+        return "norm" in cls.__dataclass_fields__
 
 
 @dataclass

@@ -148,7 +148,7 @@ def columns_of(header: Sequence[str], given: Sequence[str] | None = None) -> dic
     "class:kind".
     """
     names_given = _named_columns(given or ())
-    plain = [_plain(cell) for cell in header]
+    plain = list(map(_plain, header))
     found: dict[str, int] = {}
     for column, names in ALIASES.items():
         wanted = names.split()

@@ -123,7 +123,10 @@ def _check_settings(root: Path, settings: Mapping[str, int], manifest: str) -> N
         ) from error
     if drawn == settings:
         return
-    others = [f"{k} {drawn.get(k)}, not {v}" for k, v in settings.items() if drawn.get(k) != v]
+    others = []
+    for key, value in settings.items():
+        if drawn.get(key) != value:
+            others.append(f"{key} {drawn.get(key)}, not {value}")
     raise DataError(
         f"data.root={root} was drawn with other settings ({', '.join(others)}); "
         "give another, or delete this one."

@@ -46,10 +46,8 @@ class Coverage:
 
 def coverage_of(train: Annotations, data: DetectionData, model: ModelConfig) -> Coverage:
     """The coverage of the training boxes by the anchors of a model."""
-    cells = [
-        anchors.numpy()
-        for anchors in anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors
-    ]
+    anchors = anchor_generator(model.anchor_sizes, model.aspect_ratios).cell_anchors
+    cells = [each.numpy() for each in anchors]
     return anchor_coverage(train, cells, data, model.foreground_iou)
 
 

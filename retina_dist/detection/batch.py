@@ -8,6 +8,7 @@ classes, H and W the padded shape in pixels.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -40,6 +41,14 @@ def with_area(detections: Detections) -> Detections:
         scores=detections["scores"][kept].cpu(),
         labels=detections["labels"][kept].cpu(),
     )
+
+
+def joined(parts: Sequence[Detections]) -> list[Tensor]:
+    """Boxes, scores and labels of all images."""
+    columns: list[Tensor] = []
+    for name in ("boxes", "scores", "labels"):
+        columns.append(torch.cat(list(map(itemgetter(name), parts))))
+    return columns
 
 
 def scaled(scores: Tensor, temperature: float) -> Tensor:

@@ -148,10 +148,10 @@ def _named_below(
         top = os.path.commonpath([file.parent for file in files])
     if config.format == "label_studio":  # which takes no folder as its root that is a storage too
         top = os.path.dirname(os.path.abspath(top))
-    return [
-        image._replace(name=os.path.relpath(file, top))
-        for image, file in zip(predicted, files, strict=True)
-    ]
+    named = []
+    for image, file in zip(predicted, files, strict=True):
+        named.append(image._replace(name=os.path.relpath(file, top)))
+    return named
 
 
 def write_shards(config: ShardsConfig) -> None:

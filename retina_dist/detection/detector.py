@@ -312,7 +312,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def _detect(self, batch: Batch) -> list[Detections]:
         with self.autocast():
             detections = self.model(batch.to(self.device))
-        return [with_area(each) for each in detections]
+        return list(map(with_area, detections))
 
 
 @dataclass(frozen=True)

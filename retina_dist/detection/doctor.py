@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
         tolerated += ["unreadable", "of another size"]
     if config.data.missing_images == "skip":
         tolerated.append("missing")
-    findings += [Finding(*each) for each in file_findings(checked, tolerated)]
+    findings += starmap(Finding, file_findings(checked, tolerated))
     findings += category_findings(splits["train"], splits.get("val"))
     if "val" not in splits:
         findings.append(_without_val("test" in splits))
@@ -236,7 +237,7 @@ def _format_objects(
 
 
 def _row(title: str, cells: Sequence[object], width: int) -> str:
-    return f"  {escape(title, width):<{width}}" + "".join(f"{cell:>9}" for cell in cells)
+    return f"  {escape(title, width):<{width}}" + "".join(map("{:>9}".format, cells))
 
 
 def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotations:
@@ -301,13 +302,13 @@ def _beyond_the_metric(data: Annotations, split: str) -> list[Finding]:
 def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     """A line on each faulty box, by its fault."""
     objects = data.truth.of_objects(~data.truth.crowd)
-    rows = objects.rows_in([record.image_id for record in data.records])
+    rows = objects.rows_in(data.image_ids)
     faulty: dict[str, list[str]] = {}
     for fault, mask in box_faults(objects.boxes, sizes_of(data.records)[rows])[1].items():
         examples = faulty[fault] = []
         for number in np.flatnonzero(mask).tolist():
             record = data.records[rows[number]]
-            box = ", ".join(f"{value:g}" for value in objects.boxes[number])
+            box = ", ".join(map("{:g}".format, objects.boxes[number]))
             size = "an unknown size"
             if record.width and record.height:
                 size = f"{record.width} x {record.height}"

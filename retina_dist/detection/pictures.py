@@ -119,7 +119,7 @@ def write_report_details(
     The images are those that analysis.json lists, the predictions those at and above the
     threshold of best F1.
     """
-    records = {record.image_id: record for record in annotations.records}
+    records = annotations.by_id
     coco = annotations.coco
     names = {each["id"]: each["name"] for each in coco["categories"]}
 

@@ -239,7 +239,7 @@ def _misfits(part: Annotations, objects: GroundTruth) -> tuple[np.ndarray, ...] 
     """Upper left corner, sides and size of the image of each object [n, 2] whose size is known, and
     which lie in their image [n]; None where nine tenths do, or nobody can or shall tell.
     """
-    rows = objects.rows_in([record.image_id for record in part.records])
+    rows = objects.rows_in(part.image_ids)
     sizes = sizes_of(part.records)[rows]
     known = np.isfinite(sizes).all(axis=1)
     sizes = sizes[known]

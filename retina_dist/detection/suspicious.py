@@ -96,9 +96,9 @@ def examine_labels(config: DoctorConfig) -> DoctorReport:
             write_proposals(coco, suspects, page.with_suffix(".json"))
             write_page(annotations, suspects, page, data.max_pixels)
 
-            files = {record.image_id: record.file_name for record in annotations.records}
+            records = annotations.by_id
             for kind, title in TITLES.items():
-                names = [files[each.image_id] for each in suspects if each.kind == kind]
+                names = [records[each.image_id].file_name for each in suspects if each.kind == kind]
                 findings += listed("warning", split, title, names, f"look at {page}")
             facts.append(
                 f"{len(suspects)} labels of {split} to look at, the most suspicious first: {page}"
@@ -184,7 +184,7 @@ def write_page(
     annotations: Annotations, suspects: Sequence[Suspect], path: Path, max_pixels: int
 ) -> None:
     """One self-contained page of the first suspects: the label in question, and the proposal."""
-    records = {record.image_id: record for record in annotations.records}
+    records = annotations.by_id
     coco = annotations.coco
     labels = {entry["id"]: entry for entry in coco["annotations"]}
     names = {each["id"]: each["name"] for each in coco["categories"]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from retina_dist.detection.batch import Detections
+from retina_dist.detection.batch import Detections, joined
 
 EDGE = 2.0  # px from a window's edge, up to which a box counts as cut
 # A cut box is dropped if more than this share of its area lies in a larger box of its class ...
@@ -66,9 +66,8 @@ def merge(
     corners = torch.cat((corners, ends[None]))  # the whole image, as the last window
     counts = torch.tensor([len(part["scores"]) for part in parts])
     window = torch.arange(len(parts)).repeat_interleave(counts)
-    boxes = torch.cat([part["boxes"] for part in parts]) + corners[window, :2].repeat(1, 2)
-    scores = torch.cat([part["scores"] for part in parts])
-    labels = torch.cat([part["labels"] for part in parts])
+    boxes, scores, labels = joined(parts)
+    boxes = boxes + corners[window, :2].repeat(1, 2)
 
     cut = (((boxes - corners[window]).abs() <= EDGE) & (corners[window] != ends)).any(dim=1)
     area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)

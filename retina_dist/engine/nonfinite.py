@@ -15,7 +15,7 @@ from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.text import pluralize
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import Autocast
-from retina_dist.engine.replicas import copy_each, live_norms
+from retina_dist.engine.replicas import copy_each, live_norms, live_statistics
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import Facts, MicroBatches, Scalars, TrainBatch
 from retina_dist.strategies.base import DistributedStrategy
@@ -61,9 +61,7 @@ class NonFiniteGuard:
 
     def begin(self) -> None:
         """Save the running statistics, which a forward pass changes."""
-        statistics = [
-            x for norm in live_norms(self.state.model) for x in norm.buffers(recurse=False)
-        ]
+        statistics = live_statistics(self.state.model)
         if list(map(id, statistics)) != list(map(id, self._statistics)):
             self._statistics = statistics
             self._before = list(map(torch.empty_like, statistics))

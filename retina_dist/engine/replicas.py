@@ -69,6 +69,19 @@ def live_norms(model: nn.Module) -> list[_BatchNorm]:
     return norms
 
 
+def live_statistics(model: nn.Module) -> list[Tensor]:
+    """Their buffers."""
+    statistics: list[Tensor] = []
+    for norm in live_norms(model):
+        statistics += norm.buffers(recurse=False)
+    return statistics
+
+
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those that have a gradient."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
 def copy_each(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     """Copy tensors in place, by one operator for each dtype."""
     if to:

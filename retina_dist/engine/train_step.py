@@ -14,7 +14,12 @@ from retina_dist.engine.nonfinite import NonFiniteGuard, poison_if_nonfinite
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.plan import Plan, TrainerConfig
 from retina_dist.engine.precision import autocast
-from retina_dist.engine.replicas import adds_over_ranks, average_statistics, check_shares
+from retina_dist.engine.replicas import (
+    adds_over_ranks,
+    average_statistics,
+    check_shares,
+    trained_parameters,
+)
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import MicroBatches, Scalars, TrainBatch
 from retina_dist.optim.clipping import clip_gradients
@@ -66,8 +71,7 @@ class TrainStep:
         self.timer = PhaseTimer(strategy.device)
         if strategy.world_size > 1:
             self.timer.watch(state.model.parameters())
-        trained = [p for p in state.model.parameters() if p.requires_grad]
-        self._poison_parameter = min(trained, key=torch.numel)
+        self._poison_parameter = min(trained_parameters(state.model), key=torch.numel)
         self._layouts_checked = False
         # kinds of steps whose shares were not checked yet: True is an epoch's last
         self._unchecked = {False, True}

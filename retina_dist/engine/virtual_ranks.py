@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.seeding import seed_step
-from retina_dist.engine.replicas import adds_over_ranks, copy_each, live_norms
+from retina_dist.engine.replicas import (
+    adds_over_ranks,
+    copy_each,
+    live_statistics,
+    trained_parameters,
+)
 from retina_dist.engine.task import MicroBatches, Scalars, TrainBatch
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.strategies.base import DistributedStrategy, in_memory_order
@@ -92,10 +97,9 @@ class VirtualRankStep(TrainStep):
         return values
 
     def _compute_gradients(self, micro_batches: MicroBatches) -> Scalars:
-        trained = [p for p in self.state.model.parameters() if p.requires_grad]
+        trained = trained_parameters(self.state.model)
         first = self._first_shard(micro_batches)
-        norms = live_norms(self.state.model)
-        statistics = [x for norm in norms for x in norm.buffers(recurse=False)]
+        statistics = live_statistics(self.state.model)
         before = [x.clone() for x in statistics]
         pairs = zip(statistics, before, strict=True)
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]

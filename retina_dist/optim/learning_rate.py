@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from retina_dist.base.errors import ConfigError
@@ -66,9 +67,8 @@ class MultiStep(Decay):
 
     def __init__(self, settings: Any, total: int, warmup: int, to_steps: ToSteps) -> None:
         super().__init__(settings, total, warmup, to_steps)
-        self.milestones = tuple(
-            to_steps("schedule.milestones", milestone) for milestone in settings.milestones
-        )
+        to_step = partial(to_steps, "schedule.milestones")
+        self.milestones = tuple(map(to_step, settings.milestones))
         given = f"schedule.milestones={list(settings.milestones)}"
         if not all(0 < step < total for step in self.milestones):
             raise ConfigError(

@@ -54,14 +54,14 @@ def analysis_of(
     speed = {f"images_per_{unit}": len(images) / max(t, TICK) for unit, t in times.items()}
     if speed:
         logger.info("%.3g images/s, %.3g a CPU second", *speed.values())
+    of_classes = {}
+    for name, more in classes.items():
+        of_classes[name] = {**resampled.interval(f"{main}/{name}").to_dict(), **more}
     analysis = {
         "task": task,
         "images": len(images),
         "metrics": metrics,
-        "classes": {
-            name: resampled.interval(f"{main}/{name}").to_dict() | dict(more)
-            for name, more in classes.items()
-        },
+        "classes": of_classes,
         **parts,
         "speed": speed,
         "worst": list(images[:MAX_LISTED]),

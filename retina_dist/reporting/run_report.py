@@ -67,7 +67,7 @@ def tell_apart(first: RunFiles, second: RunFiles) -> None:
 
 
 def _write_page(runs: Sequence[RunFiles], out: Path) -> Path:
-    rows = [astuple(each) for each in differences(*runs)] if len(runs) == 2 else []
+    rows = list(map(astuple, differences(*runs))) if len(runs) == 2 else []
     return write_page(
         out,
         " and ".join(run.name for run in runs),
@@ -141,7 +141,7 @@ def _values(run: RunFiles) -> dict[str, float | None]:
 def table_of(first: RunFiles, second: RunFiles) -> str:
     """The table of `differences` as text, a line each."""
     titles = ("", first.name, second.name, "difference", "95 % interval", "verdict")
-    rows = [titles, *(astuple(each) for each in differences(first, second))]
+    rows = [titles, *map(astuple, differences(first, second))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan
 from retina_dist.engine.precision import resolve_precision
+from retina_dist.engine.replicas import trained_parameters
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import Task
 from retina_dist.engine.train_step import TrainStep
@@ -50,10 +52,8 @@ BLOCK = 512  # bytes: the CUDA caching allocator rounds each storage up to a mul
 PREFETCHED = 2  # the steps whose batches are on a GPU at a time, see `engine.train_loop.prefetched`
 # What autocast computes in float32 on CUDA but not on a CPU, of what models here call:
 # https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
-_NAMES = ("group_norm", "layer_norm", "softmax", "log_softmax")
-FLOAT32_ON_CUDA = {
-    getattr(place, name) for name in _NAMES for place in (torch, torch.nn.functional)
-}
+_COMPUTED = attrgetter("group_norm", "layer_norm", "softmax", "log_softmax")
+FLOAT32_ON_CUDA = {*_COMPUTED(torch), *_COMPUTED(torch.nn.functional)}
 PARTS = (
     "parameters",
     "buffers",
@@ -85,12 +85,13 @@ class MemoryEstimate(NamedTuple):
         return sum(self.parts.values())
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{part} {format_bytes(self.parts[part])}"
-            for part in PARTS
-            if self.parts[part] >= 2**19
-        )
-        return f"peak {format_bytes(self.peak)} at micro-batches of {self.images}: {parts}"
+        parts = []
+        for part in PARTS:
+            size = self.parts[part]
+            if size >= 2**19:
+                parts.append(f"{part} {format_bytes(size)}")
+        peak = f"peak {format_bytes(self.peak)} at micro-batches of {self.images}"
+        return f"{peak}: {', '.join(parts)}"
 
 
 class NotEstimated(UserError):
@@ -138,7 +139,7 @@ class StepMemory:
         if self.on_gpu:
             parts["batches"] *= PREFETCHED
         settings = self.config.strategy
-        gradients = sum(p.nbytes for p in self.state.model.parameters() if p.requires_grad)
+        gradients = sum(p.nbytes for p in trained_parameters(self.state.model))
         if plan.virtual_ranks:  # sums of 1, 2, 4 ... shards
             parts["gradients"] += gradients * (plan.accumulate.bit_length() - 1)
         if self.world_size > 1 and not target_of(settings):  # of which nothing is known
@@ -210,7 +211,7 @@ def _traced(state: TrainState, step: TrainStep, batch: Any, keeps_gradients: boo
     there before it.
     """
     model = state.model
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = trained_parameters(model)
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     state.optimizer.step()  # makes its state

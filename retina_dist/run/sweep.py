@@ -71,7 +71,7 @@ class SweepRow:
     @property
     def settings(self) -> str:
         """`swept` as on a command line."""
-        return " ".join(f"{key}={value}" for key, value in self.swept.items())
+        return " ".join(map("=".join, self.swept.items()))
 
     @property
     def ended_well(self) -> bool:
@@ -228,7 +228,7 @@ def _check_settings(config: DictConfig) -> None:
         jobs += [first | {key: value} for value in each[1:]]
 
     for job in jobs:
-        overrides = [f"{key}={value}" for key, value in job.items()]
+        overrides = list(map("=".join, job.items()))
         with translate_hydra_errors(command_of("train")):
             composed = compose(config.hydra.job.config_name, overrides)
         if "${hydra:" not in OmegaConf.to_yaml(composed):

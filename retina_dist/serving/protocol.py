@@ -44,10 +44,12 @@ class HalfOpenProtocol(HttpToolsProtocol):
             self.loop.call_later(LOOK_EVERY_S, self._watch)
 
 
+def _path_of(value: object) -> object:
+    return value.partition("?")[0] if isinstance(value, str) else value
+
+
 def without_query(record: logging.LogRecord) -> bool:
     """A filter of the access log: no queries, in which a client may have put its key."""
     if isinstance(record.args, tuple):
-        record.args = tuple(
-            value.partition("?")[0] if isinstance(value, str) else value for value in record.args
-        )
+        record.args = tuple(map(_path_of, record.args))
     return True

@@ -110,7 +110,7 @@ def nvidia_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\d|GPU-|MIG-", visible.strip()):
         return []  # "", -1, Slurm's NoDevFiles
-    return [str(path) for path in sorted(DEV.glob("nvidia[0-9]*")) if _may_open(path)]
+    return list(map(str, filter(_may_open, sorted(DEV.glob("nvidia[0-9]*")))))
 
 
 def _may_open(path: Path) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import platform
 import sys
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -139,7 +140,7 @@ class Certifier(ABC):
         What only other forms are compared with, such as tiles, has no tolerance. Raises UserError
         for a form that does not run.
         """
-        answers: dict[str, list[Entry]] = {name: [] for name in forms}
+        answers: dict[str, list[Entry]] = defaultdict(list)
         digest = hashlib.sha256()
         for number, source in enumerate(self.sources):
             set_status(f"certificate, {number} of {len(self.sources)} images")

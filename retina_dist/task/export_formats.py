@@ -206,7 +206,7 @@ def _onnx_runner(path: Path, input_name: str, output_names: list[str]) -> Runner
 
     def run(image: Tensor) -> Sequence[Tensor]:
         arrays = session.run(output_names, {input_name: image.numpy()})
-        return [torch.from_numpy(array) for array in arrays]
+        return list(map(torch.from_numpy, arrays))
 
     return run
 

@@ -156,7 +156,7 @@ def _check_shares(
     ranks: Sequence[Sequence[Any]], whole: Sequence[object], where: str, shared: bool
 ) -> None:
     """Equally many micro-batches of mean weight 1; of a `shared` batch no rank holds all."""
-    counts = [len(micro_batches) for micro_batches in ranks]
+    counts = list(map(len, ranks))
     assert len(set(counts)) == 1, (
         f"{where}: {counts} micro-batches; a rank without examples has a padding batch"
     )
@@ -164,7 +164,7 @@ def _check_shares(
     assert math.isclose(sum(weights), len(ranks), rel_tol=1e-6), (
         f"{where}: the mean of {weights} is not 1"
     )
-    largest = max(_elements(micro_batches) for micro_batches in ranks)
+    largest = max(map(_elements, ranks))
     assert not shared or largest < _elements(whole), (
         f"{where}: a rank holds as much as one rank alone, not its share"
     )
@@ -307,4 +307,8 @@ def _plain(value: object) -> list[object]:
 
 def _elements(value: object) -> int:
     """Numbers in the tensors and arrays of batches."""
-    return sum(math.prod(leaf.shape) for leaf in _leaves(value) if hasattr(leaf, "tolist"))
+    count = 0
+    for leaf in _leaves(value):
+        if hasattr(leaf, "tolist"):
+            count += math.prod(leaf.shape)
+    return count

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from retina_dist.engine.replicas import trained_parameters
 from retina_dist.strategies.base import ReduceOp
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -51,7 +52,7 @@ class ThreadRank(SingleDeviceStrategy):
         return everyone
 
     def prepare(self, model: nn.Module, accumulate: int = 1) -> nn.Module:
-        self.averaged = [p for p in model.parameters() if p.requires_grad]
+        self.averaged = trained_parameters(model)
         return model
 
     def reduce_gradients(self) -> None:

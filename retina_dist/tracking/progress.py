@@ -192,7 +192,10 @@ class Progress(Callback):
     def _describe(self, step: int, metrics: Mapping[str, float]) -> str:
         """`loss 0.5123  lr 0.01  57.3 img/s  1.2 GiB  0:25 elapsed  ETA 1:02:03`, what is known."""
         forms = {LOSS: "loss {:.4f}", "train/lr": "lr {:.3g}", "time/images_per_s": "{:.1f} img/s"}
-        parts = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
+        parts = []
+        for name, form in forms.items():
+            if name in metrics:
+                parts.append(form.format(metrics[name]))
         if self.peak_gib:
             parts.append(f"{self.peak_gib():.1f} GiB")
         now = self.clock()

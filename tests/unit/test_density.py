@@ -23,7 +23,7 @@ LAYOUT |= {tokenize.ENCODING, tokenize.ENDMARKER}
 # and 13 to 28 comprehensions.
 MAX_OF_1000_LINES = {
     "conditional expression": 12,
-    "comprehension": 28,
+    "comprehension": 25,
     "tuple assignment": 3,
     "walrus": 1,
     "lambda": 3,

@@ -40,15 +40,14 @@ class DetectionDataset(ImageDataset[Batch]):
         augment: KeyedAugmentation | None = None,
         **reading: Any,
     ) -> None:
-        records = annotations.records
         # tensors are shared between processes, not copied
-        sizes = [(record.height, record.width) for record in records]
+        sizes = [(record.height, record.width) for record in annotations.records]
         self.sizes = torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2)
-        super().__init__([record.path for record in records], self.sizes, **reading)
+        super().__init__(annotations.sources, self.sizes, **reading)
         self.transform = transform
         self.augment = augment
         self.seed = seed
-        self.image_ids = torch.tensor([record.image_id for record in records], dtype=torch.int64)
+        self.image_ids = torch.tensor(annotations.image_ids, dtype=torch.int64)
         # image i has rows ends[i] to ends[i + 1]
         self._ends = torch.tensor([0, *map(len, annotations.labels)]).cumsum(0)
         boxes = np.concatenate([np.zeros((0, 4), np.float32), *annotations.boxes])

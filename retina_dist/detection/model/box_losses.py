@@ -21,12 +21,10 @@ class BoxLoss:
     """A loss of one predicted box against its true one, both [..., 4] -> [...].
 
     Args:
-        name: the value of `model.box_loss`, as torchvision calls it where torchvision has it.
         of: what both tensors are: "offsets" from the anchor, or "boxes" xyxy in pixels.
         function: (predicted, true, beta) -> loss; `beta` is `model.smooth_l1_beta`.
     """
 
-    name: str
     of: Literal["offsets", "boxes"]
     function: Callable[[Tensor, Tensor, float], Tensor]
 
@@ -70,11 +68,9 @@ def _area(sides: Tensor) -> Tensor:
     return width * height  # the gradient of `prod` waits for a GPU, to look for zeros
 
 
+# by the value of `model.box_loss`, as torchvision calls it where torchvision has it
 BOX_LOSSES = {
-    row.name: row
-    for row in (
-        BoxLoss("l1", "offsets", l1_loss),
-        BoxLoss("smooth_l1", "offsets", smooth_l1_loss),
-        BoxLoss("giou", "boxes", giou_loss),
-    )
+    "l1": BoxLoss("offsets", l1_loss),
+    "smooth_l1": BoxLoss("offsets", smooth_l1_loss),
+    "giou": BoxLoss("boxes", giou_loss),
 }

@@ -56,9 +56,7 @@ def load_weights(
         state = from_detectron2(
             state, sizes, len(generator.aspect_ratios[0]), model.get_buffer("std")
         )
-    if found.categories and not any(
-        isinstance(each, GroupedClassLayer) for each in model.modules()
-    ):
+    if found.categories and GroupedClassLayer not in map(type, model.modules()):
         state = merged_state(state, len(found.categories))
     why_not: str | None = None
     if categories is not None and found.categories is not None:
@@ -181,7 +179,10 @@ def _with_class_order(
     if len(theirs) != len(ours):  # shapes tell
         return state, None
     expected = Counter(theirs)
-    missing = [name for name, n in Counter(ours).items() if name and n != expected[name]]
+    missing = []
+    for name, times in Counter(ours).items():
+        if name and times != expected[name]:
+            missing.append(name)
     if missing:
         return state, f"of other categories than the model's ({', '.join(missing[:3])})"
 

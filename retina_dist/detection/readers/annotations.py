@@ -77,6 +77,14 @@ class Annotations:
     def sources(self) -> list[ImageSource]:
         return [record.path for record in self.records]
 
+    @property
+    def image_ids(self) -> list[int]:
+        return [record.image_id for record in self.records]
+
+    @property
+    def by_id(self) -> dict[int, ImageRecord]:
+        return dict(zip(self.image_ids, self.records, strict=True))
+
     def describe(self, known: Sequence[str] = ()) -> str:
         """Images and boxes, and what was left out; `known` classes need no box."""
         boxes = sum(map(len, self.boxes))
@@ -106,7 +114,7 @@ class Annotations:
 
     def with_labels(self, categories: Categories) -> Annotations:
         """The same with the labels of `categories`, which have these names among others."""
-        places = [categories.names.index(name) for name in self.categories.names]
+        places = list(map(categories.names.index, self.categories.names))
         labels = [np.array(places)[each] for each in self.labels]
         return replace(self, labels=labels, categories=categories)
 

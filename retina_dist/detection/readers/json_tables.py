@@ -91,7 +91,9 @@ class AutoMlReader(JsonReader):
         for one in entry["label"]:
             crowd = str(one.get("isCrowd")).lower() in ("1", "true")
             if "polygon" in one:
-                points = [pair for part in one["polygon"] for pair in zip(part[::2], part[1::2])]
+                points: list[tuple[float, float]] = []
+                for part in one["polygon"]:
+                    points += zip(part[::2], part[1::2])
                 corners = bounds_of(points)
             else:
                 corners = list(map(float, map(one.__getitem__, AUTOML_CORNERS)))

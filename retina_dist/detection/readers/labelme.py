@@ -39,7 +39,7 @@ class LabelMeReader(FolderReader):
 
 def _item(path: PathOrUrl, content: dict[str, Any]) -> Item:
     size = None
-    sides = [content.get(key) for key in ("imageWidth", "imageHeight")]
+    sides = list(map(content.get, ("imageWidth", "imageHeight")))
     if None not in sides:  # as in files of old versions
         width, height = (_pixels(path, value) for value in sides)
         size = (width, height)

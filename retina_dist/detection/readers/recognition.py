@@ -74,7 +74,7 @@ def _reason(tree: Tree) -> str:
     archives = tree.ending(*PACKED)
     if archives:
         return f"it holds packed files ({truncate(archives, 3)}); unpack them"
-    if any(is_class_image(file) for file in tree.files):
+    if any(map(is_class_image, tree.files)):
         entries = "experiment=finetune_classifier, or task=classification data=folders"
         return f"it holds class folders, for a classifier; give {entries}"
     keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"

@@ -187,7 +187,7 @@ class Layout:
         self.has_keypoints = self.config is not None and "kpt_shape" in self.config.content
         self.long_lines: list[bool] = []  # whether each may be of a pose
         self.labels: dict[str, list[str]] = {}  # by their stems, where they are apart
-        self.label_folders = {posixpath.dirname(file) for file in tree.ending(".txt")}
+        self.label_folders = set(map(posixpath.dirname, tree.ending(".txt")))
 
     def splits(self) -> dict[str, list[str]]:
         """The images of each split. Raises DataError."""
@@ -196,7 +196,7 @@ class Layout:
         images = self.tree.images
         if not any(map(self.label_of, images)):
             self.labels = grouped(self.tree.ending(".txt"), _stem)
-        labelled = {posixpath.dirname(image) for image in images if self.label_of(image)}
+        labelled = set(map(posixpath.dirname, filter(self.label_of, images)))
         splits: dict[str, list[str]] = {}
         for image in images:
             if posixpath.dirname(image) in labelled:
