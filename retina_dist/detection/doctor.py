@@ -26,8 +26,9 @@ from retina_dist.detection.readers.annotations import (
     clean,
     sizes_of,
 )
+from retina_dist.detection.readers.box_forms import BoxForm
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import implausible_boxes, read_split, read_splits
+from retina_dist.detection.splits import read_split, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level, listed
 from retina_dist.reporting.pictures import sheet
 
@@ -129,7 +130,7 @@ def split_findings(part: Annotations, split: str, images: str) -> list[Finding]:
     findings = [Finding("warning", split, text) for text in part.warnings]
     for left in part.left_out:
         findings += listed("warning", split, f"{left.noun}s {left.why}", left.names, left.remedy)
-    problem = implausible_boxes(part, split)
+    problem = BoxForm(part).fault(split)
     if problem is not None:
         findings.append(Finding("error", split, *problem))
     findings += box_findings(part, split)
@@ -280,7 +281,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         if split == "train":
             remedy = "background to learn from"
         findings += listed("info", split, "images without boxes", empty, remedy)
-    elif split != "train":  # `implausible_boxes` judges the training boxes
+    elif split != "train":  # `BoxForm` judges the training boxes
         remedy = "nothing to measure: is data.val_annotations the right file?"
         findings += listed("warning", split, "images, and none has a box", empty, remedy)
     return findings
@@ -301,7 +302,7 @@ def _beyond_the_metric(data: Annotations, split: str) -> list[Finding]:
 
 def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     """A line on each faulty box, by its fault."""
-    objects = data.truth.of_objects(~data.truth.crowd)
+    objects = data.objects
     rows = objects.rows_in(data.image_ids)
     faulty: dict[str, list[str]] = {}
     for fault, mask in box_faults(objects.boxes, sizes_of(data.records)[rows])[1].items():

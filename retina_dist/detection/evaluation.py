@@ -25,9 +25,9 @@ from retina_dist.detection.coco_metrics import (
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
 from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.box_forms import BoxForm
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import implausible_boxes, misread_boxes
 from retina_dist.model.weights import is_torchvision_name
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
@@ -149,7 +149,7 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     annotations = load_annotations(
         truth, images, missing_images="ignore", box_format=config.box_format
     )
-    problem = implausible_boxes(annotations, "the ground truth")
+    problem = BoxForm(annotations).fault("the ground truth")
     if problem:
         raise DataError(f"{truth}: {'; '.join(problem).replace('data.box_format', 'box_format')}.")
     coco = annotations.coco
@@ -157,7 +157,7 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     image_ids = rows[:, 0].astype(np.int64)
     found = replace(annotations.truth, boxes=rows[:, 1:5], image_ids=image_ids)
     # results have one form, whatever that of the ground truth
-    misread = misread_boxes(replace(annotations, box_format=None), found)
+    misread = BoxForm(replace(annotations, box_format=None), found).misread()
     if misread:
         raise DataError(
             f"{config.results}: {misread[0]}; write each bbox as x, y, width, height in pixels."

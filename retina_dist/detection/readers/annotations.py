@@ -61,6 +61,11 @@ class Annotations:
     left_out: Sequence[LeftOut] = ()
 
     @property
+    def objects(self) -> GroundTruth:
+        """The ground truth without crowd regions."""
+        return self.truth.of_objects(~self.truth.crowd)
+
+    @property
     def coco(self) -> Entry:
         """The ground truth as COCO's dictionary, made anew each time."""
         return self.truth.to_coco()

@@ -22,6 +22,7 @@ from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
 from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.box_forms import BoxForm
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.ground_truth import (
     CHUNK,
@@ -32,7 +33,7 @@ from retina_dist.detection.readers.ground_truth import (
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
-from retina_dist.detection.splits import implausible_boxes, read_split
+from retina_dist.detection.splits import read_split
 from retina_dist.doctor import DoctorConfig
 
 COCO: dict[str, Any] = {
@@ -565,7 +566,7 @@ def test_real_sets(
         boxes,
         crowd,
     )
-    assert implausible_boxes(found, split) is None
+    assert BoxForm(found).fault(split) is None
     assert (found.dropped, found.clipped, found.warnings) == (dropped, 0, [])
     for record, inside in list(zip(found.records, found.boxes, strict=True))[:20]:
         assert read_image(record.path, (record.width, record.height)).shape == (
