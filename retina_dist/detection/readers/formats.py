@@ -251,6 +251,7 @@ class FolderReader(FileReader):
 
     file_settings: ClassVar[Sequence[str]] = (*ANNOTATION_SETTINGS, *IMAGE_SETTINGS)
     endings: ClassVar[Sequence[str]] = ()  # of annotation files
+    keys: ClassVar[Sequence[str]] = ()  # that all of these have
     shares: ClassVar[bool] = False  # corners are shares of the image's sides
     centred: ClassVar[bool] = False  # x, y of a box in its files is the centre
     has_many = True  # images in a file
@@ -259,7 +260,7 @@ class FolderReader(FileReader):
     @classmethod
     def matches(cls, head: Head) -> bool:
         """Whether a file of such an ending is of the format."""
-        return True
+        return head.has(*cls.keys)
 
     @classmethod
     def files(cls, tree: Tree) -> list[str]:

@@ -68,10 +68,7 @@ class AutoMlReader(JsonReader):
     title = "Azure AutoML JSONL"
     endings = (".jsonl",)
     shares = True
-
-    @classmethod
-    def matches(cls, head: Head) -> bool:
-        return head.has("image_url", "label")
+    keys = ("image_url", "label")
 
     @classmethod
     def files(cls, tree: Tree) -> list[str]:
@@ -119,10 +116,7 @@ class SageMakerReader(JsonReader):
 
     title = "SageMaker manifest"
     endings = (".manifest", ".jsonl")
-
-    @classmethod
-    def matches(cls, head: Head) -> bool:
-        return head.has("source-ref")
+    keys = ("source-ref",)
 
     def item(self, entry: Entry, scan: Scan) -> Item:
         for key, value in entry.items():
@@ -145,10 +139,7 @@ class HuggingFaceReader(JsonReader):
 
     title = "Hugging Face imagefolder"
     endings = (".jsonl", ".csv")
-
-    @classmethod
-    def matches(cls, head: Head) -> bool:
-        return head.has("file_name", "objects")
+    keys = ("file_name", "objects")
 
     def entries(self, tree: Tree, file: str) -> Iterable[tuple[int, Any]]:
         if file.lower().endswith(".jsonl"):

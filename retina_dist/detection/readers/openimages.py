@@ -7,7 +7,7 @@ from functools import cached_property
 
 from retina_dist.base.errors import DataError
 from retina_dist.data.parsing import csv_cells, csv_rows, number_in
-from retina_dist.data.tree import Head, Tree
+from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.formats import FolderReader, Scan
 from retina_dist.detection.readers.items import Box, Item
 
@@ -26,10 +26,7 @@ class OpenImagesReader(FolderReader):
     title = "OpenImages CSV"
     endings = (".csv",)
     shares = True
-
-    @classmethod
-    def matches(cls, head: Head) -> bool:
-        return head.has("ImageID", "LabelName", "XMin")
+    keys = ("ImageID", "LabelName", "XMin")
 
     @classmethod
     def files(cls, tree: Tree) -> list[str]:
