@@ -52,7 +52,6 @@ from retina_dist.testing.step_trace import (
 from retina_dist.tracking.console import print_redacted
 from retina_dist.tracking.digest import OF_EACH_STEP, DigestRow, read_digests
 
-SHOWN = 8  # settings
 METRICS = "The runs part in validation: compare its data, its code and the settings of both."
 REPEATED = (
     "What differed is neither in the settings nor in the code as it is now: compare the machines, "
@@ -112,7 +111,7 @@ def print_differences(
         if mine != other and name not in OF_ONE_START:
             found.append(f"{name}: {mine} and {other}")
     if found:
-        print(f"{of_what} that differ: {truncate(found, SHOWN)}")
+        print(f"{of_what} that differ: {truncate(found, 8)}")
 
 
 def locate(step: int, repeat: Repeat) -> tuple[int, Difference | None]:

@@ -77,10 +77,8 @@ def compare(run: Path, other: Path, annotations: str | None, output: Path | None
         first = _evaluated(run, annotations, Path(folder) / "first")
         second = _evaluated(other, annotations, Path(folder) / "second")
         tell_apart(first, second)
-        said = describe_equality(first, second)
-        if not said:
-            said = f"{table_of(first, second)}\n\n{conclude(first, second)}"
-        print(said, end="\n\n")
+        table = f"{table_of(first, second)}\n\n{conclude(first, second)}"
+        print(describe_equality(first, second) or table, end="\n\n")
         print(page_if_possible(partial(write_comparison, first, second, output)))
 
 

@@ -72,7 +72,7 @@ class Audit:
         self.start = start_of(folder)
         self.config = settings_of(folder, overrides)
         self.settings = load_yaml(folder / "config.yaml")
-        self.checkpoints: dict[int, str | None] = {}
+        self.checkpoints: dict[int, str | None] = {0: None}  # of step 0, where there is no file
         self.undecided = ""  # why windows prove nothing
 
     def records(self) -> Iterator[str]:
@@ -88,12 +88,8 @@ class Audit:
         for name in names:
             try:
                 self._check_checkpoint(folder / name)
-            except UserError:
-                raise
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise Mismatch(
-                    f"{name} lacks what a run writes: {describe_error(error)}"
-                ) from error
+                raise Mismatch(f"{name}: {describe_error(error)}") from error
         yield (
             f"checkpoints: {', '.join(names) or 'none'}: weights, optimizer, settings, versions "
             "and head are those of their rows"
@@ -109,24 +105,26 @@ class Audit:
         result = read_result(self.folder)
         if result.status and result.digest != head:
             raise Mismatch("result.json has another head than digest.csv")
-        ended = "; so does result.json" if result.status else "; there is no result.json"
-        return f"chain: the rows of steps {steps[0]} to {steps[-1]} end in {head}{ended}"
+        return (
+            f"chain: the rows of steps {steps[0]} to {steps[-1]} end in {head}; "
+            f"result.json: {result.status or 'not there'}"
+        )
 
     def _check_checkpoint(self, path: PathOrUrl) -> None:
         content = load_checkpoint(path)
         step = content["step"]
         row = {each.chain: each for each in self.rows}.get(content["digest"])
         if row is None or row.step != step:
-            raise Mismatch(f"{path.name} has the head of another run, or of another step")
+            raise Mismatch("it has the head of another run, or of another step")
         for name, digest in zip(("weights", "optimizer"), state_digests(content), strict=True):
             if digest != getattr(row, name):
-                raise Mismatch(f"{path.name} does not have the {name} of step {step}")
+                raise Mismatch(f"it does not have the {name} of step {step}")
         if STEP_FILE.fullmatch(path.name):
             self.checkpoints[step] = str(path)
         if self.rows.index(row) >= self.rows.index(self.starts[-1]):
-            self._check_conditions(path, content)
+            self._check_conditions(content)
 
-    def _check_conditions(self, path: PathOrUrl, content: StateDict) -> None:
+    def _check_conditions(self, content: StateDict) -> None:
         """Settings and versions of a checkpoint that the last start led to."""
         ours = counted_settings(self.settings)
         theirs = counted_settings(content["config"])
@@ -134,11 +132,9 @@ class Audit:
             theirs["trainer.precision"] = "auto"
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key):
-                raise Mismatch(
-                    f"{path.name} has {key}={theirs.get(key)}, config.yaml {key}={ours.get(key)}"
-                )
+                raise Mismatch(f"it has {key}={theirs.get(key)}, config.yaml {ours.get(key)}")
         if versions_digest(content["versions"]) != self.starts[-1].loss:
-            raise Mismatch(f"{path.name} has other versions than the run was started with")
+            raise Mismatch("it has other versions than the run was started with")
 
     def _check_metrics(self) -> str:
         logged: dict[int, str] = {}
@@ -158,12 +154,9 @@ class Audit:
         All of them, or the first and others that `seed` draws, each of `steps` steps at most.
         """
         start = self.starts[-1]
-        begins = dict(self.checkpoints)
-        if self.rows[0] is start and start.step == 0:
-            begins[0] = None
         last = self.rows[-1].step
-        stops = sorted(step for step in begins if start.step <= step < last) + [last]
-        every = [Window(begin, stop, begins[begin]) for begin, stop in pairwise(stops)]
+        stops = sorted(step for step in self.checkpoints if start.step <= step < last) + [last]
+        every = [Window(begin, stop, self.checkpoints[begin]) for begin, stop in pairwise(stops)]
         if not every:
             self.undecided = "no checkpoint is left from which it could run again"
         if number == "all" or not every:

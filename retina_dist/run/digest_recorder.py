@@ -33,6 +33,7 @@ from retina_dist.tracking.digest import COLUMNS, FILE, START, DigestRow, read_di
 logger = logging.getLogger(__name__)
 
 HEAD = "digest"  # the chain's head in a checkpoint and in result.json
+CONDITIONS = {"images", "loss", "metrics"}  # cells of a start, which another start is written for
 # Settings of a place, a layout or a page: no number of a training depends on them.
 LEFT_OUT = (
     *OF_ONE_START,
@@ -92,7 +93,7 @@ class DigestRecorder(Callback):
         rows = _rows_before(run)
         starts = [row for row in rows if row.is_start]
         start = self._start_row(step, run, task, starts)
-        if not starts or _conditions(starts[-1]) != _conditions(start):
+        if not starts or CONDITIONS & {*start.differing(starts[-1], ())}:
             rows.append(start.chained(rows[-1].chain if rows else ""))
         *self._closed, self._open = rows
         self._chain = self._closed[-1].chain if self._closed else ""
@@ -233,10 +234,6 @@ def _image_ids(micro_batches: MicroBatches) -> list[Tensor]:
     with suppress(AttributeError):
         return [batch.image_ids for batch in cast(Any, micro_batches)]
     return []
-
-
-def _conditions(row: DigestRow) -> tuple[str, str, str]:
-    return row.images, row.loss, row.metrics
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -98,11 +98,9 @@ def write_start(
 
 def start_of(run: Path, step: float = math.inf) -> Start:
     """The start of a run that took a step, by its command.json; by default the last one."""
-    took = Start()
-    for start in read_typed(run / COMMAND, list[Start]):
-        if (start.resumed_at or 0) < step:
-            took = start
-    return took
+    starts = read_typed(run / COMMAND, list[Start])
+    took = [start for start in starts if (start.resumed_at or 0) < step]
+    return took[-1] if took else Start()
 
 
 def markdown_of_start(folder: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import platform
-import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -243,7 +242,6 @@ def certify(
             f"{certifier.metric} of PyTorch is not above 0 on these images, so that equal answers "
             "prove nothing; train it for longer, or give images that it knows"
         )
-        print_redacted(f"warning: {certificate['warning']}", sys.stderr)
     folder = Path(config.output_dir or Path(files[0]).parent)
     _write(certificate, certifier.metric, folder)
     if failed:
@@ -261,12 +259,12 @@ def _write(certificate: Entry, metric: str, folder: Path) -> None:
     """Write a certificate as JSON and as Markdown, and print it."""
     write_json(folder / "certificate.json", certificate)
     verdict = "passed" if certificate["passed"] else "NOT PASSED"
+    if "warning" in certificate:
+        verdict += f"; warning: {certificate['warning']}"
     card = {"Model": {"name": f"Certificate of {certificate['checkpoint']}: {verdict}"}}
     shown = [card["Model"]["name"]]
     for part, entries in certificate.items():
-        if part == "warning":
-            card["Model"][part] = entries
-        elif part in ("forms", "faults"):
+        if part in ("forms", "faults"):
             card[part] = {name: _line(entry, metric) for name, entry in entries.items()}
             width = max(map(len, entries))
             shown += ["", part, *(f"  {name:<{width}}  {x}" for name, x in card[part].items())]

@@ -7,14 +7,13 @@ optimizer step.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import run_in
+from retina_dist.tracking.loggers import read_rows
 
 FILE = "digest.csv"
 START = "start"
@@ -78,23 +77,16 @@ def sha256_of(*values: object) -> str:
 def read_digests(folder: Path, *, check: bool = True) -> list[DigestRow]:
     """The rows of a run's digest.csv, without one that was cut short.
 
-    Raises DataError where there is none, and, with `check`, for a row that does not follow from
-    the one before it.
+    Raises DataError where there is none, for another file, and, with `check`, for a row that does
+    not follow from the one before it.
     """
     path = folder / FILE
-    rows: list[DigestRow] = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *lines = csv.reader(line for line in file if line.endswith("\n"))
-        if header != COLUMNS:
-            raise ValueError(f"its columns are not {','.join(COLUMNS)}")
-        for step, *cells in lines:
-            rows.append(DigestRow(int(step), *cells))
-    except FileNotFoundError as error:
-        remedy = run_in(folder, "train with logging.digest=true to have one")
-        raise DataError(f"{folder} has no {FILE}; {remedy}.") from error
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); restore the file.") from error
+    if not path.is_file():
+        raise DataError(f"{folder} has no {FILE}; train with logging.digest=true to have one.")
+    header, *lines = read_rows(path)
+    if header != COLUMNS:
+        raise DataError(f"{path}: its columns are not {','.join(COLUMNS)}; restore the file.")
+    rows = [DigestRow(int(step), *cells) for step, *cells in lines]
     chain = ""
     for row in rows:
         if check and row != row.chained(chain):

@@ -217,7 +217,7 @@ class TensorBoardLogger(MetricLogger):
 
 
 def read_rows(path: Path) -> Iterator[list[str]]:
-    """The columns of a CsvLogger's file, then its rows, without one that was cut short.
+    """The columns of metrics.csv or digest.csv, then its rows, without one that was cut short.
 
     Raises DataError for the file of someone else.
     """
@@ -228,13 +228,11 @@ def read_rows(path: Path) -> Iterator[list[str]]:
             if header[:1] != [STEP]:
                 raise DataError(
                     f"{path}: the first column is not '{STEP}'; "
-                    "give a run's metrics.csv or move this file away."
+                    f"give a run's {path.name} or move this file away."
                 )
             yield header
             for row in rows:
                 if len(row) == len(header) and row[0].isdecimal():
                     yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{path}: cannot read the metrics ({error}); give a run's metrics.csv."
-        ) from error
+        raise DataError(f"{path} cannot be read ({error}); give a run's {path.name}.") from error

@@ -67,10 +67,10 @@ def test_an_honest_run_passes_and_is_left_as_it_is(
 
 
 FOUND_IN_RECORDS: dict[Callable[[Case], None], str] = {
-    tampering.weights: "step_00000004.pt does not have the weights of step 4",
-    tampering.optimizer: "step_00000004.pt does not have the optimizer of step 4",
+    tampering.weights: "step_00000004.pt: it does not have the weights of step 4",
+    tampering.optimizer: "step_00000004.pt: it does not have the optimizer of step 4",
     tampering.config_yaml: "config.yaml has other settings than the run was started with",
-    tampering.settings_of_a_checkpoint: "step_00000004.pt has .*=.*, config.yaml ",
+    tampering.settings_of_a_checkpoint: "step_00000004.pt: it has .*=.*, config.yaml ",
     tampering.metrics: r"metrics.csv has other values at step \d",
     tampering.a_row: "does not follow from the rows before it",
 }
@@ -107,7 +107,7 @@ def test_windows_begin_where_the_run_can_begin_again(honest: Case) -> None:
     list(records.records())
     assert [(w.begin, w.stop) for w in records.windows("all", 1, 0)] == [(0, 4), (4, 8)]
     assert [(w.begin, w.stop) for w in records.windows(1, 3, 0)] == [(0, 3)]
-    records.checkpoints = {step: f"step_{step:08d}.pt" for step in range(1, 8)}
+    records.checkpoints |= {step: f"step_{step:08d}.pt" for step in range(1, 8)}
     drawn = {tuple(w.begin for w in records.windows(3, 9, seed)) for seed in range(30)}
     assert {begins[0] for begins in drawn} == {0}
     assert len(drawn) > 10
@@ -156,7 +156,7 @@ def test_what_could_not_run_is_not_called_different(
 def test_a_run_that_cannot_begin_again_is_not_called_equal(honest: Case) -> None:
     records = Audit(honest.run, [f"data.root={honest.data}"])
     list(records.records())
-    records.checkpoints = {}
+    records.checkpoints = {0: None}
     records.starts = [replace(records.starts[-1], step=2)]  # it was continued from step 2
     assert records.windows("all", 1, 0) == []
     assert records.undecided == "no checkpoint is left from which it could run again"

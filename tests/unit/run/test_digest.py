@@ -265,7 +265,9 @@ def test_what_is_no_digest_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"has no digest\.csv; train with logging\.digest=true"):
         read_digests(tmp_path)
     (tmp_path / FILE).write_bytes(text.encode("latin1"))
-    with pytest.raises(DataError, match=r"digest\.csv cannot be read .*; restore the file"):
+    with pytest.raises(
+        DataError, match=r"digest\.csv(: its columns are not|: the| cannot be read)"
+    ):
         read_digests(tmp_path)
 
 
