@@ -13,7 +13,6 @@ no window was run, or on a layout that gives other bits.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,9 @@ from retina_dist.base.errors import UserError
 from retina_dist.base.files import write_json
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
+from retina_dist.reporting.run_files import read_typed
 from retina_dist.run.audit import Audit, Window, fit_again, settings_of
+from retina_dist.run.records import read_result
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.launchers import ALONE
 from retina_dist.strategies.start_processes import LAUNCHERS, launcher_like, run_job
@@ -65,16 +66,16 @@ def reproduce(config: ReproduceConfig) -> int:
             try:
                 _run(config, audit, windows, Path(folder))
             except UserError as error:
-                print(f"\nNot decided: the windows did not run: {error}")
-                return UNDECIDED
-            for window in windows:
+                audit.undecided = f"a window did not run: {error}"
+            done = [each for each in windows if read_result(Path(each.folder)).status == "ok"]
+            for window in done:
                 print(audit.compare(window))
     except UserError as error:
         print(f"\nDifferent: {error}")
         return DIFFERENT
-    print(audit.describe_rest(windows))
+    print(audit.describe_rest(done))
     if audit.undecided:
-        print(f"\nNot decided: the records agree, but {audit.undecided}.")
+        print(f"\nNot decided: the records agree, but {audit.undecided.rstrip('.')}.")
         return UNDECIDED
     print("\nEqual: all that was compared, to the last bit.")
     return EQUAL
@@ -99,8 +100,7 @@ def work(config: ReproduceConfig, result: Path) -> None:
     """Run the windows of the file beside `result`; every rank calls it."""
     is_main = detect_launch().rank == 0
     run = settings_of(Path(config.run), config.overrides)
-    for each in json.loads(result.with_name(WINDOWS).read_text()):
-        window = Window(**each)
+    for window in read_typed(result.with_name(WINDOWS), list[Window]):
         if is_main:
             print(f"\n{window}, once more:", flush=True)
         stop = f"{window.stop}steps"

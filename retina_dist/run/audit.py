@@ -179,11 +179,13 @@ class Audit:
         if first.metrics != self.starts[-1].metrics:
             raise Mismatch("the overrides change settings that the run's numbers depend on")
         job = start_of(again).job
+        others = ""
         if job != self.start.job and not self.config.trainer.virtual_ranks:
-            self.undecided = f"it was run again on {job} in place of {self.start.job}"
+            others = f"it was run again on {job} in place of {self.start.job}"
         elif first.loss != self.starts[-1].loss:
-            self.undecided = f"it was trained with {self.start.versions}, not with those from here"
-        if self.undecided:
+            others = f"it was trained with {self.start.versions}, not with those from here"
+        if others:
+            self.undecided = others
             return f"{window}: {_equal_digits(_metrics_of(self.folder), _metrics_of(again))}"
         self._compare_rows(rows, window)
         return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"

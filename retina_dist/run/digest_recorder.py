@@ -32,7 +32,6 @@ from retina_dist.tracking.digest import COLUMNS, FILE, START, DigestRow, read_di
 
 logger = logging.getLogger(__name__)
 
-HEAD = "digest"  # the chain's head in a checkpoint and in result.json
 CONDITIONS = {"images", "loss", "metrics"}  # cells of a start, which another start is written for
 # Settings of a place, a layout or a page: no number of a training depends on them.
 LEFT_OUT = (
@@ -220,7 +219,7 @@ def _rows_before(run: Run) -> list[DigestRow]:
     path = run.folder / FILE
     if step is None or not path.exists():
         return []
-    head = (run.checkpoint or {}).get(HEAD)
+    head = (run.checkpoint or {}).get("digest")
     with suppress(DataError):
         rows = [row for row in read_digests(run.folder) if row.step <= step]
         if rows and rows[-1].step == step and head in (None, rows[-1].chain):

@@ -102,6 +102,15 @@ def test_a_forged_row_and_another_pixel_are_found_by_running_again(
     assert "\nDifferent: labels or images of the data are not" in capsys.readouterr().out
 
 
+def test_another_label_is_found_though_a_later_window_cannot_resume(
+    honest: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = honest.copied(tmp_path, seed=1)
+    tampering.a_label(case)
+    assert audit(case, windows=2, steps=1) == DIFFERENT
+    assert "\nDifferent: labels or images of the data are not" in capsys.readouterr().out
+
+
 def test_windows_begin_where_the_run_can_begin_again(honest: Case) -> None:
     records = Audit(honest.run, [f"data.root={honest.data}"])
     list(records.records())
@@ -149,7 +158,9 @@ def test_what_could_not_run_is_not_called_different(
     monkeypatch.setattr("retina_dist.reproduce.fit_again", fail)
     assert audit(honest) == UNDECIDED
     page = capsys.readouterr().out
-    assert page.endswith("\nNot decided: the windows did not run: no such folder\n")
+    assert "run again: 0 of 8 steps" in page
+    verdict = "Not decided: the records agree, but a window did not run: no such folder."
+    assert page.endswith(f"\n\n{verdict}\n")
     assert "Different" not in page
 
 
