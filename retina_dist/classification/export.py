@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision import models
 
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.redaction import redacted
@@ -19,6 +18,7 @@ from retina_dist.classification.drawn import CLASSES, draw_shape
 from retina_dist.classification.evaluation import refuse_settings_of_detectors
 from retina_dist.classification.model import model_options
 from retina_dist.data.images import AnyImage
+from retina_dist.model.networks import network_builder
 from retina_dist.task.export_formats import (
     Exporter,
     Runner,
@@ -99,7 +99,7 @@ def _with_state(classifier: TrainedClassifier, state: Mapping[str, Tensor]) -> R
     """torchvision's own class with these weights, whose batch norms are not ours."""
     name = classifier.arguments["architecture"]
     extra = model_options(name, classifier.arguments["image_size"])
-    theirs = models.get_model(name, weights=None, num_classes=len(classifier.classes), **extra)
+    theirs = network_builder(name)(weights=None, num_classes=len(classifier.classes), **extra)
     missing, unexpected = theirs.load_state_dict(state, strict=False)
     assert not unexpected
     for key in missing:

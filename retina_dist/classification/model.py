@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision import models
 
 from retina_dist.base.errors import ConfigError, describe_error
 from retina_dist.base.text import truncate
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.model.layers import Norm, replace_batch_norms, replace_strided_convs
+from retina_dist.model.networks import network_builder, network_names
 from retina_dist.model.sync_batch_norm import count_only
 from retina_dist.model.weights import WeightsReport, load_fitting, published, read_state
 
@@ -111,7 +111,7 @@ def build_classifier(
     label_smoothing: float = 0.0,
     image_size: int = 224,
 ) -> Classifier:
-    """torchvision's model, from scratch.
+    """torchvision's model or `resnet10`, from scratch.
 
     Args:
         architecture: its name, such as "resnet50"; raises ConfigError for an unknown one.
@@ -121,7 +121,7 @@ def build_classifier(
         label_smoothing: the share of a target that all classes have alike.
         image_size: in px, for models that take one size.
     """
-    known = models.list_models(module=models)
+    known = network_names()
     if architecture not in known:
         near = " or ".join(difflib.get_close_matches(architecture, known, 5, 0))
         raise ConfigError(
@@ -135,7 +135,7 @@ def build_classifier(
     extra = model_options(architecture, image_size)
     if zero_gamma:
         extra["zero_init_residual"] = True
-    model = models.get_model(architecture, weights=None, num_classes=num_classes, **extra)
+    model = network_builder(architecture)(weights=None, num_classes=num_classes, **extra)
     replace_batch_norms(model, norm)
     replace_strided_convs(model)
     return Classifier(model, label_smoothing=label_smoothing)

@@ -178,7 +178,8 @@ class ModelConfig(DetectorSettings):
     """Arguments of `retina_dist.detection.model.retinanet.build_retinanet`, and weights."""
 
     backbone: str = setting(
-        "resnet50", "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin"
+        "resnet50",
+        "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin; resnet10",
     )
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(

@@ -13,6 +13,7 @@ from torchvision.ops import StochasticDepth
 from retina_dist.base.errors import ConfigError
 from retina_dist.detection.model.weights import set_batch_norm_eps
 from retina_dist.model.layers import fold_frozen_norms, replace_batch_norms
+from retina_dist.model.networks import network_builder, network_names
 from retina_dist.model.sync_batch_norm import recomputation
 
 # The classes whose feature maps have strides 4, 8, 16 and 32, and their children up to the last
@@ -36,15 +37,15 @@ def children_of(name: str) -> tuple[str, ...]:
     Raises ConfigError for another network.
     """
     known = {}
-    for listed in models.list_models(models):
-        family = models.get_model_builder(listed).__annotations__["return"]
+    for listed in network_names():
+        family = network_builder(listed).__annotations__["return"]
         if family in FAMILIES:
             known[listed] = FAMILIES[family]
     if name not in known:
         near = [*difflib.get_close_matches(name, known, 1), "resnet50 or convnext_tiny"]
         families = ", ".join(kind.__name__ for kind in FAMILIES)
         raise ConfigError(
-            f"model.backbone={name} is not known; use a {families} of torchvision, "
+            f"model.backbone={name} is not known; use resnet10 or a {families} of torchvision, "
             f"such as {near[0]}."
         )
     return known[name]
@@ -70,7 +71,7 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         children = children_of(name)
-        classifier = models.get_model(name, weights=None)
+        classifier = network_builder(name)(weights=None)
         # [B, H, W, C] between its layers
         self.is_channels_last = isinstance(classifier, models.SwinTransformer)
         self.checkpointing = checkpointing

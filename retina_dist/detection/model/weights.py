@@ -15,6 +15,7 @@ from retina_dist.detection.model.added_classes import GroupedClassLayer, merged_
 from retina_dist.detection.model.detectron2 import from_detectron2, is_detectron2
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.engine.checkpoint.store import located
+from retina_dist.model.networks import network_builder
 from retina_dist.model.weights import (
     WeightsReport,
     find_weights,
@@ -106,7 +107,7 @@ def source_of(settings: ModelConfig) -> str | None:
     source = settings.weights or settings.backbone_weights
     if not source or not re.fullmatch("[A-Z0-9_]+", source):  # such as COCO_V1 or DEFAULT
         return source
-    family = get_model_weights(settings.backbone).__name__
+    family = get_model_weights(network_builder(settings.backbone)).__name__
     if settings.weights:
         variant = {"v1": "", "v2": "_V2"}[settings.variant]
         family = f"RetinaNet_ResNet50_FPN{variant}_Weights"
@@ -124,15 +125,15 @@ def weights_of(settings: ModelConfig) -> str | None:
     source = source_of(settings)
     if source is None:
         return None
-    known = get_model_weights(backbone)
+    known = get_model_weights(network_builder(backbone))
     family = known.__name__
     is_published = is_torchvision_name(source)
     of_backbone = source.removeprefix(f"{family}.") in known.__members__
     if is_published and not settings.weights and not of_backbone:
-        raise ConfigError(
-            f"model.backbone_weights={source} is not for {backbone}; "
-            f"use one of {', '.join(known.__members__)}."
-        )
+        remedy = f"use one of {', '.join(known.__members__)}"
+        if not known.__members__:
+            remedy = "it has no published weights, so give a file or leave it out"
+        raise ConfigError(f"model.backbone_weights={source} is not for {backbone}; {remedy}.")
     if "://" not in source:
         find_weights(str(located(source)))
     if is_published and settings.weights and backbone != "resnet50":
