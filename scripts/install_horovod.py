@@ -278,17 +278,14 @@ def find_compiler(standard: int) -> None:
 
 
 def find_cmake() -> tuple[str, list[str]]:
-    """A CMake from 3.13 to below 4, and the package to install for it.
-
-    CMake 4 refuses the minimum versions of what Horovod bundles.
-    """
+    """A CMake from 3.13 on, and the package to install where there is none."""
     for cmake in (os.environ.get("HOROVOD_CMAKE"), shutil.which("cmake"), str(BIN / "cmake")):
         if not cmake:
             continue
         version = re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version"))
-        if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
+        if version and (int(version[1]), int(version[2])) >= (3, 13):
             return str(cmake), []
-    return str(BIN / "cmake"), ["cmake>=3.13,<4"]
+    return str(BIN / "cmake"), ["cmake"]
 
 
 def unpack(folder: Path, plan: Plan) -> Path:
@@ -347,6 +344,8 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_CMAKE": cmake,
+        # CMake 4 refuses the minimum versions of what Horovod bundles, unless it is told this
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "MAKEFLAGS": f"-j{jobs}",
     }
     env["HOROVOD_WITH_MPI" if plan.mpi else "HOROVOD_WITHOUT_MPI"] = "1"
