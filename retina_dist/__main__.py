@@ -78,10 +78,10 @@ def main() -> None:
 
 def _with_keys(arguments: list[str]) -> list[str]:
     """Compare's arguments, its two results as run=RESULT and other=RESULT."""
-    folders = list(dict.fromkeys(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments)))
+    folders = list(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments))
     if arguments and not folders:
         return arguments
-    if len(folders) != 2:
+    if len(folders) != 2 or folders[0] == folders[1]:
         _refuse("error: compare takes two run folders or COCO results, as compare runs/a runs/b.")
     return [f"run={folders[0]}", f"other={folders[1]}", *arguments[2:]]
 

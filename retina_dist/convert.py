@@ -43,7 +43,7 @@ def convert(config: ConvertConfig) -> dict[str, object]:
     Images are needed only for sizes that the annotations do not have. Raises ConfigError where
     `output` exists, which may be the annotations of another tool.
     """
-    if config.output.endswith((".xml", ".txt", ".csv", ".yaml")):
+    if config.output.endswith((".xml", ".txt", ".csv")):
         raise ConfigError(f"output={config.output} is not json, as COCO is; give FILE.json.")
     if Path(config.output).exists():
         raise ConfigError(f"output={config.output} exists; remove it, or give another file.")

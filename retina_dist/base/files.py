@@ -345,9 +345,12 @@ def names_in(folder: PathOrUrl) -> list[str]:
 
 
 def run_in(folder: PathOrUrl, otherwise: str) -> str:
-    """The remedy for a folder that is no run: the last run in it with a checkpoint, or
-    `otherwise`.
+    """The remedy for a place that is no run or checkpoint: the same name within the run, the last
+    run with a checkpoint in the folder, or `otherwise`.
     """
+    in_run = folder.parent / "checkpoints" / folder.name
+    if isinstance(in_run, Path) and in_run.is_file():
+        return f"write {in_run}"
     files = [] if isinstance(folder, Url) else sorted(folder.glob("*/checkpoints/*.pt"))
     if files:
         newest = max(files, key=os.path.getmtime)

@@ -4,7 +4,6 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,9 +67,6 @@ def _read_checkpoint(source: PathOrUrl) -> bytes:
         remedy = run_in(source, "give a run folder, or its .pt file")
         if isinstance(source, Url):
             remedy = f"give the URL of a file, such as {source.parent}/model.safetensors"
-        in_run = source.parent / "checkpoints" / source.name
-        if isinstance(in_run, Path) and in_run.is_file():
-            remedy = f"write {in_run}"
         raise CheckpointError(f"there is no checkpoint {place}; {remedy}.") from error
     except OSError as error:
         raise CheckpointError(

@@ -35,6 +35,7 @@ accumulate_grad_batches: trainer.accumulate
 gradient_clip_val clip_grad: trainer.gradient_clip
 check_val_every_n_epoch val_interval: trainer.validate_every=1epoch
 val_check_interval eval_period: trainer.validate_every=1000steps
+solver.checkpoint_period: trainer.checkpoint_every=1000steps
 checkpoint_period save_period: trainer.checkpoint_every=1epoch
 log_every_n_steps: trainer.log_every
 amp mixed_precision: trainer.precision=bf16
@@ -45,7 +46,7 @@ ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
 path data_dir data_path dataset dataset_dir dataset_path datadir train_dir train_path val_dir \
 val_path: data.root | root
-data train: data.root | root | input
+data d train: data.root | root | input
 logger loggers: logging
 freeze freeze_backbone frozen_stages: model.trainable_layers
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
@@ -468,16 +469,16 @@ def _remedy_of_word(
     word: str, overrides: Sequence[str], number: int, known: Collection[str]
 ) -> str:
     """The remedy for a part of a list, a key or a file; "" for another word."""
-    word = word.removesuffix(":")
+    name, _, given = word.partition(":")
     around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
     if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
         return "leave out the spaces around = and between the items of a list"
     key, _, value = "".join(overrides[:number][-1:]).partition("=")
     if os.path.exists(f"{value} {word}"):
         return f"write {as_override(key, f'{value} {word}')}"
-    if word in known:
-        return f"write {word}=VALUE"
-    meant = alias(word, known, value)
+    if name in known:
+        return f"write {name}={given or 'VALUE'}"
+    meant = alias(name, known, value)
     if " " in meant or "=" in meant:
         return f"write {meant}"
     return _remedy_of_file(word, known)

@@ -198,7 +198,9 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     folders = {"--config-dir": options.config_dir, "--config-path": options.config_path}
     for flag, folder in folders.items():
         if folder is not None and "://" not in folder and not Path(folder).is_dir():
-            raise ConfigError(f"{flag} {folder} is not a folder.")
+            raise ConfigError(
+                f"{flag} {folder} is not a folder; give the one above experiment/NAME.yaml."
+            )
     options.also = []
     if options.config_dir:
         options.also = [f"hydra.searchpath=[file://{os.path.abspath(options.config_dir)}]"]
@@ -222,7 +224,7 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
     settings = [override for override in options.overrides if "=" in override]
     config, known = compose.described(name, settings, options.also)
     key = flag.lstrip("-").replace("-", "_")
-    meant = alias(key, known, value)
+    meant = alias(key, [*known, *vars(config)], value)
     if key in known or getattr(config, key, None) == MISSING:
         meant = key
     if not meant:

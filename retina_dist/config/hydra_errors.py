@@ -75,7 +75,7 @@ def unreadable(text: str) -> str:
     sentence = f"{text} cannot be read as KEY=VALUE"
     if re.search(r"\s[\w.]+=", value):
         return f"{sentence}; these are several settings, so leave the quotes around them out."
-    quoted = as_override(key.replace(":", "."), value.rstrip(","))
+    quoted = as_override(key.replace(":", "."), value.strip(",="))
     if value.startswith("~/"):  # which the shell leaves as it is
         return f"{sentence}; write {key}=$HOME{value[1:]}."
     opened = re.findall(r"[\[{(]", value)
@@ -166,7 +166,7 @@ def _sentence(command: str, error: Exception) -> str:
         quoted = as_override(key, value)
         lists = (
             f'write "{key}=[{value}]" where a list is asked for, {quoted} where a text is, '
-            "a point in a number"
+            "one of them where one value is, a point in a number"
         )
         if re.fullmatch(r"0,\d+", value):
             lists = f"write {key}={value.replace(',', '.')} with a point"

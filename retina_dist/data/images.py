@@ -224,7 +224,7 @@ def _opened(
         except Exception as error:  # as for a decoder
             reason = str(error)
             if isinstance(error, UnidentifiedImageError):
-                reason = "in no known format"
+                reason = "in no known format; git lfs pull replaces a pointer of Git LFS"
             if formats:
                 reason = f"not {', '.join(formats)}"
             raise _unreadable(path, reason) from error

@@ -28,7 +28,9 @@ class TrainerConfig(KnownArguments):
     """Length, rhythm and numerics; durations as 12epochs, 1000steps or 5000images."""
 
     max_duration: str = setting(
-        MISSING, "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps"
+        MISSING,
+        "12epochs, 90ksteps, 500images; auto: 12 epochs, or more up to 2,000 steps",
+        remedy="write a duration, such as 12epochs",
     )
     stop_after: str | None = setting(None, "end early with a checkpoint; resume= continues")
     validate_every: str = setting(
@@ -97,7 +99,9 @@ class TrainerConfig(KnownArguments):
     keep_last: int = setting(1, "checkpoints kept", at_least=1)
     save_top_k: int = setting(1, "best checkpoints kept", at_least=0)
     profile: str | None = setting(
-        None, "so many steps, e.g. 3steps, traced by torch.profiler into the run's profile/"
+        None,
+        "so many steps, e.g. 3steps, traced by torch.profiler into the run's profile/",
+        remedy="write a duration, such as 3steps",
     )
     fast_dev_run: bool = setting(False, "two steps, two validation batches: does everything run?")
     overfit_batches: int = setting(

@@ -130,9 +130,7 @@ class AnnotationReader(ABC):
             if self.has(split):
                 folder = f"it has those of {split}: give a folder train, or the file"
                 return f"{folder} with data.train_annotations=FILE"
-        if self.settings.format != "auto":
-            return f"leave data.format={self.settings.format} out, or give their folder"
-        return "give their folder"
+        return "give their folder, or leave data.format and data.columns out"
 
     def count(self, split: str) -> int:
         """How many images there are of a split."""

@@ -98,8 +98,7 @@ def is_class_image(file: str) -> bool:
 
 def _is_top(above: PathOrUrl) -> bool:
     """Whether a folder is surely the data set's own: by what lies directly in it."""
-    listed = names_in(above)
-    files = list(listed)
+    files = names_in(above)
     for folder in ("annotations", "Annotations"):
         files += [f"{folder}/{name}" for name in names_in(above / folder)]
     tree = Tree(above, files)

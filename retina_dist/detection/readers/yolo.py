@@ -353,9 +353,8 @@ def _is_pose(words: Sequence[str]) -> bool:
     if len(rest) % 2 == 0 and all(map(is_within, rest[::2], rest[1::2])):
         return True
     is_visible = len(rest) % 3 == 0 and set(rest[2::3]) <= {0, 1, 2}
-    if is_visible and 2 in rest[2::3]:  # no share, so no point of a polygon
-        return True
-    return is_visible and all(map(is_within, rest[::3], rest[1::3]))
+    # 2 is no share, so no point of a polygon
+    return is_visible and (2 in rest[2::3] or all(map(is_within, rest[::3], rest[1::3])))
 
 
 def _is_inside(sides: Sequence[float], x: float, y: float) -> bool:
@@ -371,7 +370,7 @@ def box_of(where: str, words: Sequence[str], names: Sequence[str]) -> Box:
     is_polygon = len(values) > 5
     if len(values) < 4 or (is_polygon and len(values) % 2):
         problem = f"has {len(values)} numbers after the class"
-        raise DataError(f"{where} {problem}; write class x y width height.")
+        raise DataError(f"{where} {problem}; write class x y width height, with spaces.")
     index = number_in(label, where, "the class")
     if index not in range(len(names)):
         problem = f"has class {label}, but names end at {len(names) - 1}"

@@ -106,6 +106,12 @@ REMEDIES = {
     "hyp=hyp.yaml": "give --config-dir FOLDER experiment=NAME",
     "custom_hooks=[EMAHook]": "from Python, rd.Trainer takes callbacks",
     "auto_scale_lr.enable=true": "did you mean optimizer.lr_rule=linear?",
+    "trainer.max_duration=null": "is not a text; write a duration, such as 12epochs.",
+    "data.batch_size=64,64": "one of them where one value is",
+    "data.root:mine": "write data.root=mine.",
+    "optimizer.lr==0.01": "write optimizer.lr=0.01.",
+    "trainer.profile=true": "write a duration, such as 3steps.",
+    "SOLVER.CHECKPOINT_PERIOD=500": "did you mean trainer.checkpoint_every=500steps?",
     "data.val=mine/val": "did you mean data.val_annotations?",
     "data.root:": "write data.root=VALUE.",
     "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
@@ -313,6 +319,8 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
         ("evaluate", "--checkpoint runs/a", "written KEY=VALUE: checkpoint=runs/a."),
         ("predict", "--checkpoint runs/a", "written KEY=VALUE: checkpoint=runs/a."),
         ("train", "--data a", "written KEY=VALUE: data.root=a."),
+        ("train", "-d a", "written KEY=VALUE: data.root=a."),
+        ("train", "--opt adamw", "written KEY=VALUE: optimizer=adamw."),
         ("train", "-e 3", "written KEY=VALUE: trainer.max_duration=3epochs."),
         ("train", "-x 3", "settings are written KEY=VALUE, see python -m retina_dist.train --help"),
     ],
@@ -766,6 +774,23 @@ def test_a_folder_of_runs_names_the_newest_with_a_checkpoint(
     (tmp_path / "stopped" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=f"; give a run in it, such as {tmp_path}/new."):
         read(tmp_path)
+
+
+def test_a_checkpoint_beside_its_folder_is_named_within(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.pt").touch()
+    for read in (load_checkpoint, find_weights):
+        with pytest.raises(CheckpointError, match=f"; write {tmp_path}/checkpoints/best.pt."):
+            read(str(tmp_path / "best.pt"))
+
+
+def test_three_runs_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "a", "a", "b"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "compare takes two run folders or COCO results" in capsys.readouterr().err
 
 
 def test_a_url_of_weights_is_one_of_a_file() -> None:
