@@ -129,7 +129,8 @@ trainer.validate_every=1epoch
 metric_for_best_model save_best_metric: trainer.monitor
 greater_is_better mode: trainer.monitor_mode=max
 early_stopping_patience es_patience: trainer.patience
-bf16 half_precision fp32: trainer.precision=bf16 | precision=bf16
+fp32 no_amp disable_amp: trainer.precision=fp32 | precision=fp32
+bf16 half_precision: trainer.precision=bf16 | precision=bf16
 gradient_checkpointing grad_checkpointing: model.activation_checkpointing=true
 use_deterministic_algorithms cudnn_deterministic: trainer.deterministic=true
 backend backends dist_backend launcher distributed ddp: launchers | strategy=ddp
@@ -330,6 +331,9 @@ rd.detector.train rd.detector.fit: train with rd.Trainer(…).fit()
 rd.detector.names rd.detector.classes rd.detector.class_names: read categories.names
 rd.detector.val rd.detector.test: call evaluate(rd.DetectionData(root=FOLDER))
 rd.detector.export rd.detector.save: use python -m retina_dist.export checkpoint=RUN output=FILE
+rd.detector.eval rd.trainedclassifier.eval: it is as in eval(); leave it out
+from_checkpoint.score_threshold from_checkpoint.conf from_checkpoint.nms_threshold: call \
+set_limits(score_threshold=0.3) after
 rd.detector.conf rd.detector.score_threshold: call set_limits(score_threshold=0.3)
 predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou predict.topk \
 predict.top_k predict.k predict.max_det: call set_limits(score_threshold=0.3) of the detector before

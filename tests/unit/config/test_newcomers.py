@@ -112,6 +112,7 @@ REMEDIES = {
     "optimizer.lr==0.01": "write optimizer.lr=0.01.",
     "trainer.profile=true": "write a duration, such as 3steps.",
     "SOLVER.CHECKPOINT_PERIOD=500": "did you mean trainer.checkpoint_every=500steps?",
+    "fp32=true": "did you mean trainer.precision=fp32?",
     "data.val=mine/val": "did you mean data.val_annotations?",
     "data.root:": "write data.root=VALUE.",
     "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
@@ -218,6 +219,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         Trainer.evaluate,
         (None, "mine"),
         {},
+    ),
+    "from_checkpoint: .*'score_threshold'; call set_limits\\(score_threshold=0.3\\) after": (
+        Detector.from_checkpoint,
+        ("runs/a",),
+        {"score_threshold": 0.5},
     ),
     "^from_checkpoint: missing a required argument: 'path'; its first argument is the path": (
         Detector.from_checkpoint,
