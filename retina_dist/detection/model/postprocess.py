@@ -185,7 +185,8 @@ def matrix_nms(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
         labels: [B, N].
     """
     order = _best(scores, MATRIX_CANDIDATES)  # [B, K]
-    chosen = boxes.take_along_dim(order[..., None], dim=1)
+    # take_along_dim would fix the number of candidates in an exported file
+    chosen = boxes.gather(1, order[..., None].expand(-1, -1, 4))
     label = labels.gather(1, order)
     iou = torch.stack([box_iou(each, each) for each in chosen])
     is_pair = (label[:, :, None] == label[:, None]) & (iou > 0)  # no NaN, of boxes without area

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.export import Dim
 from torchvision.transforms.v2.functional import resize_image
 
 from retina_dist.base.errors import ConfigError, UserError
@@ -19,6 +21,7 @@ from retina_dist.detection import export as module
 from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import OUTPUTS, export, prepare_stretched
+from retina_dist.detection.model.postprocess import matrix_nms
 from retina_dist.export import ExportConfig
 from tests.commands import ROOT
 from tests.unit.serving.server import make_image, small_detector
@@ -116,6 +119,26 @@ def test_matrix_nms_is_in_the_file(
     found = export(settings(tmp_path / f"model.{ending}", size=[64, 96]))
     assert found["detections"] > 10
     assert found["scores"] < 1e-4
+
+
+class Lowered(nn.Module):
+    def forward(self, boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
+        return matrix_nms(boxes, scores, labels)
+
+
+def test_matrix_nms_of_a_file_for_any_size_takes_any_number_of_candidates() -> None:
+    """Past `MATRIX_CANDIDATES`, as images of different sizes have them."""
+
+    def candidates(count: int) -> tuple[Tensor, Tensor, Tensor]:
+        corners = torch.rand(1, count, 2) * 100
+        boxes = torch.cat((corners, corners + 20), dim=2)
+        return boxes, torch.rand(1, count), torch.arange(count)[None] % 3
+
+    dynamic = [{1: Dim.AUTO}] * 3
+    graph = torch.export.export(Lowered(), candidates(700), dynamic_shapes=dynamic, strict=False)
+    for count in (700, 801):
+        given = candidates(count)
+        assert torch.equal(graph.module()(*given), matrix_nms(*given))
 
 
 def test_a_state_dict_of_matrix_nms_says_that_torchvision_detects_otherwise(
