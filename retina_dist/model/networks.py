@@ -4,7 +4,6 @@ Annotations stay objects here: torchvision reads them to find a network's class 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 from torchvision import models
@@ -16,9 +15,14 @@ class ResNet10_Weights(WeightsEnum):  # noqa: N801 - torchvision's way to name t
     """None are published."""
 
 
-def resnet10(*, weights: ResNet10_Weights | None = None, **settings: Any) -> models.ResNet:
+def resnet10(
+    *,
+    weights: ResNet10_Weights | None = None,
+    num_classes: int = 1000,
+    zero_init_residual: bool = False,
+) -> models.ResNet:
     """ResNet-18 with one block a stage in place of two: half of the computation."""
-    return models.ResNet(BasicBlock, [1, 1, 1, 1], **settings)
+    return models.ResNet(BasicBlock, [1, 1, 1, 1], num_classes, zero_init_residual)
 
 
 OWN = {"resnet10": resnet10}
