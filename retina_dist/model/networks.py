@@ -1,4 +1,4 @@
-"""The classifiers that can be trained or be a detector's backbone: torchvision's, and one smaller.
+"""The networks that can be trained or be a backbone: torchvision's classifiers, and one smaller.
 
 Annotations stay objects here: torchvision reads them to find a network's class and weights.
 """
