@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
+from retina_dist.base.files import run_in
 from retina_dist.tracking.loggers import read_rows
 
 FILE = "digest.csv"
@@ -82,7 +83,8 @@ def read_digests(folder: Path, *, check: bool = True) -> list[DigestRow]:
     """
     path = folder / FILE
     if not path.is_file():
-        raise DataError(f"{folder} has no {FILE}; train with logging.digest=true to have one.")
+        remedy = run_in(folder, "train with logging.digest=true to have one")
+        raise DataError(f"{folder} has no {FILE}; {remedy}.")
     header, *lines = read_rows(path)
     if header != COLUMNS:
         raise DataError(f"{path}: its columns are not {','.join(COLUMNS)}; restore the file.")
