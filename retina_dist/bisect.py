@@ -92,11 +92,10 @@ def differing_step(a: Sequence[DigestRow], b: Sequence[DigestRow]) -> tuple[int,
     """The first step in which two digest.csv differ, and the columns; None where all agree."""
     theirs = {row.step: row for row in b if not row.is_start}
     for row in a:
-        columns: list[str] = []
-        if not row.is_start and row.step in theirs:
-            columns = row.differing(theirs[row.step], OF_EACH_STEP)
-        if columns:
-            return row.step, columns
+        if not row.is_start:
+            columns = row.differing(theirs.get(row.step, row), OF_EACH_STEP)
+            if columns:
+                return row.step, columns
     return None
 
 

@@ -36,6 +36,8 @@ from retina_dist.tracking.digest import COLUMNS, OF_EACH_STEP, DigestRow, read_d
 from retina_dist.tracking.loggers import read_rows
 from retina_dist.tracking.settings import LoggingConfig
 
+Metrics = Iterable[tuple[int, dict[str, float]]]  # the step and the values of each row
+
 
 class Mismatch(UserError):
     """What is not as the run has logged it."""
@@ -179,16 +181,14 @@ class Audit:
         if first.metrics != self.starts[-1].metrics:
             raise Mismatch("the overrides change settings that the run's numbers depend on")
         job = start_of(again).job
-        others = ""
         if job != self.start.job and not self.config.trainer.virtual_ranks:
-            others = f"it was run again on {job} in place of {self.start.job}"
+            self.undecided = f"it was run again on {job} in place of {self.start.job}"
         elif first.loss != self.starts[-1].loss:
-            others = f"it was trained with {self.start.versions}, not with those from here"
-        if others:
-            self.undecided = others
-            return f"{window}: {_equal_digits(_metrics_of(self.folder), _metrics_of(again))}"
-        self._compare_rows(rows, window)
-        return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
+            self.undecided = f"it was trained with {self.start.versions}, not with those from here"
+        else:
+            self._compare_rows(rows, window)
+            return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
+        return f"{window}: {_equal_digits(_metrics_of(self.folder), _metrics_of(again))}"
 
     def _compare_rows(self, rows: Sequence[DigestRow], window: Window) -> None:
         if not window.checkpoint:
@@ -243,8 +243,8 @@ def fit_again(
     fit(run, callbacks)
 
 
-def _metrics_of(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """The step and the values of each row of metrics.csv."""
+def _metrics_of(folder: Path) -> Metrics:
+    """Those of metrics.csv."""
     rows = read_rows(folder / "metrics.csv")
     _, *names = next(rows)
     for step, *cells in rows:
@@ -252,9 +252,7 @@ def _metrics_of(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
         yield int(step), values
 
 
-def _equal_digits(
-    run: Iterable[tuple[int, dict[str, float]]], again: Iterable[tuple[int, dict[str, float]]]
-) -> str:
+def _equal_digits(run: Metrics, again: Metrics) -> str:
     """To how many digits the losses agree that both have logged."""
     expected = {step: values[LOSS] for step, values in run if LOSS in values}
     digits = []
