@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
-from retina_dist.base.files import check_output, is_disk_full, run_in
+from retina_dist.base.files import check_output, is_disk_full
 from retina_dist.base.settings import MISSING, limits_of
 from retina_dist.base.unknown_keys import alias, in_settings_of
 from retina_dist.base.yaml_files import load_yaml
@@ -310,10 +310,8 @@ def _sentence_of(error: Exception, launch: Launch) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         if where or is_disk_full(error):
-            remedy = "correct that, or give another place (debug=true shows where)"
-            if where:
-                remedy = run_in(Path(error.filename).parent, remedy)
-            return f"{where}{error.strerror}; {remedy}.", 2
+            remedy = "correct that, or give another place (debug=true shows where)."
+            return f"{where}{error.strerror}; {remedy}", 2
     if launch.world_size > 1 and lost_connection(error):
         why = f"lost another process ({plain_reason(error)}); see the last output of that one."
         return f"rank {launch.rank} {why}", 1

@@ -89,6 +89,7 @@ def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
             "runs/x/curves.png: Permission denied",
         ),
         (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(9, "Bad file descriptor", 7), "7: Bad file descriptor"),
     ],
 )
 def test_what_fails_later_is_a_sentence_too(
@@ -109,3 +110,13 @@ def test_what_fails_later_is_a_sentence_too(
             raise other
         assert ended.value.code == 1
         assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_a_file_that_cannot_be_written_beside_runs_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "last.pt").touch()
+    with pytest.raises(SystemExit), reported_errors():
+        raise PermissionError(13, "Permission denied", str(tmp_path / "model.onnx"))
+    assert "model.onnx: Permission denied; correct that, or give another" in capsys.readouterr().err
