@@ -64,7 +64,8 @@ def reproduce(config: ReproduceConfig) -> int:
         windows = audit.windows(config.windows, config.steps, config.seed)
         with TemporaryDirectory() as folder:
             try:
-                _run(config, audit, windows, Path(folder))
+                if windows:
+                    _run(config, audit, windows, Path(folder))
             except UserError as error:
                 audit.undecided = f"a window did not run: {error}"
             done = [each for each in windows if read_result(Path(each.folder)).status == "ok"]

@@ -182,6 +182,13 @@ def test_other_versions_decide_nothing(honest: Case) -> None:
     assert "'torch': " in records.undecided
 
 
+def test_no_job_is_started_for_no_window(honest: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Audit, "windows", lambda *_: [])
+    monkeypatch.setattr("retina_dist.reproduce.run_job", lambda *_, **how: pytest.fail("started"))
+    place = [f"data.root={honest.data}"]
+    assert reproduce(ReproduceConfig(run=str(honest.run), overrides=place)) == EQUAL
+
+
 @pytest.mark.parametrize(
     ("virtual_ranks", "given", "expected"),
     [
