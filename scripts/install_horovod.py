@@ -285,7 +285,7 @@ def find_cmake() -> tuple[str, list[str]]:
         version = re.search(r"version (\d+)\.(\d+)", output_of(cmake, "--version"))
         if version and (int(version[1]), int(version[2])) >= (3, 13):
             return str(cmake), []
-    return str(BIN / "cmake"), ["cmake"]
+    return str(BIN / "cmake"), ["cmake>=3.13"]
 
 
 def unpack(folder: Path, plan: Plan) -> Path:
