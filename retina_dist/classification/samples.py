@@ -156,8 +156,10 @@ def _like_splits(rows: Sequence[Row]) -> list[str]:
             these.append(label)
     if not these:
         return []
-    said = f"{truncate(these)}: folders of the same names are in it as in another"
-    return [f"{said}; if these are splits, rename them to train and val"]
+    return [
+        f"folders in {truncate(these)} repeat the names of other folders; "
+        "if these are splits, rename them to train and val"
+    ]
 
 
 def _empty_classes(rows: Sequence[Row]) -> list[str]:

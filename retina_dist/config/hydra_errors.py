@@ -21,7 +21,7 @@ TORCHVISIONS = re.compile(
 # What is chosen by a setting, not by an entry of the group.
 SETTINGS_OF_GROUPS = {
     "data": (
-        "give data.root=FOLDER, whose format is recognised, or for a folder of images a class "
+        "give data.root=FOLDER, whose format is recognised, or, where each class has a folder, "
         "task=classification data=folders data.root=FOLDER; there"
     ),
     "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",

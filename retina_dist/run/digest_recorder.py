@@ -32,7 +32,7 @@ from retina_dist.tracking.digest import COLUMNS, FILE, START, DigestRow, read_di
 
 logger = logging.getLogger(__name__)
 
-CONDITIONS = {"images", "loss", "metrics"}  # cells of a start, which another start is written for
+CONDITIONS = {"images", "loss", "metrics"}  # a start row is added where one of these cells changed
 # Settings of a place, a layout or a page: no number of a training depends on them.
 LEFT_OUT = (
     *OF_ONE_START,

@@ -277,7 +277,7 @@ def test_folders_that_look_like_splits_are_named(tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             Image.new("RGB", (8, 8)).save(folder / f"{split}.png")
     said = (
-        "seg_a, seg_b: folders of the same names are in it as in another; "
+        "folders in seg_a, seg_b repeat the names of other folders; "
         "if these are splits, rename them to train and val"
     )
     train = read_samples(tmp_path, "train")

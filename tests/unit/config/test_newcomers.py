@@ -89,7 +89,7 @@ REMEDIES = {
     "data.format=kitti": "leave it out, and the error names what converts it.",
     "data.format=roboflow": "did you mean auto?",
     "trainer.precision=fp8": "tf32, bf16, fp16, auto; give one of them.",
-    "data=voc2007": "give data.root=FOLDER, whose format is recognised, or for a folder of images",
+    "data=voc2007": "give data.root=FOLDER, whose format is recognised, or, where each class has",
     "augmentation=mosaic": "see data.hflip, data.photometric and data.scale_jitter; there are",
     "task=segmentation": "give detection, for boxes, or classification, for whole images; there",
     "trainer=ddp": "give strategy=ddp, or settings such as trainer.precision=bf16; there are",
@@ -692,7 +692,7 @@ def test_folders_above_classes_are_a_warning(tmp_path: Path) -> None:
         Image.new("RGB", (32, 32)).save(tmp_path / file)
     samples = read_samples(tmp_path, "train")
     assert samples is not None
-    said = "held_out: folders of the same names are in it as in another; if these are splits"
+    said = "folders in held_out repeat the names of other folders; if these are splits"
     assert said in samples.warnings[0]
 
 
