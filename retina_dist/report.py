@@ -28,7 +28,7 @@ from retina_dist.reporting.run_report import (
     write_comparison,
     write_report,
 )
-from retina_dist.run.sweep import TABLE, write_sweep_report
+from retina_dist.run.sweep_table import TABLE, write_sweep_report
 
 
 @dataclass
