@@ -433,6 +433,10 @@ AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
             None,
             None,
         ),  # sloppy, but no other reading fits better
+        (CORNERS[:3], None, None),  # too few to judge
+        ([[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 3], None, None),
+        ([[5, 5, 10, 10]] * 4, None, None),  # which would fit with x and y swapped, too
+        ([[5, 5, 10, 10]] * 9 + [[50, 40, 90, 75]], None, None),  # one of ten may leave its image
     ],
 )
 def test_boxes_in_another_form_are_an_error(
@@ -453,6 +457,7 @@ def test_boxes_in_another_form_are_an_error(
         assert [entry["bbox"] for entry in read.coco["annotations"]] == (
             OBJECTS if form == "xyxy" else boxes
         )
+        assert "but fit if" not in "".join(read.warnings)
 
 
 def test_boxes_of_a_dataset_in_another_form() -> None:
