@@ -153,7 +153,9 @@ def check_devices(identities: Sequence[str], shared: bool = False) -> None:
         if len(ranks[identity]) > 1 and identity not in on_cpu and not shared:
             sharing = f"{format_ranks(ranks[identity])} all have the GPU {identity}"
             raise ConfigError(
-                f"{sharing}; start at most one process for each GPU of a host.", collective=True
+                f"{sharing}; start at most one process for each GPU of a host, or give "
+                "strategy=ddp strategy.process_group_backend=gloo, which is slow.",
+                collective=True,
             )
     if 0 < len(on_cpu) < len(ranks):
         mixed = f"rank {ranks[on_cpu[0]][0]} works on the {on_cpu[0]}, others on a GPU"
