@@ -4,7 +4,15 @@ The public names (`__init__.pyi`) are imported on first use: `import retina_dist
 hydra nor pycocotools.
 """
 
-import lazy_loader
+import os
+import sys
+
+# A script of the package, as python retina_dist/train.py starts, puts this folder first: its bisect
+# would then hide Python's.
+if sys.path[0] == os.path.dirname(__file__):
+    del sys.path[0]
+
+import lazy_loader  # noqa: E402
 
 __version__ = "0.2.0"
 

@@ -113,8 +113,7 @@ def check_types(config: object, schema: type, prefix: str = "") -> None:
             raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
         if not is_of(value, hint):
             limits = limits_of(schema, field.name)
-            problem = limits.options and limits.problem(key, value)
-            raise ConfigError(problem or wrong_type(key, value, hint, limits.remedy))
+            raise ConfigError(wrong_type(key, value, hint, limits))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -355,7 +356,16 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
     if files:
         newest = max(files, key=os.path.getmtime)
         return f"give a run in it, such as {newest.parents[1]}"
-    return otherwise
+    alike = spelt_alike(folder)
+    return f"write {alike}" if alike else otherwise
+
+
+def spelt_alike(path: PathOrUrl) -> Path | None:
+    """What lies beside a local path that is not there, under the name that is most like its own."""
+    if isinstance(path, Url) or path.exists():
+        return None
+    near = get_close_matches(path.name, names_in(path.parent), 1)
+    return path.parent / near[0] if near else None
 
 
 def folder_of(annotations: PathOrUrl | str) -> Path:

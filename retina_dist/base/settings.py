@@ -246,8 +246,7 @@ def make(
         limits = limits_of(schema, name)
         value = _coerced(value, hints[name], limits)
         if not is_of(value, hints[name]) and value != MISSING:
-            remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
-            raise ConfigError(wrong_type(key, value, hints[name], remedy))
+            raise ConfigError(wrong_type(key, value, hints[name], limits))
         values[name] = value
     return schema(**values)
 
@@ -345,8 +344,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
+def wrong_type(key: str, value: object, hint: object, limits: Limits) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
+    problem = limits.options and limits.problem(key, value)
+    remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
+    return problem or _wrong_type(key, value, hint, remedy)
+
+
+def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
     given = type(value).__name__
     if isinstance(value, str | int | float | list | dict | None):
         given = as_text(value)[:80]

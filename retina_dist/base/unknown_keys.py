@@ -38,7 +38,9 @@ val_check_interval eval_period: trainer.validate_every=1000steps
 solver.checkpoint_period: trainer.checkpoint_every=1000steps
 checkpoint_period save_period: trainer.checkpoint_every=1epoch
 log_every_n_steps: trainer.log_every
-amp mixed_precision: trainer.precision=bf16
+amp mixed_precision use_amp: trainer.precision=bf16
+amp=false mixed_precision=false use_amp=false solver.amp.enabled=false: trainer.precision=fp32 | \
+precision=fp32
 devices gpus num_gpus num_nodes num_processes nproc world_size: the launcher starts the processes: \
 torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
@@ -86,6 +88,7 @@ data.photometric and data.scale_jitter for detection, data.augment, data.mixup a
 for classification
 multi_scale scale_range: give several of data.min_sizes
 scale: data.scale_jitter=[0.8,1.25] | data.crop_scale=[0.25,1.0]
+resize.scale randomresize.scale: data.min_sizes=[640] | data.image_size
 cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor pin_memory: images are \
 read ahead by data.num_workers; leave it out
 drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
@@ -296,7 +299,9 @@ timeout request_timeout: shutdown_s | strategy.timeout_s
 ssl_keyfile ssl_certfile cors root_path share: put a proxy before it; leave it out
 num_threads threads: trainer.num_threads | set OMP_NUM_THREADS; leave it out
 debug_mode: debug=true
-device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
+device=0 device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
+nproc_per_node nproc_per_host nnodes np standalone rdzv_backend rdzv_endpoint hostfile: give it to \
+the launcher, before -m, as in torchrun --nproc-per-node N -m retina_dist.train
 concurrency max_workers: max_queue | data.num_workers
 folder: input | images | data.root | root | run
 results: run | results
@@ -357,11 +362,16 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
     """The key of `known` that other tools call `end`, or much like it, perhaps with a value, or a
     clause, or "".
 
-    A whole number as `value` takes the place of the example's.
+    A whole number as `value` takes the place of the example's. A name with its value, such as
+    amp=false, comes first.
     """
     word = end.lower().replace("-", "_")
     # what stands before a point is alike
-    for name in get_close_matches(word, _ALIASES, 1, 1 if "." in word else 0.9):
+    near = get_close_matches(word, _ALIASES, 1, 1 if "." in word else 0.9)
+    with_value = f"{word}={value}".lower()
+    if with_value in _ALIASES:
+        near = [with_value]
+    for name in near:
         for meant in _ALIASES[name]:
             is_clause = " " in meant
             if is_clause or meant.partition("=")[0] in known:
@@ -403,11 +413,21 @@ def unknown_key(
     return f"{key} is not a setting; {hint}"
 
 
+def _other_name(key: str, known: Collection[str], value: object) -> str:
+    """What other tools call the whole key, its last two parts or its last one, as `alias`."""
+    parts = key.split(".")
+    for start in (0, -2, -1):
+        meant = alias(".".join(parts[start:]), known, value)
+        if meant:
+            return meant
+    return ""
+
+
 def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
     """The known keys that `key` may mean, or a clause that tells."""
     key = key.lower()  # as Detectron2's are in capitals
     section, _, end = key.rpartition(".")
-    meant = alias(key, known, value) or alias(end, known, value)
+    meant = _other_name(key, known, value)
     if meant:
         return [meant]
     of_section = [k for k in known if section and k.rpartition(".")[0] == section]
@@ -480,12 +500,22 @@ def _remedy_of_word(
     key, _, value = "".join(overrides[:number][-1:]).partition("=")
     if os.path.exists(f"{value} {word}"):
         return f"write {as_override(key, f'{value} {word}')}"
+    following = "".join(each for each in overrides[number + 1 : number + 2] if "=" not in each)
     if name in known:
-        return f"write {name}={given or 'VALUE'}"
-    meant = alias(name, known, value)
+        return f"write {name}={given or following or 'VALUE'}"
+    return _remedy_of_name(name, known, following, value) or _remedy_of_file(word, known)
+
+
+def _remedy_of_name(name: str, known: Collection[str], following: str, value: str) -> str:
+    """The remedy for what other tools call a key, perhaps with its value as the word after it, as
+    Detectron2 takes them; "" for another word.
+    """
+    meant = alias(name, known, following or value)
+    if name.isupper():
+        meant = _other_name(name, known, following)
     if " " in meant or "=" in meant:
         return f"write {meant}"
-    return _remedy_of_file(word, known)
+    return f"write {meant}={following}" if meant and following else ""
 
 
 def _remedy_of_file(word: str, known: Collection[str]) -> str:

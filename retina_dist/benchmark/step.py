@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ Step = Callable[[], Tensor]
 class StepConfig(BenchmarkConfig):
     """`python -m retina_dist.benchmark step`: settings of a training; images are noise."""
 
+    unread: ClassVar[tuple[str, ...]] = ("data.root", "data.train_annotations", "data.train_images")
     paths: list[str] = setting(
         [BASE, "fp32", "auto"], "the first is the base; auto: as trainer.precision", choices=PATHS
     )

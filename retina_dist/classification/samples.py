@@ -279,12 +279,17 @@ def _from_folders(tree: Tree, split: str) -> list[Row] | None:
     if alone and not rows:
         if split == "train":
             tree.raise_damage()
-        folder = tree.root / posixpath.dirname(alone[0])
-        raise DataError(
-            f"{folder} holds images but no folder for each class; move each image into "
-            f"{folder}/CLASS."
-        )
+        raise _in_no_folder(tree, alone[0])
     return rows or None
+
+
+def _in_no_folder(tree: Tree, image: str) -> DataError:
+    """The error of an image that is in no folder of a class."""
+    folder = tree.root / posixpath.dirname(image)
+    remedy = f"move each image into {folder}/CLASS"
+    if tree.ending(".txt", ".xml", ".json"):
+        remedy += ", or give experiment=finetune for boxes"
+    return DataError(f"{folder} holds images but no folder for each class; {remedy}.")
 
 
 def _depth_of_classes(images: Sequence[str]) -> int:

@@ -201,9 +201,17 @@ def data_entry(name: str, overrides: Sequence[str]) -> list[str]:
 
 
 def repeated(overrides: Sequence[str]) -> str:
-    """A sentence on a key that stands twice on a command line, where the last one counts; "" for
-    none.
+    """A sentence on settings that are given twice, where the last one counts, or that lack what
+    belongs to them or take its place; "" for none.
     """
+    given = _values(overrides)
+    name = given.get("optimizer.name", "")
+    if name and "optimizer" not in given:
+        return (
+            f"optimizer.name={name} keeps the other's lr and weight_decay; give optimizer={name}."
+        )
+    if config_file(given.get("resume")) and "experiment" in given:
+        return "experiment takes the place of all settings of the run; leave it out to keep them."
     last: dict[str, str] = {}
     for override in overrides:
         key, equals, _ = override.lstrip("+").partition("=")
@@ -301,6 +309,8 @@ def typed(composed: DictConfig, name: str, overrides: Sequence[str]) -> Dataclas
                 reason = _of_another_task(key, content, recipe)
             others = commands_with(key)
             raise ConfigError(reason or unknown_key(command_of(name), key, known, value, others))
+    for key in sorted(given.intersection(getattr(command, "unread", ()))):
+        raise ConfigError(f"{key} is not read: the images are noise; leave it out.")
     _check_read(known, content, overrides)
     config: DataclassInstance = make(schema, content, sections=sections)
     for attribute, value in named_again.items():

@@ -129,6 +129,11 @@ def _instead_of_entry(group: str, value: str) -> str:
         )
     if group == "data":
         return _instead_of_data(value, is_yaml)
+    if group == "model" and Path(value).name.lower().startswith("yolo"):
+        return (
+            f"{group}={value} is no RetinaNet; leave it out, or give experiment=finetune, which "
+            "starts from torchvision's COCO detector."
+        )
     if group == "model" and ("/" in value or value.endswith(".pt")):
         return (
             f"model={value}: model is the kind of network; write checkpoint={value} or, in a "

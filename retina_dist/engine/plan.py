@@ -240,6 +240,8 @@ class Plan:
         elif self.accumulate > 1:
             factors.append(f"{self.accumulate} accumulated")
         factors.append(" or ".join(map(str, self.micro_batches)))
+        if 0 in self.micro_batches:
+            factors[-1] += "; a process has no image: raise data.batch_size"
         epoch = (
             f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
         )

@@ -73,7 +73,7 @@ class MultiStep(Decay):
         if not all(0 < step < total for step in self.milestones):
             raise ConfigError(
                 f"{given} must be between 0 and the end at step {total}; "
-                "raise trainer.max_duration."
+                "give earlier ones, or raise trainer.max_duration."
             )
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(f"{given} do not rise; list them in order, each once.")

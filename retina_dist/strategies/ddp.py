@@ -179,7 +179,7 @@ class DDPStrategy(DistributedStrategy):
         if address is None:
             raise ConfigError(
                 f"strategy=ddp under {launch.launcher} on several hosts "
-                "needs MASTER_ADDR of rank 0."
+                "needs MASTER_ADDR of rank 0; unset RANK and WORLD_SIZE for one process."
             )
         return address, launch.master_port or DEFAULT_PORT
 

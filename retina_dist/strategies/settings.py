@@ -18,7 +18,11 @@ class StrategyConfig(Entry):
     default_entry: ClassVar[str] = "auto"
 
     name: str = setting(MISSING, "the group entry's name")
-    device: str = setting("auto", "auto | cpu | cuda (the GPU of the local rank) | cuda:N")
+    device: str = setting(
+        "auto",
+        "auto | cpu | cuda (the GPU of the local rank) | cuda:N",
+        remedy="give cpu, cuda or cuda:0, and several GPUs to torchrun --nproc-per-node N",
+    )
     compression: str = setting("none", "gradients on the wire", choices=("none", "bf16", "fp16"))
     timeout_s: float = setting(
         600.0, "a collective that lasts longer ends the job", at_least=1, at_most=10**7

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from retina_dist.base.errors import ConfigError, DataError
-from retina_dist.base.files import PathOrUrl, Url, folder_of, is_packed, parse_path
+from retina_dist.base.files import PathOrUrl, Url, folder_of, is_packed, parse_path, spelt_alike
 from retina_dist.base.registry import lookup
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.categories import Entry
@@ -427,7 +427,9 @@ def tree_of(root: str) -> Tree:
     """The files in data.root. Raises DataError where it is not a folder."""
     path = parse_path(root)
     if isinstance(path, Path) and not path.is_dir():
-        remedy = "give the one that holds the annotations"
+        remedy = f"write data.root={spelt_alike(path)}"
+        if not spelt_alike(path):
+            remedy = "give the one that holds the annotations"
         if path.is_file():
             remedy = f"give data.root={folder_of(path)}, or data.train_annotations={path}"
         if is_packed(path):

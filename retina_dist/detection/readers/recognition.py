@@ -77,6 +77,8 @@ def _reason(tree: Tree) -> str:
     if any(map(is_class_image, tree.files)):
         entries = "experiment=finetune_classifier, or task=classification data=folders"
         return f"it holds class folders, for a classifier; give {entries}"
+    if not tree.files:
+        return "it is empty; mount or copy the data there, or give another folder"
     keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"
     if tree.ending(".csv", ".tsv"):
         keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME]"
@@ -109,8 +111,6 @@ def _is_top(above: PathOrUrl) -> bool:
 def _seen(tree: Tree) -> str:
     """What the files of a tree are, by their endings, with what one of each shows."""
     endings = Counter(posixpath.splitext(file)[1].lower() for file in tree.files)
-    if not endings:
-        return "it is empty"
     seen = []
     for ending, count in endings.most_common(4):
         example = next(file for file in tree.files if file.lower().endswith(ending))

@@ -23,6 +23,7 @@ from retina_dist.data.sources import (
 from retina_dist.detection.readers.ground_truth import CocoImage
 
 MAX_SIDE = 2**31
+UNREAD = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".svg", ".psd")
 PLAIN = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*")  # a path that leaves no folder
 
 ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
@@ -129,12 +130,18 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     names = truncate([record.file_name[-80:] for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {names}"
     if policy == "error":
-        raise DataError(
-            f"{text}; correct the names, {remedy}, or leave them out with data.missing_images=skip."
-        )
+        raise DataError(f"{text}; {_remedy_of(missing[0], remedy)}.")
     gone = {record.image_id for record in missing}
     kept = [record for record in records if record.image_id not in gone]
     return Found(kept, [f"{text}; left out, also of the metrics"])
+
+
+def _remedy_of(missing: ImageRecord, otherwise: str) -> str:
+    """What to do about images of which this one is missing."""
+    ending = posixpath.splitext(missing.file_name)[1]
+    if ending.lower() in UNREAD:
+        return f"{ending} is not read: convert them to .jpg beside them"
+    return f"correct the names, {otherwise}, or leave them out with data.missing_images=skip"
 
 
 def _is_there(path: ImageSource, listed: Collection[str], folders: dict[str, set[str]]) -> bool:

@@ -185,6 +185,7 @@ class Layout:
         self.above = self.root
         self.warnings: list[str] = []
         self.has_keypoints = self.config is not None and "kpt_shape" in self.config.content
+        self.has_scores = False
         self.long_lines: list[bool] = []  # whether each may be of a pose
         self.labels: dict[str, list[str]] = {}  # by their stems, where they are apart
         self.label_folders = set(map(posixpath.dirname, tree.ending(".txt")))
@@ -276,6 +277,9 @@ class Layout:
                 words = words[:5]
             elif len(words) > 6:
                 self.long_lines.append(_is_pose(words))
+            elif len(words) == 6 and not self.has_scores:
+                self.has_scores = True
+                self.warnings.append(f"{label} has a sixth number, as predictions; it is left out")
             if words:
                 yield f"{path}:{number}", words
 
@@ -374,7 +378,7 @@ def box_of(where: str, words: Sequence[str], names: Sequence[str]) -> Box:
     index = number_in(label, where, "the class")
     if index not in range(len(names)):
         problem = f"has class {label}, but names end at {len(names) - 1}"
-        raise DataError(f"{where} {problem}; correct it or add a name.")
+        raise DataError(f"{where} {problem}; count from 0, or add a name.")
     shares = numbers_in(values, where, "the value")
     if max(shares) > MAX_SHARE:
         problem = f"has {max(shares):g}, so it is in pixels"

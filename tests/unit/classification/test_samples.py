@@ -178,7 +178,11 @@ def test_a_test_split_without_labels_lets_the_others_be_read(tmp_path: Path) -> 
     train = read(tmp_path)
     assert train.warnings[0].startswith(f"{said}{tmp_path}/test holds images but no folder")
     assert not read(tmp_path, "val").warnings
-    with pytest.raises(DataError, match="no folder for each class"):
+    with pytest.raises(DataError, match="no folder for each class") as caught:
+        read_samples(tmp_path, "test")
+    assert "for boxes" not in str(caught.value)
+    (tmp_path / "test/4.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(DataError, match="test/CLASS, or give experiment=finetune for boxes"):
         read_samples(tmp_path, "test")
 
     (tmp_path / "train.csv").write_text("file,label\ntrain/cat/1.jpg,cat\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,17 @@ REMEDIES = {
         "entry of your own needs --config-dir FOLDER, where FOLDER/logging/wandb.yaml is."
     ),
     "logging=quite": "did you mean quiet? There are",
+    # off, and with another example than on
+    "amp=False": "did you mean trainer.precision=fp32?",
+    "SOLVER.AMP.ENABLED=True": "did you mean trainer.precision=bf16?",
+    "model.nms=false": "is not one of hard, matrix; give one of them.",
+    "model.norm=false": "is not one of null, frozen_bn, bn, sync_bn; give one of them.",
+    "device=0": "did you mean strategy.device=cuda:0?",
+    "device=cpu": "did you mean strategy.device?",
+    "strategy.device=[0,1]": "give cpu, cuda or cuda:0, and several GPUs to torchrun --nproc-per-",
+    "train_pipeline.Resize.scale=[640,640]": "did you mean data.min_sizes=[640]?",
+    "model=yolov8n.pt": "is no RetinaNet; leave it out, or give experiment=finetune, which",
+    "model=weights/yolo11n.yaml": "is no RetinaNet; leave it out",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }
@@ -172,6 +185,14 @@ OF_OTHER_COMMANDS = {
     ("predict", "checkpoint=a.pt", "folder=mine"): "did you mean input?",
     ("predict", "checkpoint=a.pt", "input=a", "labels=false"): "pictures have them; leave it out.",
     ("evaluate", "checkpoint=a.pt", "split=valid"): "did you mean val?",
+    (
+        "train",
+        "SOLVER.BASE_LR",
+        "0.01",
+    ): "SOLVER.BASE_LR is not KEY=VALUE; write optimizer.lr=0.01.",
+    ("train", "SOLVER.MAX_ITER", "9000"): "write trainer.max_duration=9000steps.",
+    ("train", "data.root", "mine"): "write data.root=mine.",
+    ("benchmark_step", "data.root=mine"): "data.root is not read: the images are noise; leave",
     ("train", "trainer.max_duration=2", "steps"): "write trainer.max_duration=2steps.",
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
     ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "did you mean nms_threshold",
@@ -328,6 +349,7 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
         ("train", "-d a", "written KEY=VALUE: data.root=a."),
         ("train", "--opt adamw", "written KEY=VALUE: optimizer=adamw."),
         ("train", "-e 3", "written KEY=VALUE: trainer.max_duration=3epochs."),
+        ("train", "--nproc-per-node 2", "give it to the launcher, before -m, as in torchrun"),
         ("train", "-x 3", "settings are written KEY=VALUE, see python -m retina_dist.train --help"),
     ],
 )
@@ -587,6 +609,28 @@ def test_a_key_that_stands_twice_is_named_with_the_value_that_counts() -> None:
     said = repeated(["seed=1", "optimizer.lr=1", "+seed=2"])
     assert said == "seed=1 and +seed=2 are both given; +seed=2 counts: leave one out."
     assert not repeated(["seed=1", "optimizer.lr=1", "seed=1", "~data.hflip"])
+
+
+def test_settings_that_keep_what_is_not_theirs_are_named(tmp_path: Path) -> None:
+    assert "keeps the other's lr and weight_decay; give optimizer=sgd." in repeated(
+        ["optimizer.name=sgd"]
+    )
+    assert not repeated(["optimizer=adamw", "optimizer.name=sgd"])
+    resume = f"resume={tmp_path}"
+    assert not repeated([resume, "experiment=small"])  # no run
+    (tmp_path / "config.yaml").touch()
+    assert "experiment takes the place of all settings of the run" in repeated(
+        [resume, "experiment=small"]
+    )
+
+
+def test_a_name_that_is_nearly_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name, said in {"mien": f"write data.root={tmp_path}/mine.", "x": "give the one"}.items():
+        with pytest.raises(DataError, match=said):
+            tree_of(str(tmp_path / name))
+    with pytest.raises(CheckpointError, match=f"no checkpoint .*mien; write {tmp_path}/mine"):
+        load_checkpoint(tmp_path / "mien")
 
 
 @pytest.mark.parametrize(
@@ -881,3 +925,16 @@ def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
         with pytest.raises(AttributeError, match=said):
             getattr(owner, name)
     assert not hasattr(trainer, "train")
+
+
+def test_a_command_starts_as_a_script_too(tmp_path: Path) -> None:
+    """Its folder is the package's, whose bisect must not hide Python's."""
+    script = Path(retina_dist.__file__).with_name("convert.py")
+    done = subprocess.run(
+        [sys.executable, script, "root=absent", "output=a.json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(script.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr[:21]) == (2, "error: root=absent is"), done.stderr

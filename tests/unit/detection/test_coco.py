@@ -208,6 +208,9 @@ def test_missing_images(tmp_path: Path):
         DataError, match=r"2 of 2 .*; correct the names, name their folder with data.train_images="
     ):
         load(tmp_path, COCO, missing_images="error")
+    photos = {**COCO, "images": [{**each, "file_name": "c.HEIC"} for each in COCO["images"]]}
+    with pytest.raises(DataError, match=r"\.HEIC is not read: convert them to \.jpg beside them\."):
+        load(tmp_path, photos, missing_images="error")
     (tmp_path / "b.jpg").rename(tmp_path / "b.png")
     found = load(tmp_path, COCO, missing_images="skip")
     assert [r.image_id for r in found.records] == [3]

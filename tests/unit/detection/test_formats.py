@@ -70,7 +70,7 @@ def test_layouts(tmp_path: Path, annotations: str, images: str):
 
 
 def test_a_layout_that_is_not_known(tmp_path: Path):
-    with pytest.raises(DataError, match="has no annotations of boxes: it is empty; .*_images=FOL"):
+    with pytest.raises(DataError, match="has no annotations of boxes: it is empty; mount or copy"):
         recognise(Tree(tmp_path))
     for format in names("reader"):
         with pytest.raises(DataError, match="absent is not a folder; give the one"):
@@ -389,13 +389,26 @@ def test_one_folder_has_no_validation_split(tmp_path: Path) -> None:
         convert(ConvertConfig(root="absent", output=str(tmp_path / "val.json")))
 
 
+def test_a_confidence_in_labels_of_yolo_is_named(tmp_path: Path) -> None:
+    ultralytics(tmp_path)
+    data = DetectionData(name="mine", root=str(tmp_path))
+    before = split_of(tmp_path, "train")
+    label = tmp_path / "labels/train/a.txt"
+    label.write_text("".join(f"{line} 0.87\n" for line in label.read_text().splitlines()))
+    found = read_split(data, "train")
+    assert found is not None
+    said = [each for each in found.warnings if "a.txt has a sixth number, as predictions" in each]
+    assert len(said) == 1
+    assert found.coco["annotations"] == before.coco["annotations"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("0 0.5 0.5 0.1", "a.txt:1 has 3 numbers after the class; write class x y"),
         ("0 20 10 8 8", "a.txt:1 has 20, so it is in pixels; write shares of the image"),
         ("cat 0.5 0.5 0.1 0.1", "a.txt:1 has the class 'cat', not a number"),
-        ("7 0.5 0.5 0.1 0.1", "has class 7, but names end at 1; correct it or add"),
+        ("7 0.5 0.5 0.1 0.1", "has class 7, but names end at 1; count from 0, or add"),
     ],
 )
 def test_damaged_labels_of_yolo_are_named(line: str, message: str, tmp_path: Path) -> None:

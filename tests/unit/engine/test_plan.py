@@ -91,7 +91,10 @@ def test_learning_rate_rules(rule: str, lr: float) -> None:
     ("changes", "message"),
     [
         ({"warmup": "4epochs"}, "at most 27steps"),
-        ({"schedule": "multistep", "milestones": ["0steps"]}, "between 0 and the end at step 28"),
+        (
+            {"schedule": "multistep", "milestones": ["0steps"]},
+            "end at step 28; give earlier ones, or raise",
+        ),
         ({"schedule": "multistep", "milestones": ["3epochs", "2epochs"]}, "do not rise"),
         ({"max_duration": "0steps"}, "less than one step"),
         ({"stop_after": "0steps"}, "trainer.stop_after=0steps is less than one step"),
@@ -121,7 +124,8 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
         assert [p.lr_at(step) for step in range(28)] == [plans[1].lr_at(step) for step in range(28)]
         assert p.lr_at(13) == pytest.approx(0.04)  # 0.01 * 16 / 4, whatever the number of processes
         s = "es" if world_size > 1 else ""
-        each = {7: "2 or 3", 20: "0 or 1"}.get(world_size, str(16 // world_size))
+        idle = "0 or 1; a process has no image: raise data.batch_size"
+        each = {7: "2 or 3", 20: idle}.get(world_size, str(16 // world_size))
         assert f"16 images a step = {world_size} process{s} x {each}\n" in str(p)
     assert "16 images a step = 2 processes x 4 accumulated x 2\n" in str(
         plan(world_size=2, accumulate=4)
