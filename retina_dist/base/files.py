@@ -356,16 +356,17 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
     if files:
         newest = max(files, key=os.path.getmtime)
         return f"give a run in it, such as {newest.parents[1]}"
-    alike = spelt_alike(folder)
-    return f"write {alike}" if alike else otherwise
+    return spelt_alike(folder, otherwise)
 
 
-def spelt_alike(path: PathOrUrl) -> Path | None:
-    """What lies beside a local path that is not there, under the name that is most like its own."""
-    if isinstance(path, Url) or path.exists():
-        return None
-    near = get_close_matches(path.name, names_in(path.parent), 1)
-    return path.parent / near[0] if near else None
+def spelt_alike(path: PathOrUrl, otherwise: str) -> str:
+    """The remedy for a path that is not there: what lies beside it under nearly its name, or
+    `otherwise`.
+    """
+    if isinstance(path, Path) and not path.exists():
+        for name in get_close_matches(path.name, names_in(path.parent), 1, 0.75):
+            return f"use {path.parent / name}"
+    return otherwise
 
 
 def folder_of(annotations: PathOrUrl | str) -> Path:

@@ -88,7 +88,8 @@ data.photometric and data.scale_jitter for detection, data.augment, data.mixup a
 for classification
 multi_scale scale_range: give several of data.min_sizes
 scale: data.scale_jitter=[0.8,1.25] | data.crop_scale=[0.25,1.0]
-resize.scale randomresize.scale: data.min_sizes=[640] | data.image_size
+resize.scale train_pipeline.resize.scale train_pipeline.randomresize.scale: data.min_sizes=[640] | \
+data.image_size
 cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor pin_memory: images are \
 read ahead by data.num_workers; leave it out
 drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
@@ -366,12 +367,11 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
     amp=false, comes first.
     """
     word = end.lower().replace("-", "_")
-    # what stands before a point is alike
-    near = get_close_matches(word, _ALIASES, 1, 1 if "." in word else 0.9)
     with_value = f"{word}={value}".lower()
     if with_value in _ALIASES:
-        near = [with_value]
-    for name in near:
+        word = with_value
+    # what stands before a point is alike
+    for name in get_close_matches(word, _ALIASES, 1, 1 if "." in word else 0.9):
         for meant in _ALIASES[name]:
             is_clause = " " in meant
             if is_clause or meant.partition("=")[0] in known:
@@ -413,21 +413,11 @@ def unknown_key(
     return f"{key} is not a setting; {hint}"
 
 
-def _other_name(key: str, known: Collection[str], value: object) -> str:
-    """What other tools call the whole key, its last two parts or its last one, as `alias`."""
-    parts = key.split(".")
-    for start in (0, -2, -1):
-        meant = alias(".".join(parts[start:]), known, value)
-        if meant:
-            return meant
-    return ""
-
-
 def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
     """The known keys that `key` may mean, or a clause that tells."""
     key = key.lower()  # as Detectron2's are in capitals
     section, _, end = key.rpartition(".")
-    meant = _other_name(key, known, value)
+    meant = alias(key, known, value) or alias(end, known, value)
     if meant:
         return [meant]
     of_section = [k for k in known if section and k.rpartition(".")[0] == section]
@@ -510,9 +500,8 @@ def _remedy_of_name(name: str, known: Collection[str], following: str, value: st
     """The remedy for what other tools call a key, perhaps with its value as the word after it, as
     Detectron2 takes them; "" for another word.
     """
-    meant = alias(name, known, following or value)
-    if name.isupper():
-        meant = _other_name(name, known, following)
+    key = name.rpartition(".")[2] if name.isupper() else name
+    meant = alias(key, known, following or value)
     if " " in meant or "=" in meant:
         return f"write {meant}"
     return f"write {meant}={following}" if meant and following else ""

@@ -427,9 +427,7 @@ def tree_of(root: str) -> Tree:
     """The files in data.root. Raises DataError where it is not a folder."""
     path = parse_path(root)
     if isinstance(path, Path) and not path.is_dir():
-        remedy = f"write data.root={spelt_alike(path)}"
-        if not spelt_alike(path):
-            remedy = "give the one that holds the annotations"
+        remedy = spelt_alike(path, "give the one that holds the annotations")
         if path.is_file():
             remedy = f"give data.root={folder_of(path)}, or data.train_annotations={path}"
         if is_packed(path):

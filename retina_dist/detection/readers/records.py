@@ -23,7 +23,7 @@ from retina_dist.data.sources import (
 from retina_dist.detection.readers.ground_truth import CocoImage
 
 MAX_SIDE = 2**31
-UNREAD = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".svg", ".psd")
+UNREAD = re.compile(r"\.(heic|heif|avif|jxl|dng|cr2|nef|arw|svg|psd)$", re.IGNORECASE)
 PLAIN = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*")  # a path that leaves no folder
 
 ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
@@ -138,9 +138,9 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
 
 def _remedy_of(missing: ImageRecord, otherwise: str) -> str:
     """What to do about images of which this one is missing."""
-    ending = posixpath.splitext(missing.file_name)[1]
-    if ending.lower() in UNREAD:
-        return f"{ending} is not read: convert them to .jpg beside them"
+    ending = UNREAD.search(missing.file_name)
+    if ending:
+        return f"{ending[0]} is not read: convert them to .jpg beside them"
     return f"correct the names, {otherwise}, or leave them out with data.missing_images=skip"
 
 

@@ -626,10 +626,10 @@ def test_settings_that_keep_what_is_not_theirs_are_named(tmp_path: Path) -> None
 
 def test_a_name_that_is_nearly_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    for name, said in {"mien": f"write data.root={tmp_path}/mine.", "x": "give the one"}.items():
+    for name, said in {"mien": f"use {tmp_path}/mine.", "x": "give the one"}.items():
         with pytest.raises(DataError, match=said):
             tree_of(str(tmp_path / name))
-    with pytest.raises(CheckpointError, match=f"no checkpoint .*mien; write {tmp_path}/mine"):
+    with pytest.raises(CheckpointError, match=f"no checkpoint .*mien; use {tmp_path}/mine"):
         load_checkpoint(tmp_path / "mien")
 
 
