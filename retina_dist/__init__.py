@@ -9,7 +9,7 @@ import sys
 
 # A script of the package, as python retina_dist/train.py starts, puts this folder first: its bisect
 # would then hide Python's.
-if sys.path[0] == os.path.dirname(__file__):
+if sys.path[:1] == [os.path.dirname(__file__)]:
     del sys.path[0]
 
 import lazy_loader  # noqa: E402
