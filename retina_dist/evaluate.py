@@ -76,8 +76,8 @@ class EvaluateConfig(PredictorConfig):
             )
         if self.num_images and not self.certify:
             raise ConfigError(
-                f"num_images={self.num_images} has no effect without certify; "
-                "give certify=[model.onnx]."
+                f"num_images={self.num_images} has no effect without certify: "
+                "evaluate takes all images; leave it out."
             )
 
 

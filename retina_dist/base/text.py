@@ -21,11 +21,13 @@ def escape(text: object, most: int | None = None) -> str:
     """Text that others wrote, with control characters written out as Python does.
 
     >>> escape("a\\x1b[2J"), escape("one\\ntwo three", 7)
-    ('a\\\\x1b[2J', 'one two')
+    ('a\\\\x1b[2J', 'one tw…')
     """
     text = str(text)
     if most is not None:
-        text = " ".join(text[:most].split())
+        if len(text) > most:
+            text = f"{text[: most - 1]}…"
+        text = " ".join(text.split())
     return UNSHOWABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 

@@ -41,7 +41,7 @@ from retina_dist.engine.checkpoint.store import located
 from retina_dist.model.weights import find_weights
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task.image_task import NO_VALIDATION, ImageTask
+from retina_dist.task.image_task import ImageTask
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class ClassificationTask(ImageTask):
         if not data.synthetic:
             yield "data", f"{self.train.form}, in {data.root}"
         yield "train", self.train.describe()
-        yield "val", self.val.describe() if self.val else NO_VALIDATION
+        yield "val", self.val.describe() if self.val else self.without_validation()
         yield "model", self.config.model.describe()
         if data.synthetic:
             yield "size", f"{data.image_size} px of noise on the device, the same at every step"

@@ -43,7 +43,7 @@ from retina_dist.detection.splits import (
 )
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task.image_task import NO_VALIDATION, ImageTask
+from retina_dist.task.image_task import ImageTask
 
 
 class DetectionTask(ImageTask):
@@ -215,7 +215,7 @@ class DetectionTask(ImageTask):
             rare = pluralize(int((self.repeats > 1).sum()), "image")
             most = float(self.repeats.max())
             yield "repeats", f"{rare} with rare classes, up to {most:.3g} times an epoch"
-        yield "val", self.val.describe(known) if self.val else NO_VALIDATION
+        yield "val", self.val.describe(known) if self.val else self.without_validation()
         if self.test:
             yield "test", self.test
         yield "model", self.config.model.describe()

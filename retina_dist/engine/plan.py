@@ -248,15 +248,11 @@ class Plan:
         if self.num_images < self.batch_size:
             epoch += "; data.batch_size is larger than the data: lower it"
         epochs = pluralize(f"{self.epoch_at(self.total_steps):.4g}", "epoch")
-        validate = "at the end"
-        if self.validate_every:
-            validate = f"every {pluralize(self.validate_every, 'step')}"
         rows = {
             "batch": f"{images} a step = {' x '.join(factors)}",
             "epoch": epoch,
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",
-            "validate": validate,
         }
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"

@@ -393,6 +393,9 @@ def _fitted(
         if peak > limit:
             lines.append(f"above {100 * SHARE:.0f} %; {remedy or 'it may run out'}")
         return MemoryPlan(chosen, lines)
-    needs = f"needs {format_bytes(peak)} of the {memory.words}; {remedy or _last_remedy(config)}."
-    problem = f"data.batch_size={total} at trainer.accumulate={chosen} {needs}"
+    needs = f"needs {format_bytes(peak)}, more than the {memory.words}"
+    problem = (
+        f"data.batch_size={total} at trainer.accumulate={chosen} {needs}; "
+        f"{remedy or _last_remedy(config)}."
+    )
     return MemoryPlan(chosen, lines, problem)

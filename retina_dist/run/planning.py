@@ -186,6 +186,8 @@ def _describe(
         )
     lines = [f"data: {config.data.name}", data, "plan:", str(plan)]
     if best:
+        every = f"every {pluralize(plan.validate_every, 'step')}"
+        lines.append(f"  validate {every if plan.validate_every else 'at the end'}")
         end = ""
         if best.patience:
             validations = pluralize(best.patience, "validation")

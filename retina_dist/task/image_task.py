@@ -27,7 +27,6 @@ from retina_dist.engine.task import Task, TaskData, Validator
 from retina_dist.strategies.base import DistributedStrategy
 
 MAX_LOGGED_CLASSES = 20  # whose metric is logged at the end
-NO_VALIDATION = "none: no metric, no best checkpoint; data.val_fraction=0.1 holds images out"
 
 Result = TypeVar("Result", default=Any)
 
@@ -152,6 +151,11 @@ class ImageTask(Task):
     @abstractmethod
     def facts(self) -> Iterator[tuple[str, str]]:
         """The lines of `describe`: a short name, and what it is."""
+
+    def without_validation(self) -> str:
+        """`val` of `facts` where there is none."""
+        remedy = "" if self.config.data.synthetic else "; data.val_fraction=0.1 holds images out"
+        return f"none: no metric, no best checkpoint{remedy}"
 
     @abstractmethod
     def synthetic_batch(self, images: Sequence[int], weight: float) -> Any:
@@ -317,7 +321,7 @@ class ImageTask(Task):
         if self.evaluator is None or self.evaluator.last_result is None:
             return []
         values = self.evaluator.last_result.per_class
-        if len(values) > MAX_LOGGED_CLASSES:
+        if len(values) > MAX_LOGGED_CLASSES and (folder / "metrics.json").is_file():
             return [f"  {self.class_metric} of {len(values)} classes: {folder / 'metrics.json'}"]
         lines = []
         for name, value in values.items():

@@ -12,6 +12,7 @@ from typing import Any
 from retina_dist import __version__
 from retina_dist.base.files import write_text
 from retina_dist.base.redaction import redacted
+from retina_dist.base.text import pluralize
 from retina_dist.model.weights import is_torchvision_name, publication_of
 from retina_dist.task.predictor import Predictor
 
@@ -72,7 +73,10 @@ def _origin(record: Values) -> dict[str, str]:
 
 
 def _training_data(record: Values, data: Values) -> dict[str, str]:
-    images = f"{data.get('batch_size')} images over {record.get('world_size')} processes"
+    images = (
+        f"{pluralize(str(data.get('batch_size')), 'image')} over "
+        f"{pluralize(str(record.get('world_size')), 'process')}"
+    )
     stated = {"license": UNKNOWN, "source": UNKNOWN} | _origin(record)
     return {
         "root": redacted(str(data.get("root") or data.get("train_annotations"))),

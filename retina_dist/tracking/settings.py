@@ -105,7 +105,9 @@ class MlflowSettings(LoggerSettings):
 class LoggingConfig(MlflowSettings, TensorBoardSettings):
     """What a run writes beside its checkpoints: the settings of all loggers of the package."""
 
-    plots: bool = setting(True, "first_batch.jpg and report.html")
+    plots: bool = setting(
+        True, "first_batch.jpg, report.html, and the analyses of the last and the best validation"
+    )
     digest: bool | None = setting(
         None, "digest.csv, with which reproduce checks the run; null: with trainer.virtual_ranks"
     )

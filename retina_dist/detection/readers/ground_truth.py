@@ -98,7 +98,7 @@ class CocoJson(msgspec.Struct):
         source = info.get("url") or info.get("description") or ""
         return {
             "license": truncate([*filter(None, names)], MAX_LICENSES),
-            "source": truncate([source]),
+            "source": escape(source, 500),
         }
 
 

@@ -136,7 +136,7 @@ def test_the_limit_is_said_where_it_bites() -> None:
     result = evaluate_rows(coco, rows_of(*((1, place, 0.9, 1) for place in places)))
     assert confusion_matrix(result, 0.5)[0].tolist() == [100, 0, 50]
     assert limit_note(result) == (
-        "The tables count the 100 best detections of a class on an image (COCO: 100): "
+        "The tables count the 100 best detections of a class on an image: "
         "50 detections left out, 50 objects that cannot be found; "
         "evaluate max_detections=150 counts them."
     )
@@ -150,6 +150,10 @@ def test_the_limit_is_said_where_it_bites() -> None:
     assert analysis["worst"][0]["misses"] == 0
     assert analysis["limit"] == ""
     assert analysis["errors"]["types"]["missed"]["gain"] == pytest.approx(0)
+    fewer = evaluate_rows(coco, result.rows, max_detections=120)
+    assert limit_note(fewer).startswith(
+        "The tables count the 120 best detections of a class on an image (COCO: 100): 30 "
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

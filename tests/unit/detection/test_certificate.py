@@ -205,7 +205,7 @@ def test_a_file_that_does_not_run_is_named(run: Path, tmp_path: Path) -> None:
     ("settings", "words"),
     [
         (["certify=[a.onnx]", "calibrate=true"], "leave out results, calibrate and max_detections"),
-        (["num_images=3"], "num_images=3 has no effect without certify"),
+        (["num_images=3"], "without certify: evaluate takes all images; leave it out"),
         (["certify=a.onnx"], r"write certify=\[model.onnx,model.pt2\]"),
     ],
 )

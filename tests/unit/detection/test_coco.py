@@ -94,6 +94,8 @@ def changed(section: str, **values: Any) -> dict[str, Any]:
             "http://a",
         ),
         ({"description": "pets"}, [], "", "pets"),
+        ({"url": "http://" + "a" * 493}, [], "", "http://" + "a" * 493),
+        ({"url": "http://" + "a" * 494}, [], "", "http://" + "a" * 492 + "…"),
         ("none", {"name": "MIT"}, "", ""),
         ({"url": None}, ["MIT", {"id": 1}], "", ""),
         ({"url": "", "description": None}, [{"name": None}, {"name": ""}, {"id": 3}], "", ""),

@@ -251,7 +251,11 @@ def test_ranks_agree_and_need_fewer(gpu: Callable[[float], str]) -> None:
 @pytest.mark.parametrize(
     ("gib", "settings", "sentence"),
     [
-        (4.1, [], f"needs 10.0 GiB of the 4.6 GiB {X}; use trainer.accumulate=4, with 4.0 GiB."),
+        (
+            4.1,
+            [],
+            f"needs 10.0 GiB, more than the 4.6 GiB {X}; use trainer.accumulate=4, with 4.0 GiB.",
+        ),
         (2.8, [], "; use trainer.accumulate=8, with 3.0 GiB, which may still run out."),
         (
             2.5,

@@ -71,6 +71,9 @@ def test_a_card_says_where_data_and_weights_are_from() -> None:
         "CC0",
         "https://host/pets",
     ), "a setting overrules what the files say, and no password is shown"
+    one = {"world_size": 1, "step": 2}
+    card = model_card(Model(config={"data": {"batch_size": 1}}, **one), "best.pt")
+    assert card["Training data"]["length"] == "2 steps of 1 image over 1 process"
     name = "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
     card = model_card(Model(config=None), name)
     assert card["Starting weights"]["source"] == f"{HOST}retinanet_resnet50_fpn_coco-eeacb38b.pth"
