@@ -25,6 +25,7 @@ from retina_dist.reporting.run_report import (
     describe_equality,
     table_of,
     tell_apart,
+    why_not_comparable,
     write_comparison,
     write_report,
 )
@@ -77,8 +78,11 @@ def compare(run: Path, other: Path, annotations: str | None, output: Path | None
         first = _evaluated(run, annotations, Path(folder) / "first")
         second = _evaluated(other, annotations, Path(folder) / "second")
         tell_apart(first, second)
-        table = f"{table_of(first, second)}\n\n{conclude(first, second)}"
-        print(describe_equality(first, second) or table, end="\n\n")
+        answer = f"{table_of(first, second)}\n\n{conclude(first, second)}"
+        why = why_not_comparable(first, second)
+        if why:
+            answer = f"{why}\n\n{table_of(first, second)}"
+        print(describe_equality(first, second) or answer, end="\n\n")
         print(page_if_possible(partial(write_comparison, first, second, output)))
 
 

@@ -97,11 +97,13 @@ def results(runs: Runs) -> Iterator[Chart]:
     if not known:
         return
     layout = {"barmode": "group", "showlegend": len(runs) > 1}
-    first, analysis = known[0]
+    first, _ = known[0]
     named = [name for name, metric in first.metrics.items() if metric.value is not None]
     yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run, _ in known], layout)
 
-    values = {name: m.value for name, m in analysis.classes.items() if m.value is not None}
+    values: dict[str, float] = {}
+    for _, each in reversed(known):
+        values |= {name: m.value for name, m in each.classes.items() if m.value is not None}
     ranked = sorted(values, key=values.__getitem__)
     title = "Each class"
     if len(ranked) > MAX_CLASSES:
@@ -173,7 +175,7 @@ def confusion(runs: Runs) -> Iterator[Chart]:
             continue
         counts = np.array(matrix.counts)
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-        told = "true %{y}, predicted %{x}<br>%{text} (%{z:.1%} of the row)<extra></extra>"
+        told = "true %{y}, predicted %{x}: %{text} (%{z:.1%} of the row)"
         trace = {
             "type": "heatmap",
             "x": matrix.labels,

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from importlib import resources
 from importlib.util import find_spec
 from itertools import chain
@@ -75,7 +76,7 @@ def write_page(
     drawn = chain.from_iterable(charts.values())
     figures = [{"data": chart.data, "layout": chart.layout} for chart in drawn]
     text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
-    content["figures"] = text.replace("<", "\\u003c")
+    content["figures"] = escape(text, quote=False)  # plotly reads names as markup
     content["plotly"] = _plotly() if figures else ""
     html = _template().render(content, title=title, charts=charts)
     write_text(out, html, errors="backslashreplace")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import aligned, pluralize
 from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
@@ -67,14 +67,14 @@ def tell_apart(first: RunFiles, second: RunFiles) -> None:
 
 
 def _write_page(runs: Sequence[RunFiles], out: Path) -> Path:
-    rows = list(map(astuple, differences(*runs))) if len(runs) == 2 else []
     return write_page(
         out,
         " and ".join(run.name for run in runs),
         {title: list(draw(runs)) for title, draw in SECTIONS.items()},
         runs=runs,
         warnings=warnings_of(runs),
-        differences=rows,
+        differences=differences,
+        why_not_comparable=why_not_comparable,
         max_in_matrix=MAX_IN_MATRIX,
         confusions_of=confusions_of,
     )
@@ -104,6 +104,23 @@ def paired_differences(first: RunFiles, second: RunFiles) -> dict[str, Interval]
         for key in filter(partial(are_paired, before, after), before.values):
             apart[short(key)] = after.difference(before, key)
     return apart
+
+
+def why_not_comparable(first: RunFiles, second: RunFiles) -> str:
+    """A sentence, where two results are known to be of other images or classes; else ""."""
+    data: set[object] = {
+        (each.images, frozenset(each.classes)) for each in (first.analysis, second.analysis) if each
+    }
+    before = Resampled.load(first.folder)
+    after = Resampled.load(second.folder)
+    if before and after:
+        data = {before.images, after.images}
+    if len(data) < 2:
+        return ""
+    return (
+        f"cannot compare: {first.name} and {second.name} are not of the same images and classes; "
+        "evaluate both on one data set."
+    )
 
 
 def differences(first: RunFiles, second: RunFiles) -> list[Difference]:
@@ -139,15 +156,11 @@ def _values(run: RunFiles) -> dict[str, float | None]:
 
 
 def table_of(first: RunFiles, second: RunFiles) -> str:
-    """The table of `differences` as text, a line each."""
+    """The table of `differences` as text, a line each; without them where `why_not_comparable`."""
     titles = ("", first.name, second.name, "difference", "95 % interval", "verdict")
     rows = [titles, *map(astuple, differences(first, second))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        lines.append("   ".join(cells).rstrip())
-    return "\n".join(lines)
+    shown = 3 if why_not_comparable(first, second) else None
+    return "\n".join(aligned([row[:shown] for row in rows]))
 
 
 def describe_equality(first: RunFiles, second: RunFiles) -> str:

@@ -23,7 +23,11 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.detection.commands import evaluate
 from retina_dist.evaluate import EvaluateConfig
 from retina_dist.reporting import page, run_report
-from retina_dist.reporting.charts import curves, results, running_median
+from retina_dist.reporting.charts import (
+    curves,
+    results,
+    running_median,
+)
 from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.run_files import Analysis, RunFiles
 from retina_dist.reporting.run_report import conclude, differences, write_comparison, write_report
@@ -404,6 +408,66 @@ def test_results_of_other_images_cannot_be_compared(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"cannot tell: AP [+]0.0100 from .* interval -?[.\d]+ to [.\d]+[.]", conclude(one, two)
     )
+
+
+@pytest.mark.parametrize("apart", ["images", "classes", "resamples"])
+def test_the_comparison_of_other_data_begins_with_why_it_is_none(
+    apart: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the console and on the page; the values are there, and no difference."""
+    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    path = second / "analysis.json"
+    content = json.loads(path.read_text().replace("0.531", "0.55"))
+    if apart == "images":
+        content["images"] += 1
+    if apart == "classes":
+        content["classes"]["WBC-2"] = content["classes"].pop("WBC")
+    path.write_text(json.dumps(content))
+    if apart == "resamples":
+        for folder in (first, second):
+            Resampled(f"of {folder.name}", {}, {}).save(folder)
+    lines = compared(tmp_path, capsys, "a", "b")
+    why = (
+        "cannot compare: a and b are not of the same images and classes; "
+        "evaluate both on one data set."
+    )
+    assert lines[:2] == [why, ""]
+    assert [line.split() for line in lines[2:4]] == [["a", "b"], ["AP", "0.531", "0.550"]]
+    html = (first / "compared_b.html").read_text()
+    assert f"<strong>Note:</strong> {why}</p>" in html
+    assert "difference</th>" not in html
+    assert "difference</th>" in write_comparison(RunFiles(first), RunFiles(first)).read_text()
+
+
+def test_the_classes_of_both_runs_have_bars(tmp_path: Path) -> None:
+    runs = [RunFiles(write_run(tmp_path / name)) for name in ("a", "b")]
+    analysis = runs[1].analysis
+    assert analysis
+    analysis.classes = {"other": analysis.classes["RBC"]}
+    _, classes = results(runs)
+    one, two = classes.data
+    assert one["y"] == two["y"]
+    shown = [dict(zip(bars["y"], bars["x"], strict=True)) for bars in (one, two)]
+    value = analysis.classes["other"].value
+    assert (shown[0]["RBC"], shown[0]["other"]) == (value, None)
+    assert (shown[1]["RBC"], shown[1]["other"]) == (None, value)
+
+
+def test_names_are_no_markup_to_plotly(tmp_path: Path) -> None:
+    """It reads some tags, and decodes &lt; but no &quot;. A template of ours has no markup."""
+    folder = write_run(tmp_path / "run")
+    path = folder / "analysis.json"
+    path.write_text(path.read_text().replace('"RBC"', json.dumps('Kreis <b> & "c"')))
+    html = write_report(folder).read_text()
+    text = html.split('id="figures">')[1].split("</script>")[0]
+    figures = [trace for figure in json.loads(text) for trace in figure["data"]]
+    name = 'Kreis &lt;b&gt; &amp; "c"'
+    (matrix,) = [trace for trace in figures if "z" in trace]
+    assert name in matrix["x"]
+    assert name in matrix["y"]
+    assert any(name in trace["y"] for trace in figures if trace.get("orientation") == "h")
+    assert "&" not in matrix["hovertemplate"]
+    assert "<" not in text
 
 
 def test_few_more_images_are_not_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
