@@ -28,7 +28,7 @@ from retina_dist.run.digest_recorder import (
     state_digests,
     versions_digest,
 )
-from retina_dist.run.records import LOSS, read_result, start_of, versions
+from retina_dist.run.records import LOSS, describe_versions, read_result, start_of, versions
 from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.tracking.callbacks import Callback
@@ -184,7 +184,10 @@ class Audit:
         if job != self.start.job and not self.config.trainer.virtual_ranks:
             self.undecided = f"it was run again on {job} in place of {self.start.job}"
         elif first.loss != self.starts[-1].loss:
-            self.undecided = f"it was trained with {self.start.versions}, not with those from here"
+            self.undecided = (
+                f"it was trained with {describe_versions(self.start.versions)}, "
+                "not with those from here"
+            )
         else:
             self._compare_rows(rows, window)
             return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
@@ -207,7 +210,8 @@ class Audit:
         again = sum(window.stop - window.begin for window in windows)
         return (
             f"run again: {again} of {pluralize(len(self.steps), 'step')}\n"
-            f"versions of the run: {self.start.versions}\nversions here: {versions()}"
+            f"versions of the run: {describe_versions(self.start.versions)}\n"
+            f"versions here: {describe_versions(versions())}"
         )
 
 

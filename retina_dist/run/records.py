@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from importlib import metadata
@@ -139,6 +140,11 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+def describe_versions(found: Mapping[str, str | None]) -> str:
+    """Such as "torch 2.15.0, python 3.12.3"."""
+    return ", ".join(f"{name} {value or '?'}" for name, value in found.items())
 
 
 def read_result(folder: Path) -> Result:

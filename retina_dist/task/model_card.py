@@ -103,7 +103,7 @@ def _starting_weights(settings: Values) -> dict[str, str]:
 def write_card(
     output: Path, predictor: Predictor, checkpoint: str, intended_use: str | None
 ) -> Path:
-    """Write NAME_card.md beside the exported file NAME.*, with the file's SHA-256.
+    """Write FILE_card.md beside the exported FILE, with the file's SHA-256.
 
     Returns its path.
     """
@@ -113,7 +113,7 @@ def write_card(
         "bytes": f"{output.stat().st_size:,}",
         "SHA-256": hashlib.sha256(output.read_bytes()).hexdigest(),
     }
-    path = output.with_name(f"{output.stem}_card.md")
+    path = output.with_name(f"{output.name}_card.md")
     write_text(path, as_markdown(card))
     return path
 

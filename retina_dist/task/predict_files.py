@@ -55,6 +55,8 @@ def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
     pictures: dict[Path, Path] = {}
     for number, file in enumerate(files):
         name = file.stem
+        if folder / f"{name}.jpg" in pictures:
+            name = f"{file.parent.name}_{name}"
         while folder / f"{name}.jpg" in pictures:
             name += f"_{number}"
         pictures[folder / f"{name}.jpg"] = file

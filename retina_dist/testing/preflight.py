@@ -26,7 +26,7 @@ from retina_dist.base.text import aligned, format_bytes, format_ranks, pluralize
 from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy
-from retina_dist.run.records import versions
+from retina_dist.run.records import describe_versions, versions
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import driver_version
 from retina_dist.strategies.launch_environment import detect_launch
@@ -431,13 +431,12 @@ def _report(
     """The findings below a table of the hosts."""
     machines = by_machine(ranks)
     job = f"{strategy.backend} under {detect_launch()}"
-    versions = ", ".join(f"{name} {value or '?'}" for name, value in ranks[0].versions.items())
     lines = [
         f"{job}, {pluralize(len(machines), 'host')}",
         "",
         *_table(machines),
         "",
-        f"Versions on the main rank: {versions}",
+        f"Versions on the main rank: {describe_versions(ranks[0].versions)}",
         f"Data: {ranks[0].data}",
     ]
     details: dict[str, Any] = {"job": job, "all_reduce": []}

@@ -187,13 +187,13 @@ def test_the_model_card_says_what_the_checkpoint_says(tmp_path: Path, detector: 
     export(settings(tmp_path / "state_dict.pt", intended_use="Count animals."))
     rows = dict(
         re.fullmatch(r"\| (.*?) \| (.*) \|", line).groups()  # type: ignore[union-attr]
-        for line in (tmp_path / "state_dict_card.md").read_text().splitlines()
+        for line in (tmp_path / "state_dict.pt_card.md").read_text().splitlines()
         if line.startswith("| ") and line != "| | |"
     )
     assert rows["root"] == "https://host/data\\|a"
     assert rows["length"] == "40 steps of 8 images over 2 processes"
     assert (rows["coco/AP"], rows["backbone"], rows["torch"]) == ("0.5123", "resnet18", "2.15.0")
-    text = (tmp_path / "state_dict_card.md").read_text()
+    text = (tmp_path / "state_dict.pt_card.md").read_text()
     started = text.partition("## Starting weights")[2].partition("## ")[0]
     assert "| weights | ResNet18_Weights.DEFAULT |\n| license | unknown |" in started
     assert "| source | https://download.pytorch.org/models/resnet18-f37072fd.pth |" in started

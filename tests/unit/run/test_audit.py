@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from retina_dist import __version__
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import write_json
 from retina_dist.reporting.run_files import Start
@@ -178,8 +180,9 @@ def test_other_versions_decide_nothing(honest: Case) -> None:
     list(records.records())
     records.starts = [replace(records.starts[-1], loss="0" * 64)]
     assert "digits at" in records.compare(Window(0, 4, None, str(honest.run)))
-    assert records.undecided.startswith("it was trained with {")
-    assert "'torch': " in records.undecided
+    assert records.undecided.startswith("it was trained with retina_dist ")
+    assert f", torch {torch.__version__}, torchvision " in records.undecided
+    assert f"\nversions here: retina_dist {__version__}, torch " in records.describe_rest([])
 
 
 def test_no_job_is_started_for_no_window(honest: Case, monkeypatch: pytest.MonkeyPatch) -> None:
