@@ -120,6 +120,7 @@ class DDPStrategy(DistributedStrategy):
                 world_size=self.world_size,
                 timeout=timedelta(seconds=self.timeout_s),
             )
+            set_status("starting")  # no more waiting for the others to come
         except ConfigError:
             raise
         except (dist.DistError, RuntimeError, ValueError) as error:
