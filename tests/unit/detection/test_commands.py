@@ -223,7 +223,7 @@ def test_convert_names_its_own_keys(tmp_path: Path) -> None:
     output = str(tmp_path / "mine.json")
     with pytest.raises(DataError, match="or name it with classes=FILE"):
         convert(ConvertConfig(annotations=str(tmp_path / "rows.csv"), output=output))
-    (tmp_path / "rows.csv").unlink()
+    (tmp_path / "rows.csv").rename(tmp_path / "rows.log")
     with pytest.raises(DataError, match="; name a file with annotations=FILE, .* images=FOLDER"):
         convert(ConvertConfig(root=str(tmp_path), output=output))
 

@@ -298,7 +298,7 @@ def test_checkpointed_activations_give_the_same_gradients_and_statistics(
 def test_impossible_settings_name_the_key() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"model\.backbone=resnet5O is not known; use a ResNet, .*such as resnet50\.$",
+        match=r"model\.backbone=resnet5O is not known; use resnet10 or a ResNet, .*such as resnet50\.$",
     ):
         build_retinanet(num_classes=2, backbone="resnet5O")
     with pytest.raises(ConfigError, match="fpn_channels=48"):
