@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from PIL import Image
 
 import retina_dist
 from retina_dist import convert, predict
@@ -23,12 +22,10 @@ from retina_dist.base.errors import CheckpointError, ConfigError, DataError, Use
 from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.classifier import TrainedClassifier
-from retina_dist.classification.samples import read_samples
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
 from retina_dist.convert import ConvertConfig
-from retina_dist.data.images import find_images
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
@@ -36,7 +33,6 @@ from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
-from retina_dist.detection.splits import read_split, read_splits
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import check_metric
 from retina_dist.evaluate import EvaluateConfig
@@ -466,15 +462,6 @@ def test_a_detector_is_not_compared_with_a_classifier(tmp_path: Path) -> None:
         tell_apart(RunFiles(tmp_path / "detection"), RunFiles(tmp_path / "classification"))
 
 
-def test_folders_of_other_splits_are_no_empty_classes(tmp_path: Path) -> None:
-    for split in ("training", "testing"):
-        (tmp_path / split / "cat").mkdir(parents=True)
-        (tmp_path / split / "cat" / "a.jpg").touch()
-    samples = read_samples(tmp_path, "train")
-    assert samples is not None
-    assert not [text for text in samples.warnings if "no image in" in text]
-
-
 def test_a_command_on_a_checkpoint_names_no_setting_of_a_training(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"onnx")
     with pytest.raises(CheckpointError) as caught:
@@ -699,20 +686,6 @@ def test_a_monitor_names_the_nearest_metric() -> None:
             check_metric(word, ["coco/AP", "coco/AP50", "val/loss"])
 
 
-def test_a_file_of_annotations_names_the_folder_of_its_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for file in ("mine/annotations/train.json", "rows/train.csv"):
-        folder = file.partition("/")[0]
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).touch()
-        with pytest.raises(ConfigError, match=f"write data.root={folder}."):
-            load_config("train", [file])
-        with pytest.raises(DataError, match=f"give data.root={folder}, or data.train_annotations"):
-            tree_of(file)
-
-
 def test_a_callback_that_asks_for_another_metric_is_told_those_there_are() -> None:
     class C(Callback):
         def on_validation(self, metrics: Any, step: int) -> None:
@@ -730,63 +703,6 @@ def test_fewer_labels_than_classes_are_refused_in_the_plan(tmp_path: Path) -> No
         train(load_config("train", settings))
 
 
-def test_folders_above_classes_are_a_warning(tmp_path: Path) -> None:
-    for file in ("train/cat/a.png", "train/dog/a.png", "held_out/cat/a.png", "held_out/dog/a.png"):
-        (tmp_path / file).parent.mkdir(parents=True)
-        Image.new("RGB", (32, 32)).save(tmp_path / file)
-    samples = read_samples(tmp_path, "train")
-    assert samples is not None
-    said = "folders in held_out repeat the names of other folders; if these are splits"
-    assert said in samples.warnings[0]
-
-
-def test_converting_writes_json_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="out.xml is not json, as COCO is; give FILE.json"):
-        convert.convert(ConvertConfig(root=str(tmp_path), output="out.xml"))
-
-
-def _yolo(root: Path, ending: str = ".png", label: str = "0 .5 .5 .2 .2") -> Tree:
-    for split in ("train", "val"):
-        (root / split).mkdir()
-        Image.new("RGB", (64, 64)).save(root / split / f"{split}.png")
-        (root / split / f"{split}.png").rename(root / split / f"{split}{ending}")
-    (root / "train" / "train.txt").write_text(label)
-    (root / "data.yaml").write_text("train: train\nval: val\nnames: [cat]\n")
-    return Tree(root)
-
-
-@pytest.mark.parametrize(
-    ("ending", "label", "said"),
-    [
-        (".png", "0 .5 .5 .2 .2", "no image of val has a label file, such as val/val.txt; add"),
-        (".heic", "0 .5 .5 .2 .2", "names 'train' for train, where no image is; .* or convert"),
-        (".png", "0 .5 .5 .2 .2 .9 .1 2 .1 .9 1", r"has lines of a box and its keypoints \(1 of 1"),
-    ],
-)
-def test_a_folder_of_yolo_that_lacks_something_says_what(
-    ending: str, label: str, said: str, tmp_path: Path
-) -> None:
-    _yolo(tmp_path, ending, label)
-    if said.startswith("has lines"):
-        (tmp_path / "val" / "val.txt").touch()
-    with pytest.raises(DataError, match=said):
-        read_splits(DetectionData(root=str(tmp_path)))
-
-
-def test_a_folder_within_vocs_names_the_one_above(tmp_path: Path) -> None:
-    for file in ("Annotations/a.xml", "JPEGImages/a.jpg"):
-        (tmp_path / file).parent.mkdir()
-        (tmp_path / file).write_text("<annotation></annotation>")
-    with pytest.raises(DataError, match=f"give the folder above, {tmp_path}"):
-        recognise(Tree(tmp_path / "JPEGImages"))
-
-
-def test_a_spreadsheet_is_to_be_saved_as_csv(tmp_path: Path) -> None:
-    (tmp_path / "train.xlsx").touch()
-    with pytest.raises(DataError, match="a spreadsheet, .* convert it with its Save As CSV"):
-        recognise(Tree(tmp_path))
-
-
 @pytest.mark.parametrize(("word", "command"), [("val", "evaluate"), ("Detect", "predict")])
 def test_a_command_of_another_tool_names_ours(
     word: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -795,12 +711,6 @@ def test_a_command_of_another_tool_names_ours(
     with pytest.raises(SystemExit):
         main()
     assert f"there is no command {word}; did you mean {command}?" in capsys.readouterr().err
-
-
-def test_a_video_is_answered_with_its_frames(tmp_path: Path) -> None:
-    (tmp_path / "a.mp4").touch()
-    with pytest.raises(DataError, match=r"is a video; write its frames into a folder"):
-        find_images(str(tmp_path / "a.mp4"))
 
 
 @pytest.mark.parametrize(
@@ -858,57 +768,6 @@ def test_a_report_of_one_run_reads_no_annotations(
         "annotations=a.json is read where two results are compared; leave it out."
         in capsys.readouterr().err
     )
-
-
-def test_a_json_that_is_nearly_cocos_is_answered(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"images": [], "annotations": []}')
-    with pytest.raises(
-        DataError, match="COCO without categories, which is not read; convert it with its list"
-    ):
-        recognise(Tree(tmp_path))
-
-
-# left, top, right, bottom in px of an image of 200 x 100
-CORNERS = [[100, 20, 180, 90], [120, 30, 190, 80], [110, 10, 160, 60], [20, 5, 70, 35]]
-
-
-def _numbers(kind: str, box: list[int]) -> list[float]:
-    left, top, right, bottom = box[0] / 200, box[1] / 100, box[2] / 200, box[3] / 100
-    if kind == "two corners":
-        return [left, top, right, bottom]
-    if kind == "upper left corner":
-        return [left, top, right - left, bottom - top]
-    centre = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
-    if kind == "swapped":
-        return [centre[1] * 0.5, centre[0] * 2, centre[3] * 0.5, centre[2] * 2]
-    return centre
-
-
-@pytest.mark.parametrize("kind", ["two corners", "upper left corner", "swapped", ""])
-def test_lines_of_yolo_in_another_form_are_a_warning(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "classes.txt").write_text("cat\n")
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    lines = [" ".join(["0", *map(str, _numbers(kind, box))]) for box in CORNERS]
-    (tmp_path / "a.txt").write_text("\n".join(lines))
-    train = read_split(DetectionData(root=str(tmp_path)), "train")
-    assert train is not None
-    assert [kind] * bool(kind) == [kind for text in train.warnings if kind in text]
-    assert len(train.warnings) == bool(kind)
-
-
-@pytest.mark.parametrize("box", ["0 .5 .5 .2 .2", "0 .5 .5 .3 .3"])
-def test_a_val_that_is_train_is_a_warning(box: str, tmp_path: Path) -> None:
-    (tmp_path / "classes.txt").write_text("cat\n")
-    for split, line in {"train": "0 .5 .5 .2 .2", "val": box}.items():
-        (tmp_path / split).mkdir()
-        Image.new("RGB", (64, 64)).save(tmp_path / split / "a.png")
-        (tmp_path / split / "a.txt").write_text(line)
-    config = "train: train\nval: {}\nnames: [cat]\n"
-    (tmp_path / "data.yaml").write_text(config.format("train" if box.endswith(".2") else "val"))
-    _, val = read_splits(DetectionData(root=str(tmp_path)))
-    assert val is not None
-    said = "val has the images and boxes of train; name others, or leave it out"
-    assert val.warnings == [said] * box.endswith(".2")
 
 
 def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
