@@ -344,7 +344,7 @@ def build_environment(plan: Plan, cmake: str, folder: Path, jobs: int) -> dict[s
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_CMAKE": cmake,
-        # CMake 4 refuses the minimum versions of what Horovod bundles, unless it is told this
+        # CMake 4 needs this for what Horovod bundles, which asks for a CMake below 3.5
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "MAKEFLAGS": f"-j{jobs}",
     }

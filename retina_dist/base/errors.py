@@ -19,7 +19,8 @@ LOST = (
     "Socket Timeout",
 )
 
-_text, _since = "starting", time.monotonic()
+STARTING = "starting"  # what a process does until it says otherwise
+_text, _since = STARTING, time.monotonic()
 
 
 class UserError(ValueError):

@@ -367,7 +367,7 @@ def limit_note(result: CocoResult) -> str:
     beyond = sum(max(0, count - limit) for count in objects.values())
     if not left_out and not beyond:
         return ""
-    coco = "" if limit == MAX_DETECTIONS else " (COCO: 100)"
+    coco = "" if limit == MAX_DETECTIONS else f" (COCO: {MAX_DETECTIONS})"
     note = f"The tables count the {limit} best detections of a class on an image{coco}"
     note += f": {pluralize(left_out, 'detection')} left out"
     if not beyond:

@@ -238,8 +238,15 @@ def fit_again(
     stop_after: str | None = None,
     digest: bool = False,
 ) -> None:
-    """Train by the settings of a run from one of its checkpoints, without its loggers and into a
-    folder of its own. Every rank calls it.
+    """Train a run again, without its loggers. Every rank calls it.
+
+    Args:
+        config: the settings of the run.
+        checkpoint: the one of the run to begin from; None is the start.
+        folder: where the new run is written.
+        callbacks: called at steps and validations.
+        stop_after: such as "20steps"; None trains to the end.
+        digest: whether to write digest.csv.
     """
     trainer = replace(config.trainer, stop_after=stop_after, checkpoint_dir=None, profile=None)
     records = LoggingConfig(tensorboard=False, mlflow="false", plots=False, digest=digest)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from retina_dist.base.errors import (
+    STARTING,
     ConfigError,
     PeerLost,
     activity,
@@ -120,7 +121,7 @@ class DDPStrategy(DistributedStrategy):
                 world_size=self.world_size,
                 timeout=timedelta(seconds=self.timeout_s),
             )
-            set_status("starting")  # no more waiting for the others to come
+            set_status(STARTING)  # no longer waiting for the others
         except ConfigError:
             raise
         except (dist.DistError, RuntimeError, ValueError) as error:

@@ -10,11 +10,14 @@ MIN_BOXES_CENTRED = 20  # nor below this many that x, y is a centre
 
 
 class BoxForm:
-    """The form in which boxes in the images of `part` were read, judged by whether they fit.
+    """Whether boxes were read in the form in which they were written.
 
-    They are those of `objects`, by default of its own. Boxes read in the wrong form mostly leave
-    their image or have no area, and fit when read in another. `data.box_format=xywh` overrules this
-    judgement. Crowd regions do not count.
+    Boxes read in the wrong form mostly leave their image or have no area, and fit when read in
+    another. `data.box_format=xywh` says that they are right. Crowd regions do not count.
+
+    Args:
+        part: the images, and how their boxes were read.
+        objects: the boxes to judge, in the images of `part`; None takes those of `part`.
     """
 
     def __init__(self, part: Annotations, objects: GroundTruth | None = None) -> None:
