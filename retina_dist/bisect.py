@@ -33,7 +33,7 @@ from retina_dist.base.files import write_json
 from retina_dist.base.settings import MISSING, setting
 from retina_dist.base.text import pluralize, truncate
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.resumed import OF_ONE_START
+from retina_dist.config.resumed_settings import OF_ONE_START
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import read_manifest
 from retina_dist.reporting.run_files import RunFiles

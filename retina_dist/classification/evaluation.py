@@ -23,8 +23,8 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.task.calibration import calibrate
 from retina_dist.task.predictor import LIMITS, PredictorConfig, data_of_checkpoint
+from retina_dist.task.temperature import calibrate
 from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from retina_dist.base.settings import (
 from retina_dist.base.unknown_keys import no_value, unknown_key
 from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.config.plugins import load_plugins
-from retina_dist.config.resumed import config_file, settings_of_run
+from retina_dist.config.resumed_settings import config_file, settings_of_run
 from retina_dist.config.run_config import (
     TASKS,
     OfCheckpoint,

@@ -33,8 +33,8 @@ from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.task.calibration import calibrate
 from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
+from retina_dist.task.temperature import calibrate
 from retina_dist.tracking.console import heartbeat
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import write_csv
 from retina_dist.base.settings import flattened
 from retina_dist.base.yaml_files import load_yaml
-from retina_dist.config.resumed import OF_ONE_START
+from retina_dist.config.resumed_settings import OF_ONE_START
 from retina_dist.engine.replicas import digest_of, keyed_sum
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import MicroBatches, Scalars, TakeStep, Task
