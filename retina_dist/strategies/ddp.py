@@ -33,9 +33,8 @@ from retina_dist.base.text import format_ranks
 from retina_dist.strategies.base import (
     DistributedStrategy,
     ReduceOp,
-    take_fp16,
-    to_wire,
 )
+from retina_dist.strategies.compression import take_fp16, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.launchers import DEFAULT_PORT, launcher_named

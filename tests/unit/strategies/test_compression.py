@@ -10,7 +10,8 @@ from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.run.build import build_strategy
 from retina_dist.run.planning import agreed_precision
-from retina_dist.strategies.base import DistributedStrategy, all_finite, to_wire
+from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.compression import all_finite, to_wire
 from retina_dist.strategies.settings import StrategyConfig
 
 
