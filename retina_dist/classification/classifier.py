@@ -10,11 +10,12 @@ from typing_extensions import TypedDict
 
 from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError
-from retina_dist.classification.dataset import ClassificationDataModule, eval_transform
+from retina_dist.classification.dataset import ClassificationDataModule
 from retina_dist.classification.metrics import ClassificationEvaluator, ClassificationResult
 from retina_dist.classification.model import Classifier, build_classifier
 from retina_dist.classification.samples import Samples, absent, read_samples, root_of
 from retina_dist.classification.settings import ClassificationData
+from retina_dist.classification.transforms import eval_transform
 from retina_dist.config.run_config import ModelSettings
 from retina_dist.data.images import AnyImage, pixels_of
 from retina_dist.strategies.base import DistributedStrategy

@@ -1,4 +1,4 @@
-"""Batches of labelled images: transforms, the dataset of the data workers, and this rank's batches.
+"""Batches of labelled images: the dataset of the data workers, and this rank's batches.
 
 B images, S their side in px, K classes. Randomness depends on a key only.
 """
@@ -6,87 +6,23 @@ B images, S their side in px, K classes. Randomness depends on a key only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F
 
 from retina_dist.base.seeding import derived_seed, torch_seed
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
+from retina_dist.classification.transforms import TrainTransform, eval_transform, mix
 from retina_dist.data.buckets import Buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, TensorBatch, skipping
 from retina_dist.data.samplers import BatchSpec
 
 if TYPE_CHECKING:
     from retina_dist.data.augmentation import KeyedAugmentation
-
-# With torchvision's own settings.
-AUGMENTS = {"randaugment": v2.RandAugment, "trivialaugment": v2.TrivialAugmentWide}
-ERASED = (124, 116, 104)  # ImageNet's mean: torchvision's recipes erase after the normalization
-MIXTURES = {"mixup": v2.MixUp, "cutmix": v2.CutMix}
-# Of the first batch.
-NUM_DRAWN = 24
-DRAWN_COLUMNS = 6
-DRAWN_SIDE = 192  # px
-
-
-class TrainTransform:
-    """Random crop, flips, automatic augmentation and random erasing, as the settings ask."""
-
-    def __init__(self, settings: ClassificationData) -> None:
-        self.crop_scale = tuple(settings.crop_scale)
-        steps: list[torch.nn.Module] = [v2.RandomHorizontalFlip(settings.hflip)]
-        if settings.vflip:
-            steps.append(v2.RandomVerticalFlip(settings.vflip))
-        if settings.augment:
-            steps.append(AUGMENTS[settings.augment]())
-        if settings.erasing:
-            steps.append(v2.RandomErasing(settings.erasing, value=ERASED))
-        self.rest = v2.Compose(steps)
-
-    def __call__(self, image: Tensor, size: int, key: tuple[int | str, ...]) -> Tensor:
-        """[3, h, w] uint8 -> [3, size, size] uint8."""
-        with torch_seed(*key):
-            crop = v2.RandomResizedCrop(size, scale=self.crop_scale)
-            top, left, height, width = crop.make_params([image]).values()
-            image = image[:, top : top + height, left : left + width]
-            return self.rest(resized(image, size, size))
-
-
-def mix(kind: str, alpha: float, image: Tensor, other: Tensor) -> tuple[Tensor, float]:
-    """Two images [3, S, S] uint8 in one, and the share of the first.
-
-    `kind` is "mixup" or "cutmix", which are torchvision's.
-    """
-    pair, shares = MIXTURES[kind](alpha=alpha)(torch.stack([image, other]).float(), torch.eye(2))
-    return pair[0].round_().to(torch.uint8), float(shares[0, 0])
-
-
-def eval_transform(image: Tensor, size: int, short_side: int) -> Tensor:
-    """[3, h, w] uint8 -> its centre [3, size, size].
-
-    Before, a resize makes the shorter side `short_side`.
-    """
-    # No crop reaches beyond it, and a strip one pixel wide would grow without bound.
-    limit = 4 * min(image.shape[1:])
-    image = F.center_crop(image, [min(side, limit) for side in image.shape[1:]])
-    scale = short_side / min(image.shape[1:])
-    height, width = (max(short_side, round(side * scale)) for side in image.shape[1:])
-    return F.center_crop(resized(image, height, width), [size, size])
-
-
-def resized(image: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear, smoothed where the image shrinks."""
-    # channels last, as decoders write them: three times as fast as planes
-    image = image[None].contiguous(memory_format=torch.channels_last)[0]
-    return F.resize_image(image, [height, width], antialias=True)
 
 
 @dataclass(frozen=True)
@@ -257,23 +193,3 @@ class ClassificationDataModule(DataModule[ImageBatch]):
 def _in_one_bucket(dataset: ClassificationDataset) -> tuple[ClassificationDataset, Buckets]:
     shape = np.full((1, 1, 2), dataset.size)
     return dataset, Buckets(np.zeros(len(dataset), np.int64), (dataset.size,), shape)
-
-
-def draw_first_batch(data: ClassificationDataModule, classes: Sequence[str], path: Path) -> None:
-    """The images of the first step after augmentation, with their targets above.
-
-    Without images no file is written.
-    """
-    from retina_dist.reporting.pictures import sheet, titled
-
-    path.unlink(missing_ok=True)  # of an earlier part of the run
-    batch = next(iter(data.train_steps(0, 1)))[0]
-    tiles = []
-    for i in batch.real_rows()[:NUM_DRAWN]:
-        share = float(batch.share[i])
-        text = classes[int(batch.labels[i])]
-        if share != 1:
-            text = f"{share:.2f} {text} + {classes[int(batch.other_labels[i])]}"
-        tiles.append(titled(resized(batch.images[i].cpu(), DRAWN_SIDE, DRAWN_SIDE), text))
-    if tiles:
-        sheet(tiles, DRAWN_COLUMNS).save(path, quality=92)

@@ -16,11 +16,7 @@ from torch import nn
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.text import truncate
-from retina_dist.classification.dataset import (
-    ClassificationDataModule,
-    ImageBatch,
-    draw_first_batch,
-)
+from retina_dist.classification.dataset import ClassificationDataModule, ImageBatch
 from retina_dist.classification.drawn import draw_data, synthetic_samples
 from retina_dist.classification.metrics import (
     BINARY,
@@ -29,6 +25,7 @@ from retina_dist.classification.metrics import (
     ClassificationResult,
 )
 from retina_dist.classification.model import build_classifier, check_sizes, load_weights
+from retina_dist.classification.pictures import draw_first_batch
 from retina_dist.classification.samples import Samples, absent, opened, read_samples, root_of
 from retina_dist.classification.settings import (
     ClassificationData,

@@ -17,12 +17,10 @@ from retina_dist.classification.dataset import (
     ClassificationDataModule,
     ClassificationDataset,
     ImageBatch,
-    TrainTransform,
-    eval_transform,
-    mix,
 )
 from retina_dist.classification.samples import Samples, read_samples
 from retina_dist.classification.settings import ClassificationData
+from retina_dist.classification.transforms import TrainTransform, eval_transform, mix
 
 EVERYTHING: dict[str, Any] = {
     "augment": "randaugment",
