@@ -86,7 +86,8 @@ class ByValue:
 
 # of a file: its name, first byte and the byte after the last
 Part = tuple[str, int | None, int | None]
-Source = str | Path | RemoteFile | ArchiveMember | DatasetItem  # str and Path: a local file
+ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
+Source = str | ImageSource  # str and Path: a local file
 
 
 def is_remote(source: Source) -> TypeGuard[RemoteFile | ArchiveMember]:

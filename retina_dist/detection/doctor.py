@@ -24,7 +24,6 @@ from retina_dist.detection.readers.annotations import (
     Annotations,
     box_faults,
     clean,
-    sizes_of,
 )
 from retina_dist.detection.readers.box_forms import BoxForm
 from retina_dist.detection.settings import DetectionData, ModelConfig
@@ -305,7 +304,7 @@ def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     objects = data.objects
     rows = objects.rows_in(data.image_ids)
     faulty: dict[str, list[str]] = {}
-    for fault, mask in box_faults(objects.boxes, sizes_of(data.records)[rows])[1].items():
+    for fault, mask in box_faults(objects.boxes, data.sizes[~data.truth.crowd])[1].items():
         examples = faulty[fault] = []
         for number in np.flatnonzero(mask).tolist():
             record = data.records[rows[number]]

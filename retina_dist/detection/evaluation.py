@@ -24,7 +24,7 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
-from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.annotations import Annotations, sizes_of
 from retina_dist.detection.readers.box_forms import BoxForm
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
@@ -155,9 +155,11 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     coco = annotations.coco
     rows = read_results(Path(str(config.results)), coco)
     image_ids = rows[:, 0].astype(np.int64)
-    found = replace(annotations.truth, boxes=rows[:, 1:5], image_ids=image_ids)
+    crowd = np.zeros(len(rows), bool)
+    found = replace(annotations.truth, boxes=rows[:, 1:5], image_ids=image_ids, crowd=crowd)
+    sizes = sizes_of(annotations.records)[found.rows_in(annotations.image_ids)]
     # results have one form, whatever that of the ground truth
-    misread = BoxForm(replace(annotations, box_format=None), found).misread()
+    misread = BoxForm(replace(annotations, truth=found, sizes=sizes, box_format=None)).misread()
     if misread:
         raise DataError(
             f"{config.results}: {misread[0]}; write each bbox as x, y, width, height in pixels."

@@ -36,33 +36,35 @@ def read_split(
         check: raise DataError for a fault of most boxes, see `BoxForm`.
         reader: of `data`, if several splits are read.
     """
-    reader = reader or data.reader()
-    fraction = _held_out(data, split, reader)
-    if fraction:
-        whole = _read(data, "train", categories, check, reader)
-        part = whole and whole.hold_out(fraction)[split]
-    else:
-        part = _read(data, data.val_split if split == "val" else split, categories, check, reader)
+    part = _read(data, split, categories, check, reader or data.reader()).get(split)
     if part is None and split == "val" and data.val_split != "val":
         raise DataError(
             f"data={data.name} has no such split, data.val_split={data.val_split}; leave it out."
         )
-    return _for_training(part, data) if part and split == "train" else part
+    if part and split == "train" and not data.keep_empty_images:
+        return without_empty(part)
+    return part
 
 
 def _read(
     data: DetectionData,
-    place: str,
+    split: str,
     categories: Categories | None,
     is_strict: bool,
     reader: AnnotationReader,
-) -> Annotations | None:
-    """All images of a split of the files, with at least one. Raises DataError."""
+) -> dict[str, Annotations]:
+    """All images of a split of the files, at least one, by its name; "train" and "val" where val is
+    held out of train. Raises DataError.
+    """
+    fraction = reader.held_out(split)
+    place = data.val_split if split == "val" else split
+    if fraction:
+        place = "train"
     set_status(f"reading the data, {place}")
     with pausing_gc():
         content = reader.content(place)
         if content is None:
-            return None
+            return {}
         part = annotations_of(content, data, categories)
     if not part.records:
         raise DataError(
@@ -74,11 +76,7 @@ def _read(
     if fault is not None:
         raise DataError(f"{content.source}: {place}: {'; '.join(fault)}.")
     part.warnings += form.suspected()
-    return part
-
-
-def _for_training(part: Annotations, data: DetectionData) -> Annotations:
-    return part if data.keep_empty_images else without_empty(part)
+    return part.hold_out(fraction) if fraction else {split: part}
 
 
 def read_splits(
@@ -92,24 +90,20 @@ def read_splits(
     `num_classes`.
     """
     reader = reader or data.reader()
-    fraction = _held_out(data, "val", reader)
-    whole = _read(data, "train", None, check, reader)
-    assert whole is not None, "a missing train split is an error"
-    whole.categories = whole.categories.padded(num_classes or 0)
-    if fraction:  # one reading for both
-        parts = whole.hold_out(fraction)
-        return _for_training(parts["train"], data), parts["val"]
-    val = read_split(data, "val", whole.categories, check=check, reader=reader)
-    if val and len(val.records) == len(whole.records) and val.digest() == whole.digest():
-        val.warnings.append("val has the images and boxes of train; name others, or leave it out")
-    return _for_training(whole, data), val
-
-
-def _held_out(data: DetectionData, split: str, reader: AnnotationReader) -> float | None:
-    """The share of train that is held out for "val", where there is no such split."""
-    if not data.val_fraction or split == "test" or reader.has(data.val_split):
-        return None
-    return data.val_fraction
+    parts = _read(data, "train", None, check, reader)  # one reading for both
+    for part in parts.values():
+        part.categories = part.categories.padded(num_classes or 0)
+    train = parts["train"]
+    val = parts.get("val")
+    if val is None:
+        val = read_split(data, "val", train.categories, check=check, reader=reader)
+        if val and len(val.records) == len(train.records) and val.digest() == train.digest():
+            val.warnings.append(
+                "val has the images and boxes of train; name others, or leave it out"
+            )
+    if not data.keep_empty_images:
+        train = without_empty(train)
+    return train, val
 
 
 def first_images_with_objects(annotations: Annotations, count: int) -> Annotations:

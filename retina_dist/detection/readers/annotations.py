@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
 from retina_dist.base.text import pluralize, truncate
+from retina_dist.data.sources import ImageSource
 from retina_dist.data.val_fraction import held_out_rows
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.ground_truth import GroundTruth
 from retina_dist.detection.readers.items import LeftOut
-from retina_dist.detection.readers.records import ImageRecord, ImageSource
+from retina_dist.detection.readers.records import ImageRecord
 
 T = TypeVar("T")
 
@@ -33,6 +35,7 @@ class Annotations:
         boxes: of each record, float32 [n, 4] xyxy within the image; no crowd regions.
         labels: of each record, int64 [n].
         categories: the category id and the name of each label.
+        sizes: (width, height) of each object's image, float64 [A, 2]; infinite where not known.
         num_crowd: crowd regions.
         clipped: boxes that reached out of their image.
         dropped: how many boxes cannot be trained on, by the reason.
@@ -50,6 +53,7 @@ class Annotations:
     boxes: list[np.ndarray]
     labels: list[np.ndarray]
     categories: Categories
+    sizes: np.ndarray = field(default_factory=partial(np.empty, (0, 2)))
     num_crowd: int = 0
     clipped: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -202,7 +206,8 @@ def clean(
     """
     crowd = truth.crowd
     rows = truth.rows_in([record.image_id for record in records])
-    inside, faults = box_faults(truth.boxes, sizes_of(records)[rows])
+    sizes = sizes_of(records)[rows]
+    inside, faults = box_faults(truth.boxes, sizes)
     clipped = faults.pop(CLIPPED) & ~crowd
     good = ~crowd
     dropped: dict[str, int] = {}
@@ -224,6 +229,7 @@ def clean(
         boxes=boxes,
         labels=labels,
         categories=categories,
+        sizes=sizes,
         num_crowd=int(crowd.sum()),
         clipped=int(clipped.sum()),
         dropped=dropped,

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from retina_dist.detection.readers.annotations import Annotations, sizes_of
-from retina_dist.detection.readers.ground_truth import GroundTruth
+from retina_dist.detection.readers.annotations import Annotations
 
 MIN_BOXES = 4  # Below this many boxes, do not guess how they were written.
 MIN_BOXES_CENTRED = 20  # nor below this many that x, y is a centre
@@ -16,19 +15,17 @@ class BoxForm:
     another. `data.box_format=xywh` says that they are right. Crowd regions do not count.
 
     Args:
-        part: the images, and how their boxes were read.
-        objects: the boxes to judge, in the images of `part`; None takes those of `part`.
+        part: the boxes, in which images they are, and how they were read.
     """
 
-    def __init__(self, part: Annotations, objects: GroundTruth | None = None) -> None:
-        objects = objects or part.objects
-        sizes = sizes_of(part.records)[objects.rows_in(part.image_ids)]
-        known = np.isfinite(sizes).all(axis=1)
+    def __init__(self, part: Annotations) -> None:
         self.part = part
-        self.boxes = objects.boxes
+        self.boxes = part.truth.boxes[~part.truth.crowd]
+        sizes = part.sizes[~part.truth.crowd]
+        known = np.isfinite(sizes).all(axis=1)
         # of those whose image has a known size: upper left corner, sides, size of the image [n, 2]
-        self.start = objects.boxes[known, :2]
-        self.side = objects.boxes[known, 2:]
+        self.start = self.boxes[known, :2]
+        self.side = self.boxes[known, 2:]
         self.sizes = sizes[known]
         self.inside = self._inside(self.start, self.start + self.side)
 

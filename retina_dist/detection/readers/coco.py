@@ -11,12 +11,12 @@ from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, read_bytes
 from retina_dist.data.parsing import reading
 from retina_dist.data.settings import SPLITS
-from retina_dist.data.sources import RemoteFile
+from retina_dist.data.sources import ImageSource, RemoteFile
 from retina_dist.data.tree import Head, Tree, split_of, words_of
-from retina_dist.detection.readers.formats import UNLABELLED, Content, FileReader, Place, by_split
+from retina_dist.detection.readers.content import Content
+from retina_dist.detection.readers.formats import UNLABELLED, FileReader, Place, by_split
 from retina_dist.detection.readers.ground_truth import CocoContent, decode_coco, parse_dictionary
 from retina_dist.detection.readers.items import LeftOut
-from retina_dist.detection.readers.records import ImageSource
 from retina_dist.detection.settings import ANNOTATION_SETTINGS, IMAGE_SETTINGS
 
 PREFERRED = re.compile(r"(^|/)instances_[a-z]+\d*\.json$", re.IGNORECASE)  # COCO's own names

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -18,9 +18,9 @@ from retina_dist.base.files import PathOrUrl, Url, folder_of, is_packed, parse_p
 from retina_dist.base.registry import lookup
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.categories import Entry
+from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoContent
 from retina_dist.detection.readers.items import Item, Items, LeftOut, class_names, numbered
-from retina_dist.detection.readers.records import ImageSource
 from retina_dist.detection.settings import (
     ANNOTATION_SETTINGS,
     FILE_SETTINGS,
@@ -55,37 +55,6 @@ class Place(NamedTuple):
         return self.images.find(name, file if self.images is self.tree else "", split)
 
 
-class Content(NamedTuple):
-    """A split as its reader has read it.
-
-    Args:
-        coco: the dictionary that `AnnotationReader.read` describes.
-        images: the folder that its file names are relative to.
-        source: what errors name, such as the annotation file; by default data.root, or `images`.
-        warnings: sentences for the log.
-        sources: where the bytes of images are, by their ids, if not in a file in `images`.
-        remedy: where to put images that are not there; by default a setting names their folder.
-        box_format: the form of each bbox, "xywh", "xyxy" or "xywh_shares"; by default
-            data.box_format says it.
-        has_corners: the annotation files hold two corners, whatever form `coco` has them in.
-        centred: x, y of a box in the annotation files is its centre.
-        title: the format's, if it was recognised.
-        left_out: what of the data set this split does not have.
-    """
-
-    coco: CocoContent | Entry
-    images: Path | PathOrUrl | str
-    source: object = None
-    warnings: Sequence[str] = ()
-    sources: Mapping[int, ImageSource] | None = None
-    remedy: str = ""
-    box_format: str | None = None
-    has_corners: bool = False
-    centred: bool = False
-    title: str = ""
-    left_out: Sequence[LeftOut] = ()
-
-
 class AnnotationReader(ABC):
     """Reads a data set as COCO.
 
@@ -108,6 +77,13 @@ class AnnotationReader(ABC):
         """Whether there is such a split."""
         return self.read(split) is not None
 
+    def held_out(self, split: str) -> float | None:
+        """The share of train that is held out for "val", where there is no such split."""
+        data: DetectionData = self.settings
+        if not data.val_fraction or split == "test" or self.has(data.val_split):
+            return None
+        return data.val_fraction
+
     def content(self, split: str) -> Content | None:
         """What `read` gives, with its source. Raises DataError where there is nothing to train
         on.
@@ -116,7 +92,8 @@ class AnnotationReader(ABC):
         read = self.read(split)
         if read is not None:
             content = Content(*read)
-            return content._replace(source=content.source or data.root or content.images)
+            source = content.source or data.root or content.images
+            return content._replace(images=parse_path(content.images), source=source)
         if split == "train":
             key = "train_annotations" if data.train_annotations else "root"
             raise DataError(

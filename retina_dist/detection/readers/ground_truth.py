@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import attrgetter, getitem
@@ -160,6 +160,15 @@ class GroundTruth:
             areas=self.areas[kept],
             crowd=self.crowd[kept],
         )
+
+    def in_pixels(self, sizes: Mapping[int, tuple[int, int]]) -> GroundTruth:
+        """The same, its boxes being shares of the (width, height) of their images, by ids.
+
+        Boxes of an image without a size are lost.
+        """
+        sides = np.array([*sizes.values(), (0, 0)], dtype=np.float64)
+        boxes = self.boxes * np.tile(sides, 2)[self.rows_in(list(sizes))]
+        return replace(self, boxes=boxes, areas=boxes[:, 2] * boxes[:, 3])
 
     def rows_in(self, image_ids: Sequence[int]) -> np.ndarray:
         """The place of each object's image in `image_ids`, int64 [A]; -1 where it is not there."""

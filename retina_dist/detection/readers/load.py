@@ -3,12 +3,9 @@ clean the boxes.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from retina_dist.base.arguments import public
 from retina_dist.base.errors import ConfigError, DataError
@@ -17,15 +14,10 @@ from retina_dist.base.registry import lookup
 from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.annotations import Annotations, clean
 from retina_dist.detection.readers.categories import Categories
-from retina_dist.detection.readers.formats import Content, FileReader, Place
-from retina_dist.detection.readers.ground_truth import CocoImage, GroundTruth, make_ground_truth
-from retina_dist.detection.readers.records import (
-    Found,
-    ImageRecord,
-    drop_missing,
-    fill_sizes,
-    make_record,
-)
+from retina_dist.detection.readers.content import Content
+from retina_dist.detection.readers.formats import FileReader, Place
+from retina_dist.detection.readers.ground_truth import make_ground_truth
+from retina_dist.detection.readers.records import fill_sizes, find_records
 from retina_dist.detection.settings import DetectionData
 
 
@@ -100,11 +92,18 @@ def annotations_of(
                 f"{source} gives other ids to the same category names; the names decide"
             )
 
-    found = find_records(truth.images, content, data)
+    found = find_records(
+        truth.images,
+        content,
+        missing=data.missing_images,
+        bad=data.bad_images,
+        max_pixels=data.max_pixels,
+    )
     if len(found.records) < len(truth.images):
         truth = truth.of_images({record.image_id for record in found.records})
     if box_format == "xywh_shares":
-        truth = _in_pixels(truth, found.records, data.max_pixels)
+        sized = fill_sizes(found.records, "skip", data.max_pixels).records
+        truth = truth.in_pixels({r.image_id: (r.width, r.height) for r in sized})
     part = clean(truth, found.records, labels)
     part.warnings = [*warnings, *content.warnings, *found.warnings]
     part.format = content.title
@@ -112,15 +111,6 @@ def annotations_of(
     part.centred = content.centred
     part.box_format = "xyxy" if has_corners or content.has_corners else data.box_format
     return part
-
-
-def _in_pixels(truth: GroundTruth, records: Sequence[ImageRecord], max_pixels: int) -> GroundTruth:
-    """Boxes that are shares of the sides of their images, in pixels."""
-    sized = fill_sizes(records, "skip", max_pixels).records
-    sides = [(record.width, record.height) for record in sized]
-    rows = truth.rows_in([record.image_id for record in sized])
-    boxes = truth.boxes * np.tile(np.array([*sides, (0, 0)], dtype=np.float64), 2)[rows]
-    return replace(truth, boxes=boxes, areas=boxes[:, 2] * boxes[:, 3])
 
 
 @contextmanager
@@ -135,21 +125,3 @@ def pausing_gc() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def find_records(images: Sequence[CocoImage], content: Content, data: DetectionData) -> Found:
-    """The record of each image, as far as `data` wants its image to be there and
-    readable.
-
-    `content` has the folder of the images, or where their bytes are. Raises DataError.
-    """
-    folder = parse_path(content.images)
-    records = [make_record(image, folder, content.source, content.sources) for image in images]
-    if data.missing_images == "ignore":
-        return Found(records, [])
-    remedy = content.remedy
-    if not remedy:
-        remedy = "name their folder with data.train_images=FOLDER or data.val_images=FOLDER"
-    there = drop_missing(records, folder, data.missing_images, remedy)
-    sized = fill_sizes(there.records, data.bad_images, data.max_pixels)
-    return Found(sized.records, [*there.warnings, *sized.warnings])

@@ -15,18 +15,16 @@ from retina_dist.base.files import PathOrUrl, Url
 from retina_dist.base.text import truncate
 from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import (
-    ArchiveMember,
-    DatasetItem,
+    ImageSource,
     RemoteFile,
     read_in_turn,
 )
+from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
 
 MAX_SIDE = 2**31
 UNREAD = re.compile(r"\.(heic|heif|avif|jxl|dng|cr2|nef|arw|svg|psd)$", re.IGNORECASE)
 PLAIN = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*")  # a path that leaves no folder
-
-ImageSource = Path | RemoteFile | ArchiveMember | DatasetItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,32 @@ class Found(NamedTuple):
 
     records: list[ImageRecord]
     warnings: list[str]
+
+
+def find_records(
+    images: Sequence[CocoImage], content: Content, *, missing: str, bad: str, max_pixels: int
+) -> Found:
+    """The record of each image whose file is there and readable, as far as that is wanted.
+
+    Args:
+        images: of a split.
+        content: has their folder, or where their bytes are.
+        missing: "error", "skip", or "ignore": nothing is looked for.
+        bad: "error" or "skip" for a file whose size has to be read and cannot be.
+        max_pixels: of a file.
+
+    Raises DataError.
+    """
+    folder = content.images
+    records = [make_record(image, folder, content.source, content.sources) for image in images]
+    if missing == "ignore":
+        return Found(records, [])
+    remedy = content.remedy
+    if not remedy:
+        remedy = "name their folder with data.train_images=FOLDER or data.val_images=FOLDER"
+    there = drop_missing(records, folder, missing, remedy)
+    sized = fill_sizes(there.records, bad, max_pixels)
+    return Found(sized.records, [*there.warnings, *sized.warnings])
 
 
 def make_record(

@@ -5,7 +5,8 @@ files.
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.coco import read_coco
-from retina_dist.detection.readers.formats import Content, FileReader, Place
+from retina_dist.detection.readers.content import Content
+from retina_dist.detection.readers.formats import FileReader, Place
 
 
 class ShardReader(FileReader):

@@ -5,6 +5,7 @@ images in every epoch.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from retina_dist.base.text import pluralize
 from retina_dist.data.images import pixels_of
 from retina_dist.data.sources import ByValue, DatasetItem
 from retina_dist.detection.readers.categories import Entry, check_names
-from retina_dist.detection.readers.formats import AnnotationReader, Content
+from retina_dist.detection.readers.content import Content
+from retina_dist.detection.readers.formats import AnnotationReader
 from retina_dist.detection.settings import DetectionData
 
 logger = logging.getLogger(__name__)
@@ -90,7 +92,7 @@ class TorchDatasetReader(AnnotationReader):
         }
         return Content(
             coco,
-            "",
+            Path(),
             items,
             sources=sources,
             box_format="xywh",

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from retina_dist.base.errors import ConfigError, DataError
-from retina_dist.detection.readers.formats import Content
+from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from retina_dist.base.errors import DataError
-from retina_dist.detection.readers.formats import Content
+from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.voc import VOC_CLASSES
 from retina_dist.detection.settings import DetectionData
 
