@@ -14,73 +14,17 @@ image. Exit code 1 if there are errors, 2 if the settings or the annotation file
 """
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import write_json
 from retina_dist.base.redaction import redacted_tree
-from retina_dist.base.settings import setting
-from retina_dist.base.text import as_override
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
-from retina_dist.detection.settings import DetectionData, DetectionRunConfig
 from retina_dist.reporting.findings import DoctorReport
+from retina_dist.task.settings import DoctorConfig
 from retina_dist.testing.preflight import check_cluster
 from retina_dist.tracking.console import heartbeat, print_redacted
-
-
-@dataclass
-class DoctorConfig(DetectionRunConfig):
-    """`python -m retina_dist.doctor`: takes the settings of a training.
-
-    It looks at `data` and `model`, or at the machines.
-    """
-
-    images: str = setting(
-        "decode", "header: not decoded; none: not opened", choices=("decode", "header", "none")
-    )
-    cluster: bool = setting(
-        False, "instead check machines, network and equal data, under the training's launcher"
-    )
-    expect_gb_s: float | None = setting(
-        None, "cluster: least bus bandwidth of 64 MB; less is an error", above=0
-    )
-    checkpoint: str | None = setting(
-        None, "instead rank the labels that this detector doubts, into output_dir"
-    )
-    root: str | None = setting(
-        None, "data.root, if that of `checkpoint` was moved or is behind a URL"
-    )
-    output: str | None = setting(None, "a JSON file", writes="file")
-    sheets: str | None = setting(
-        None, "detection: a folder for train.jpg and val.jpg with boxes", writes="folder"
-    )
-
-    def check(self) -> None:
-        """Raise ConfigError for settings that would be ignored, with `checkpoint` or without."""
-        super().check()
-        if self.root and not self.checkpoint:
-            raise ConfigError(
-                f"root={self.root} is read with checkpoint only; "
-                f"write {as_override('data.root', self.root)}."
-            )
-        if self.checkpoint and (self.cluster or self.sheets or self.images != "decode"):
-            raise ConfigError(
-                f"checkpoint={self.checkpoint} ranks labels alone; "
-                "leave cluster, images and sheets out."
-            )
-        root = self.data.root
-        if (
-            self.checkpoint
-            and root
-            and not (isinstance(self.data, DetectionData) and self.data.shapes)
-        ):
-            raise ConfigError(
-                f"data.root={root} is not read with checkpoint={self.checkpoint}; "
-                f"write {as_override('root', root)}."
-            )
 
 
 @entry_point("doctor", DoctorConfig)

@@ -91,7 +91,7 @@ def _evaluated(result: Path, annotations: str | None, folder: Path) -> RunFiles:
     if not result.is_file():
         return RunFiles(result)
     from retina_dist.detection.commands import evaluate
-    from retina_dist.evaluate import EvaluateConfig
+    from retina_dist.task.settings import EvaluateConfig
 
     evaluate(EvaluateConfig(results=str(result), annotations=annotations, output_dir=str(folder)))
     return RunFiles(folder, result)

@@ -8,22 +8,11 @@ For training from object storage. Takes the data settings of a training. The out
 self-contained: it has the annotations too.
 """
 
-from dataclasses import dataclass
-
 from retina_dist.base.errors import ConfigError
-from retina_dist.base.settings import MISSING, setting
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
-from retina_dist.detection.settings import DetectionRunConfig
+from retina_dist.task.settings import ShardsConfig
 from retina_dist.tracking.console import heartbeat
-
-
-@dataclass
-class ShardsConfig(DetectionRunConfig):
-    """`python -m retina_dist.shards`: the settings of a training, and where `data` is written."""
-
-    output: str = setting(MISSING, "a folder or a URL", writes="folder or URL")
-    shard_mb: int = setting(256, "MiB of a tar file, made in memory", at_least=1, at_most=1024)
 
 
 @entry_point("shards", ShardsConfig)

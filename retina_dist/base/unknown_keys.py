@@ -537,7 +537,7 @@ def in_settings_of(command: type, remedy: str) -> str:
 
     What the command calls otherwise is renamed, and what it lacks left out.
 
-    >>> from retina_dist.evaluate import EvaluateConfig
+    >>> from retina_dist.task.settings import EvaluateConfig
     >>> in_settings_of(EvaluateConfig, "give data.val_images=DIR, or set data.bad_images=skip.")
     'give images=DIR.'
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +18,7 @@ from retina_dist.task import certificate
 from retina_dist.task.certificate import Entry, changed
 from retina_dist.task.export_formats import Runner
 from retina_dist.task.predictor import Predictor
-
-if TYPE_CHECKING:
-    from retina_dist.evaluate import EvaluateConfig
+from retina_dist.task.settings import EvaluateConfig
 
 PROBABILITY = 1e-4  # the tolerance
 

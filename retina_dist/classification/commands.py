@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from PIL import Image
 from torch import Tensor
@@ -24,11 +24,8 @@ from retina_dist.classification.task import read_splits
 from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.reporting.pictures import enlarged, titled
 from retina_dist.task.predict_files import plan_predictions, predict_files
+from retina_dist.task.settings import PredictConfig, ShardsConfig
 from retina_dist.tracking.console import print_redacted
-
-if TYPE_CHECKING:
-    from retina_dist.predict import PredictConfig
-    from retina_dist.shards import ShardsConfig
 
 
 def predict(config: PredictConfig) -> Path:

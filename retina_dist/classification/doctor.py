@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat, starmap
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -17,9 +17,7 @@ from retina_dist.classification.settings import ClassificationData, ClassifierCo
 from retina_dist.classification.task import check_trainable, read_splits
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
 from retina_dist.reporting.findings import DoctorReport, Finding, listed
-
-if TYPE_CHECKING:
-    from retina_dist.doctor import DoctorConfig
+from retina_dist.task.settings import DoctorConfig
 
 MAX_IMBALANCE = 5.0  # images of the largest class for one of the smallest
 MIN_IMAGES = 10  # of a class
@@ -44,7 +42,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     for split, part in parts.items():
         findings += [Finding("warning", split, text) for text in part.warnings]
         findings += _balance(split, part)
-        checked[split] = _checks(part, split, config)
+        checked[split] = _checks(part, split, config.images, data.max_pixels)
     if val is None:
         remedy = "set data.val_fraction=0.1 for metrics"
         findings.append(Finding("info", "val", "no validation split", remedy))
@@ -66,10 +64,10 @@ def examine(config: DoctorConfig) -> DoctorReport:
     return DoctorReport(facts, findings, {"images": counts})
 
 
-def _checks(part: Samples, split: str, config: DoctorConfig) -> list[ImageCheck]:
+def _checks(part: Samples, split: str, images: str, max_pixels: int) -> list[ImageCheck]:
     files = list(zip(part.names, part.sources, repeat(None)))
     checks = []
-    for check in check_images(files, split, config.images, config.data.max_pixels):
+    for check in check_images(files, split, images, max_pixels):
         if check.problem == "missing":  # gone since it was listed: left out as a damaged one is
             check = replace(check, problem="unreadable")
         checks.append(check)

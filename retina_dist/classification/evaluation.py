@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,12 +22,10 @@ from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.task.predictor import LIMITS, PredictorConfig, data_of_checkpoint
+from retina_dist.task.predictor import LIMITS, data_of_checkpoint
+from retina_dist.task.settings import EvaluateConfig, PredictorConfig
 from retina_dist.task.temperature import calibrate
 from retina_dist.tracking.console import heartbeat
-
-if TYPE_CHECKING:
-    from retina_dist.evaluate import EvaluateConfig
 
 # Settings of commands that only a detector has, with their values unless given.
 OF_DETECTORS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,9 +25,7 @@ from retina_dist.task.export_formats import (
     describe_export,
     images_to_compare,
 )
-
-if TYPE_CHECKING:
-    from retina_dist.export import ExportConfig
+from retina_dist.task.settings import ExportConfig
 
 
 class ExportableClassifier(nn.Module):

@@ -7,7 +7,6 @@ import hashlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,9 +33,7 @@ from retina_dist.task import certificate
 from retina_dist.task.certificate import Entry, changed
 from retina_dist.task.export_formats import Runner, input_size
 from retina_dist.task.predictor import LIMITS, Predictor
-
-if TYPE_CHECKING:
-    from retina_dist.evaluate import EvaluateConfig
+from retina_dist.task.settings import EvaluateConfig
 
 # Detections of one label that are nearer are the same one.
 NEAR_PX = 1.0

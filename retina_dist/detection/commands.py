@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
 from PIL import Image
 from torch import Tensor
@@ -28,15 +28,12 @@ from retina_dist.detection.export import export as export
 from retina_dist.detection.pictures import draw_boxes
 from retina_dist.detection.predictions import TOOLS, Predicted
 from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_splits, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
 from retina_dist.task.predict_files import plan_predictions, predict_files
+from retina_dist.task.settings import EvaluateConfig, PredictConfig, ShardsConfig
 from retina_dist.tracking.console import print_redacted
-
-if TYPE_CHECKING:
-    from retina_dist.evaluate import EvaluateConfig
-    from retina_dist.predict import PredictConfig
-    from retina_dist.shards import ShardsConfig
 
 SHOWN_FROM = 0.3  # a score; a detector gives many less sure objects, for its metrics
 
@@ -156,7 +153,7 @@ def _named_below(
 
 def write_shards(config: ShardsConfig) -> None:
     """Write both splits to `output`."""
-    data = replace(config.data, keep_empty_images=True)
+    data = replace(cast(DetectionData, config.data), keep_empty_images=True)
     train, val = read_splits(data)
     splits = {"train": _split(train, data.max_pixels)}
     if val is not None:

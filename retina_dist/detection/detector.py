@@ -33,7 +33,8 @@ from retina_dist.detection.splits import read_split
 from retina_dist.detection.tiles import merge, windows_of
 from retina_dist.model.weights import published
 from retina_dist.strategies.base import DistributedStrategy
-from retina_dist.task.predictor import LIMITS, DetectionLimits, Predictor
+from retina_dist.task.predictor import LIMITS, Predictor
+from retina_dist.task.settings import DetectionLimits
 
 WINDOWS_AT_ONCE = 8  # in a forward pass
 MAX_SIZE = limits_of(DetectionData, "max_size").at_most or 0  # px

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
 import numpy as np
 import torch
@@ -30,9 +30,7 @@ from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level, listed
 from retina_dist.reporting.pictures import sheet
-
-if TYPE_CHECKING:
-    from retina_dist.doctor import DoctorConfig
+from retina_dist.task.settings import DoctorConfig
 
 LIMITS = (32**2, 96**2)  # COCO's limits of area in px^2, of
 SIZES = ("small", "medium", "large")
@@ -51,8 +49,9 @@ def examine(config: DoctorConfig) -> DoctorReport:
 
     Raises UserError for annotations that cannot be read at all; everything else is a finding.
     """
+    given = cast(DetectionData, config.data)
     # nothing is to stop or hide anything
-    data = replace(config.data, missing_images="ignore", keep_empty_images=True)
+    data = replace(given, missing_images="ignore", keep_empty_images=True)
     train, val = read_splits(data, check=False)
     splits, findings = _other_splits(data, train, val)
     names = train.categories.distinct_names
@@ -73,7 +72,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     tolerated = []
     if data.bad_images == "skip":
         tolerated += ["unreadable", "of another size"]
-    if config.data.missing_images == "skip":
+    if given.missing_images == "skip":
         tolerated.append("missing")
     findings += starmap(Finding, file_findings(checked, tolerated))
     findings += category_findings(splits["train"], splits.get("val"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,12 +32,10 @@ from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
-from retina_dist.task.predictor import PredictorConfig, data_of_checkpoint
+from retina_dist.task.predictor import data_of_checkpoint
+from retina_dist.task.settings import EvaluateConfig, PredictorConfig
 from retina_dist.task.temperature import calibrate
 from retina_dist.tracking.console import heartbeat
-
-if TYPE_CHECKING:
-    from retina_dist.evaluate import EvaluateConfig
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +36,8 @@ from retina_dist.task.export_formats import (
     describe_export,
     images_to_compare,
 )
+from retina_dist.task.settings import ExportConfig
 from retina_dist.tracking.console import heartbeat
-
-if TYPE_CHECKING:
-    from retina_dist.export import ExportConfig
 
 logger = logging.getLogger(__name__)
 

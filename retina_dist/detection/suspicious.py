@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,9 +34,7 @@ from retina_dist.detection.splits import read_split
 from retina_dist.reporting.findings import DoctorReport, listed
 from retina_dist.strategies.select import make_strategy
 from retina_dist.task.predictor import data_of_checkpoint
-
-if TYPE_CHECKING:
-    from retina_dist.doctor import DoctorConfig
+from retina_dist.task.settings import DoctorConfig
 
 Kind = Literal["missing", "wrong", "moved", "extra"]
 TITLES: dict[Kind, str] = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import MISSING, setting, validate
-from retina_dist.task.predictor import PredictorConfig
+from retina_dist.task.settings import PredictorConfig
 
 
 @dataclass

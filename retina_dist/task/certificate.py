@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
@@ -34,10 +34,8 @@ from retina_dist.strategies.devices import resolve_device
 from retina_dist.task.export_formats import Exporter, Runner, versions
 from retina_dist.task.model_card import as_markdown, plain_rows
 from retina_dist.task.predictor import Predictor
+from retina_dist.task.settings import EvaluateConfig
 from retina_dist.tracking.console import heartbeat, print_redacted
-
-if TYPE_CHECKING:
-    from retina_dist.evaluate import EvaluateConfig
 
 P = TypeVar("P", bound=Predictor)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,8 @@ from retina_dist.base.torch_files import load_torch
 from retina_dist.data.images import AnyImage, find_images
 from retina_dist.task.model_card import write_card
 from retina_dist.task.predictor import Predictor
+from retina_dist.task.settings import ExportConfig
 from retina_dist.tracking.console import heartbeat
-
-if TYPE_CHECKING:
-    from retina_dist.export import ExportConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, get_args
 
@@ -29,7 +28,7 @@ from retina_dist.base.errors import (
 from retina_dist.base.files import Url, check_folder, parse_path
 from retina_dist.base.redaction import redacted
 from retina_dist.base.registry import lookup, names_class, target_of
-from retina_dist.base.settings import make, setting, validate
+from retina_dist.base.settings import make, validate
 from retina_dist.base.text import truncate
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.config.run_config import (
@@ -313,45 +312,6 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
     if precision not in get_args(Precision):
         raise ConfigError(f"precision={precision} is not one of {', '.join(get_args(Precision))}.")
     return resolve_device(str(device))
-
-
-@dataclass
-class DetectionLimits(OfCheckpoint):
-    """Which of its candidates a detector gives; null is what the checkpoint says."""
-
-    score_threshold: float | None = setting(
-        None, "objects score more; null: the checkpoint's, as in the next two", at_least=0, below=1
-    )
-    nms_threshold: float | None = setting(
-        None, "IoU with a better object of the class, at most", fraction=True
-    )
-    detections_per_image: int | None = setting(None, "at most", at_least=1, at_most=10**5)
-
-    def limits(self) -> tuple[float | None, float | None, int | None]:
-        """The arguments of `Detector.set_limits`."""
-        return self.score_threshold, self.nms_threshold, self.detections_per_image
-
-
-@dataclass
-class PredictorConfig(DetectionLimits):
-    """The settings of every command that runs a checkpoint's model on images."""
-
-    tile: int | None = setting(
-        None, "px: detect in windows of this size too, for small objects", at_least=32
-    )
-    tile_overlap: float | None = setting(
-        None, "share of a window that its neighbour repeats; null: 0.2", at_least=0, below=0.9
-    )
-    device: str = "auto"
-    precision: str = setting("fp32", choices=("fp32", "tf32", "bf16", "fp16"))
-    debug: bool = False
-
-    def check(self) -> None:
-        """Raise ConfigError for an overlap of windows without windows."""
-        if self.tile_overlap is not None and self.tile is None:
-            raise ConfigError(
-                f"tile_overlap={self.tile_overlap} has no effect without tile; give tile=640."
-            )
 
 
 def task_of(config: OfCheckpoint) -> type[Task]:

@@ -45,9 +45,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "benchmark": {"detection", "optim", "run", "serving", *OF_TASKS},
 }
-# The dataclass of a command's settings, in the module of the command, may be named as a type by
-# what the command calls.
-COMMANDS = {"doctor", "evaluate", "export", "predict", "serve", "shards", "serving.settings"}
 WITH_HYDRA = {
     "config.compose",
     "config.entry_point",
@@ -130,10 +127,8 @@ def is_below(target: str, allowed: set[str]) -> bool:
 def test_a_room_imports_the_floors_below_it(room: str) -> None:
     allowed = {room, "base", *ALLOWED[room]}
     for path in (PACKAGE / room).rglob("*.py"):
-        for target in modules_of(path, types=False):
-            assert is_below(target, allowed), f"{module_of(path)} imports {target}"
         for target in modules_of(path):
-            assert is_below(target, allowed | COMMANDS), f"{module_of(path)} names {target}"
+            assert is_below(target, allowed), f"{module_of(path)} imports {target}"
 
 
 def test_no_two_rooms_import_each_other() -> None:

@@ -77,12 +77,20 @@ LITERAL = re.compile(rf"(?!_){KEY.pattern}([\w.:/]*\w)(?=[\s;,.)\"']|$)")
 HINT = re.compile(r"\b(?:give|write|set|use|add|or|by|with)\b.*", re.DOTALL)
 
 
+OF_EVALUATE = (
+    "detection/evaluation.py",
+    "detection/detector.py",
+    "task/predictor.py",
+    "task/settings.py",
+)
+
+
 def command_of(path: Path) -> str:
     """The command that prints the hints of a file: its own, evaluate for a checkpoint's, or
     train.
     """
     name = path.relative_to(PACKAGE).as_posix()
-    if name in ("detection/evaluation.py", "detection/detector.py", "task/predictor.py"):
+    if name in OF_EVALUATE:
         return "evaluate"
     if name.startswith("serving/"):
         return "serve"

@@ -35,7 +35,6 @@ from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import check_metric
-from retina_dist.evaluate import EvaluateConfig
 from retina_dist.model.weights import find_weights, read_state
 from retina_dist.optim.settings import OptimizerConfig
 from retina_dist.reporting.run_files import RunFiles
@@ -43,6 +42,7 @@ from retina_dist.reporting.run_report import tell_apart
 from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
 from retina_dist.task.export_formats import check_ending
+from retina_dist.task.settings import EvaluateConfig
 from retina_dist.tracking.callbacks import Callback, CallbackError, CallbackList
 from retina_dist.tracking.digest import read_digests
 from retina_dist.tracking.settings import LoggingConfig

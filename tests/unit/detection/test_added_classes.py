@@ -25,9 +25,9 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import ModelConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import amend, load_checkpoint
-from retina_dist.export import ExportConfig
 from retina_dist.run.assemble import fit
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task.settings import ExportConfig
 from tests.coco_files import split_of, write_coco
 
 SIDE = 64

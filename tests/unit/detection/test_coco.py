@@ -34,7 +34,7 @@ from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.doctor import DoctorConfig
+from retina_dist.task.settings import DoctorConfig
 
 COCO: dict[str, Any] = {
     "images": [

@@ -33,8 +33,8 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.ground_truth import make_ground_truth
 from retina_dist.engine.early_stopping import BestMetric
-from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task.settings import EvaluateConfig
 from tests.unit.strategies.test_strategy_base import ThreadRank, on_ranks
 
 each_evaluator = pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.task import DetectionTask
-from retina_dist.doctor import DoctorConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task.settings import DoctorConfig
 from tests.coco_files import write_coco
 
 ANCHOR_SIZES = [[8, 10], [16, 20], [32, 40], [64, 80], [128, 160]]

@@ -22,7 +22,7 @@ from retina_dist.detection.batch import Detections
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.export import OUTPUTS, export, prepare_stretched
 from retina_dist.detection.model.postprocess import matrix_nms
-from retina_dist.export import ExportConfig
+from retina_dist.task.settings import ExportConfig
 from tests.commands import ROOT
 from tests.unit.serving.server import make_image, small_detector
 

@@ -18,7 +18,7 @@ from retina_dist.detection.suspicious import (
     write_page,
     write_proposals,
 )
-from retina_dist.doctor import DoctorConfig
+from retina_dist.task.settings import DoctorConfig
 from tests.unit.serving import server
 
 BOX, BESIDE, AWAY = [20.0, 20.0, 40.0, 40.0], [40.0, 20.0, 40.0, 40.0], [120.0, 120.0, 40.0, 40.0]

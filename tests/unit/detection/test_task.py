@@ -24,8 +24,8 @@ from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.settings import DetectionData, ShapesConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
-from retina_dist.evaluate import EvaluateConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
+from retina_dist.task.settings import EvaluateConfig
 from tests.coco_files import write_coco
 from tests.unit.serving import server
 

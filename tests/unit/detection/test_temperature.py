@@ -21,9 +21,8 @@ from retina_dist.detection.export import export
 from retina_dist.detection.settings import DetectionData
 from retina_dist.engine.checkpoint import store
 from retina_dist.engine.checkpoint.store import amend, load_checkpoint, sealed
-from retina_dist.evaluate import EvaluateConfig
-from retina_dist.export import ExportConfig
 from retina_dist.serving.scoring import Scorer
+from retina_dist.task.settings import EvaluateConfig, ExportConfig
 from tests.coco_files import write_coco
 from tests.unit.serving import server
 

@@ -21,9 +21,8 @@ from retina_dist.detection.coco_metrics import evaluate_rows
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.evaluation import evaluate
 from retina_dist.detection.tiles import merge, windows_of
-from retina_dist.evaluate import EvaluateConfig
-from retina_dist.predict import PredictConfig
 from retina_dist.serving.scoring import Scorer
+from retina_dist.task.settings import EvaluateConfig, PredictConfig
 from tests.coco_files import write_coco
 from tests.commands import run_command
 from tests.unit.serving.server import make_image, small_detector

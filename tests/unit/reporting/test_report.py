@@ -21,7 +21,6 @@ from PIL import Image
 from retina_dist import __main__
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.detection.commands import evaluate
-from retina_dist.evaluate import EvaluateConfig
 from retina_dist.reporting import page, run_report
 from retina_dist.reporting.charts import (
     curves,
@@ -31,6 +30,7 @@ from retina_dist.reporting.charts import (
 from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.run_files import Analysis, RunFiles
 from retina_dist.reporting.run_report import conclude, differences, write_comparison, write_report
+from retina_dist.task.settings import EvaluateConfig
 from retina_dist.tracking.loggers import CsvLogger
 from retina_dist.tracking.settings import LoggerSettings
 from tests import browser

@@ -13,9 +13,7 @@ import pytest
 from retina_dist.base.errors import ConfigError
 from retina_dist.config.entry_point import check_outputs, reported_errors
 from retina_dist.detection.settings import DetectionRunConfig
-from retina_dist.doctor import DoctorConfig
-from retina_dist.export import ExportConfig
-from retina_dist.predict import PredictConfig
+from retina_dist.task.settings import DoctorConfig, ExportConfig, PredictConfig
 
 
 def a_file(folder: Path, name: str) -> str:

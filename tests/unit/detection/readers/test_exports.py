@@ -18,7 +18,7 @@ from retina_dist.detection.doctor import examine
 from retina_dist.detection.readers import coco as coco_reader
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, read_splits, unread_test
-from retina_dist.doctor import DoctorConfig
+from retina_dist.task.settings import DoctorConfig
 from tests.exports import BOXES, EXPORTS, SIZES, coco, photo, text, yolo
 
 
