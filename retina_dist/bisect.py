@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import DataError, UserError
 from retina_dist.base.files import write_json
 from retina_dist.base.settings import MISSING, setting
@@ -49,7 +50,6 @@ from retina_dist.testing.step_trace import (
     Traced,
     first_difference,
 )
-from retina_dist.tracking.console import print_redacted
 from retina_dist.tracking.digest import OF_EACH_STEP, DigestRow, read_digests
 
 METRICS = "The runs part in validation: compare its data, its code and the settings of both."

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.base.files import check_folder, write_json
 from retina_dist.base.registry import names
@@ -20,7 +21,6 @@ from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.config.entry_point import entry_point
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, sized_coco
-from retina_dist.tracking.console import print_redacted
 
 
 @dataclass

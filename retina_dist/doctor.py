@@ -17,6 +17,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from retina_dist.base.console import heartbeat, print_redacted
 from retina_dist.base.files import write_json
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.config.entry_point import entry_point
@@ -24,7 +25,6 @@ from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.reporting.findings import DoctorReport
 from retina_dist.task.settings import DoctorConfig
 from retina_dist.testing.preflight import check_cluster
-from retina_dist.tracking.console import heartbeat, print_redacted
 
 
 @entry_point("doctor", DoctorConfig)

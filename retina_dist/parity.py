@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.files import write_json
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import setting
@@ -47,7 +48,6 @@ from retina_dist.strategies.launchers import ALONE
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import run_job, usable
 from retina_dist.testing.bits import Digests, train_digests
-from retina_dist.tracking.console import print_redacted
 
 TOLERANCE = 1e-10
 LOSS_SCALE = 1024.0

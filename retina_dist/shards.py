@@ -8,11 +8,11 @@ For training from object storage. Takes the data settings of a training. The out
 self-contained: it has the annotations too.
 """
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.task.settings import ShardsConfig
-from retina_dist.tracking.console import heartbeat
 
 
 @entry_point("shards", ShardsConfig)

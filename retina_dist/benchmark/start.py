@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.data.buckets import make_buckets
 from retina_dist.data.samplers import TrainSampler, repeat_factors
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split
-from retina_dist.tracking.console import heartbeat
 
 FEW = 64  # images of a set whose start costs little more than the imports
 OBJECTS = 7.6  # of an image, as in COCO

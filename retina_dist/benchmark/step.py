@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.seeding import seed_everything
 from retina_dist.base.settings import setting
@@ -42,7 +43,6 @@ from retina_dist.optim.settings import SGDSettings
 from retina_dist.run.build import build_plan, build_state, build_train_step, configure_torch
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.tracking.console import print_redacted
 
 BASE = "torchvision"
 THEIRS = (BASE, f"{BASE}-tf32", f"{BASE}-fp16")

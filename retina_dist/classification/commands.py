@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.files import write_csv
 from retina_dist.base.text import pluralize
 from retina_dist.classification.certificate import certify as certify
@@ -25,7 +26,6 @@ from retina_dist.data.shards import Member, ShardSplit, write_splits
 from retina_dist.reporting.pictures import enlarged, titled
 from retina_dist.task.predict_files import plan_predictions, predict_files
 from retina_dist.task.settings import PredictConfig, ShardsConfig
-from retina_dist.tracking.console import print_redacted
 
 
 def predict(config: PredictConfig) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import write_json
 from retina_dist.classification.analysis import analyse
@@ -25,7 +26,6 @@ from retina_dist.strategies.select import make_strategy
 from retina_dist.task.predictor import LIMITS, data_of_checkpoint
 from retina_dist.task.settings import EvaluateConfig, PredictorConfig
 from retina_dist.task.temperature import calibrate
-from retina_dist.tracking.console import heartbeat
 
 # Settings of commands that only a detector has, with their values unless given.
 OF_DETECTORS = {

@@ -20,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from retina_dist.base.console import configure_logging, print_redacted
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output, is_disk_full
 from retina_dist.base.settings import MISSING, limits_of
@@ -29,7 +30,6 @@ from retina_dist.config import compose
 from retina_dist.config.run_config import RunConfig
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.lost_peers import plain_reason
-from retina_dist.tracking.console import configure_logging, print_redacted
 
 Function = Callable[[Any], object]  # of a command's settings
 # Arguments: a function that returns the job's settings, the function to run on them, the job's

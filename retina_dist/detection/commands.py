@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import is_packed, write_json, write_text
 from retina_dist.base.text import pluralize, truncate
@@ -33,7 +34,6 @@ from retina_dist.detection.splits import read_splits, sized_coco
 from retina_dist.detection.suspicious import examine_labels as examine_labels
 from retina_dist.task.predict_files import plan_predictions, predict_files
 from retina_dist.task.settings import EvaluateConfig, PredictConfig, ShardsConfig
-from retina_dist.tracking.console import print_redacted
 
 SHOWN_FROM = 0.3  # a score; a detector gives many less sure objects, for its metrics
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import parse_path, write_json
 from retina_dist.data.images import MAX_PIXELS
@@ -35,7 +36,6 @@ from retina_dist.strategies.select import make_strategy
 from retina_dist.task.predictor import data_of_checkpoint
 from retina_dist.task.settings import EvaluateConfig, PredictorConfig
 from retina_dist.task.temperature import calibrate
-from retina_dist.tracking.console import heartbeat
 
 logger = logging.getLogger(__name__)
 

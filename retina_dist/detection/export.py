@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional import resize_image
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError, UserError, set_status
 from retina_dist.base.redaction import redacted
 from retina_dist.data.images import AnyImage, pixels_of
@@ -37,7 +38,6 @@ from retina_dist.task.export_formats import (
     images_to_compare,
 )
 from retina_dist.task.settings import ExportConfig
-from retina_dist.tracking.console import heartbeat
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from retina_dist.base.console import configure_logging, heartbeat
 from retina_dist.base.errors import set_status
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import as_dict, class_of, lookup, target_of
@@ -28,7 +29,6 @@ from retina_dist.run.training import Training
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.tracking.callbacks import Callback
-from retina_dist.tracking.console import configure_logging, heartbeat
 from retina_dist.tracking.loggers import RunLoggers, TrackedRun
 
 logger = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import (
     ConfigError,
     DataError,
@@ -43,7 +44,6 @@ from retina_dist.reporting.run_files import read_typed
 from retina_dist.run.records import RESULT, read_result
 from retina_dist.run.resume import CHECKPOINTS
 from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.tracking.console import print_redacted
 from retina_dist.tracking.settings import MLFLOW_PARENT
 
 MAX_TRIED = 50  # values of a setting that are checked before the first job

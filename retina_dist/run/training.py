@@ -12,6 +12,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from retina_dist.base.console import Console, print_redacted
 from retina_dist.base.errors import (
     Preempted,
     UserError,
@@ -37,7 +38,6 @@ from retina_dist.run.records import LOSS, RESULT, versions
 from retina_dist.run.resume import Run, checkpoint_folder
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.tracking.callbacks import Callback, CallbackList, TrainingStart
-from retina_dist.tracking.console import Console, print_redacted
 from retina_dist.tracking.loggers import (
     LoggerCollection,
     RunLoggers,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import ConfigError
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.task.predictor import Predictor
-from retina_dist.tracking.console import print_redacted
 
 if TYPE_CHECKING:
     import uvicorn

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.console import heartbeat, print_redacted
 from retina_dist.base.errors import UserError, describe_error, set_status
 from retina_dist.base.files import read_bytes, write_json, write_text
 from retina_dist.base.redaction import redacted
@@ -35,7 +36,6 @@ from retina_dist.task.export_formats import Exporter, Runner, versions
 from retina_dist.task.model_card import as_markdown, plain_rows
 from retina_dist.task.predictor import Predictor
 from retina_dist.task.settings import EvaluateConfig
-from retina_dist.tracking.console import heartbeat, print_redacted
 
 P = TypeVar("P", bound=Predictor)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from retina_dist import __version__
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError, UserError, describe_error, set_status
 from retina_dist.base.files import write_atomically
 from retina_dist.base.torch_files import load_torch
@@ -27,7 +28,6 @@ from retina_dist.data.images import AnyImage, find_images
 from retina_dist.task.model_card import write_card
 from retina_dist.task.predictor import Predictor
 from retina_dist.task.settings import ExportConfig
-from retina_dist.tracking.console import heartbeat
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from torch import nn
 from typing_extensions import Self, TypeVar
 
 from retina_dist.base.arguments import Suggests, public
+from retina_dist.base.console import configure_logging, heartbeat
 from retina_dist.base.errors import (
     CheckpointError,
     ConfigError,
@@ -49,7 +50,6 @@ from retina_dist.strategies.devices import resolve_device
 from retina_dist.strategies.select import strategy_of
 from retina_dist.strategies.settings import StrategyConfig, StrategySettings
 from retina_dist.task.image_task import Evaluator
-from retina_dist.tracking.console import configure_logging, heartbeat
 
 logger = logging.getLogger(__name__)
 

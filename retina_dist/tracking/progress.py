@@ -13,9 +13,9 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from retina_dist.base.console import note_output, print_redacted
 from retina_dist.base.text import format_duration
 from retina_dist.tracking.callbacks import Callback
-from retina_dist.tracking.console import note_output, print_redacted
 
 TRAINING_GROUPS = ("train", "time", "memory", "comm")  # of metrics that no validation gives
 LOSS = "train/loss"

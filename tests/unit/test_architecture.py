@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # too much. The floors, from the lowest: base; what knows no other room; engine; config; data, task,
 # run; the two tasks; the commands.
 RUN_CONFIG = "config.run_config"  # the settings of a run, as types
-OF_TASKS = {"config", "data", "engine", "model", "reporting", "strategies", "task", "tracking"}
+OF_TASKS = {"config", "data", "engine", "model", "reporting", "strategies", "task"}
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "model": set(),
@@ -29,8 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"optim", "strategies", "tracking.callbacks"},
     "config": {"engine", "optim", "strategies", "tracking"},
     "data": {RUN_CONFIG},
-    "task": {"data", "engine", "model", "strategies", "tracking", RUN_CONFIG},
-    "serving": {"data.images", "task", "tracking", "strategies", RUN_CONFIG},
+    "task": {"data", "engine", "model", "strategies", RUN_CONFIG},
+    "serving": {"data.images", "task", "strategies", RUN_CONFIG},
     "run": {"config", "engine", "model", "optim", "reporting", "strategies", "tracking"},
     "detection": OF_TASKS,
     "classification": OF_TASKS,

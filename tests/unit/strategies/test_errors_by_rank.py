@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from retina_dist.base.console import configure_logging
 from retina_dist.base.errors import ConfigError, DataError, PeerLost
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.strategies.launchers import LAUNCHERS
-from retina_dist.tracking.console import configure_logging
 
 End = Callable[..., tuple[int | str | None, str]]
 

@@ -162,9 +162,9 @@ def test_no_part_of_a_training_is_silent(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, waits)
 
-    monkeypatch.setattr("retina_dist.tracking.console.SILENCE_S", 0.1)
+    monkeypatch.setattr("retina_dist.base.console.SILENCE_S", 0.1)
     monkeypatch.setattr(
-        "retina_dist.tracking.console.redacted", lambda text: lines.append(text) or text
+        "retina_dist.base.console.redacted", lambda text: lines.append(text) or text
     )
     slow(ClassificationTask, "prepare", "reading the data: 0:0")
     slow(TrainStep, "__call__", "step 1: 0:0")
