@@ -66,13 +66,18 @@ def reading(
         raise DataError(f"{escape(path)} {_absence(path)}; {missing or remedy}.") from error
     except UserError:
         raise
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise DataError(f"{escape(path)} cannot be read as {form} ({reason}); {remedy}.") from error
-    except DAMAGED as error:
-        reason = first_line(error)
+    except (OSError, *DAMAGED) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
         if isinstance(error, LookupError):
             reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnicodeDecodeError):
+            remedy = "save it in UTF-8"
+        if (
+            not isinstance(error, OSError)
+            and isinstance(path, Path)
+            and path.read_bytes().startswith(b"version https://git-lfs")
+        ):
+            remedy = "git lfs pull replaces a pointer of Git LFS"
         raise DataError(
             f"{escape(path)} cannot be read as {form} ({escape(reason, 200)}); {remedy}."
         ) from error
@@ -87,7 +92,7 @@ def _absence(path: object) -> str:
 
 def read_text(path: PathOrUrl) -> str:
     """A text file in UTF-8, with or without a byte-order mark. Raises DataError."""
-    with reading(path, "text in UTF-8", "restore the file, or save it in UTF-8"):
+    with reading(path, "text in UTF-8"):
         return read_bytes(path).decode("utf-8-sig")
 
 

@@ -421,7 +421,7 @@ def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]
         return sorted(kept, key=os.DirEntry.is_symlink)
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be listed ({error}); check its path and the right to read it."
+            f"{folder} cannot be listed ({error}); give a folder that you have the right to read."
         ) from error
 
 

@@ -47,9 +47,12 @@ class CocoReader(FileReader):
         tree = place.tree
         if place.named and not tree.is_whole:
             return tree.files[:1]
-        found = tree.select((".json",), self.matches)
-        found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
-        if len(found) > 1:
+        for matches in (self.matches, _lacks_categories):
+            found = tree.select((".json",), matches)
+            found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
+            if found:
+                break
+        if len(found) > 1 or matches is _lacks_categories:
             likely = filter(partial(_is_likely, tree), found)
             found = list(filter(PREFERRED.search, found)) or list(likely)
         return found
@@ -124,6 +127,11 @@ class CocoReader(FileReader):
         unlabelled = by_split(rest, splits)[place.split]
         if unlabelled:
             yield LeftOut("image", "without annotations", unlabelled, UNLABELLED)
+
+
+def _lacks_categories(head: Head) -> bool:
+    """Whether a json is COCO's but for its categories, which reading it then says."""
+    return head.has("images", "annotations")
 
 
 def _is_likely(tree: Tree, file: str) -> bool:

@@ -34,6 +34,12 @@ UNREAD: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("COCO without categories", ".json", ("images", "annotations"), "its list categories added"),
     ("Labelbox", ".json", ("data_row",), LABELFORMAT),
     ("a spreadsheet", ".xlsx", (), "its Save As CSV"),
+    (
+        "a pointer of Git LFS",
+        ".csv",
+        ("version https://git-lfs.github.com/spec/v1",),
+        "git lfs pull",
+    ),
     ("Labelbox", ".json", ("Labeled Data",), LABELFORMAT),
     ("Labelbox", ".ndjson", ("data_row",), LABELFORMAT),
 )

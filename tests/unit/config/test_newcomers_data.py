@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from retina_dist import convert
-from retina_dist.base.errors import ConfigError, DataError
+from retina_dist.base.errors import ConfigError, DataError, UserError
 from retina_dist.classification.samples import read_samples
 from retina_dist.config.compose import load_config
 from retina_dist.convert import ConvertConfig
 from retina_dist.data.images import find_images
+from retina_dist.data.parsing import csv_rows
 from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
@@ -155,3 +157,38 @@ def test_a_val_that_is_train_is_a_warning(box: str, tmp_path: Path) -> None:
     assert val is not None
     said = "val has the images and boxes of train; name others, or leave it out"
     assert val.warnings == [said] * box.endswith(".2")
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("file", ["annotations/train.json", "train.csv", "a.xml"])
+def test_a_pointer_of_git_lfs_names_what_replaces_it(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(POINTER)
+    with pytest.raises(DataError, match="git lfs pull"):
+        recognise(Tree(tmp_path))
+
+
+def test_a_table_in_another_encoding_names_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("filename,class,xmin,ymin,xmax,ymax\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"cannot be read as .*; save it in UTF-8\."):
+        list(csv_rows(tmp_path / "train.csv"))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_coco_json_without_categories_is_named(split: str, tmp_path: Path) -> None:
+    content: dict[str, list[dict[str, object]]] = {"images": [], "annotations": []}
+    for each in ("train", "val"):
+        if each != split:
+            content["categories"] = [{"id": 1, "name": "cat"}]
+        (tmp_path / f"{each}.json").write_text(json.dumps(content))
+        content.pop("categories", None)
+    with pytest.raises(DataError, match=f"{split}.json has no list 'categories'"):
+        read_split(DetectionData(root=str(tmp_path)), split)
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    with pytest.raises(UserError, match=r"a\.json cannot be listed \(.*\); give a folder that you"):
+        Tree(tmp_path / "a.json")
