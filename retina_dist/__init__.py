@@ -6,6 +6,7 @@ hydra nor pycocotools.
 
 import os
 import sys
+from importlib.util import find_spec
 
 # A script of the package, as python retina_dist/train.py starts, puts this folder first: its bisect
 # would then hide Python's.
@@ -25,4 +26,9 @@ def __getattr__(name: str) -> object:
     except AttributeError:
         from retina_dist.base.arguments import no_attribute
 
-        raise AttributeError(no_attribute("retina_dist", name, __all__)) from None
+        sentence = no_attribute(__name__, name, __all__)
+        # of an AttributeError, from retina_dist import NAME would not say the sentence
+        is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        if is_import and not find_spec(f"{__name__}.{name}"):
+            raise ImportError(sentence) from None
+        raise AttributeError(sentence) from None

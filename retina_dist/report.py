@@ -88,7 +88,7 @@ def compare(run: Path, other: Path, annotations: str | None, output: Path | None
 
 def _evaluated(result: Path, annotations: str | None, folder: Path) -> RunFiles:
     """The files of a run; of a COCO results json those of its evaluation, written to `folder`."""
-    if not result.is_file():
+    if not result.is_file() or result.suffix == ".pt":
         return RunFiles(result)
     from retina_dist.detection.commands import evaluate
     from retina_dist.task.settings import EvaluateConfig

@@ -66,6 +66,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         remedy = ""
         if is_disk_full(error):
             remedy = f": make room in {path.parent}, or write to another disk"
+        if error.errno == errno.EFBIG:
+            remedy = ": raise the limit of a file's size, ulimit -f"
         raise UserError(
             f"{path} could not be written ({error}); older files are untouched{remedy}."
         ) from error
@@ -349,6 +351,8 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
     """The remedy for a place that is no run or checkpoint: the same name within the run, the last
     run with a checkpoint in the folder, or `otherwise`.
     """
+    if folder.parent.name == "checkpoints":
+        return f"give its run, {folder.parent.parent}"
     in_run = folder.parent / "checkpoints" / folder.name
     if isinstance(in_run, Path) and in_run.is_file():
         return f"write {in_run}"

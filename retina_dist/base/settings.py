@@ -308,6 +308,7 @@ _REMEDIES = {
     str: "it in quotes, in Python str(VALUE)",
     bool: "true or false",
 }
+_OWN = {"DetectionData": ", or rd.TorchDatasetConfig(…) for your own Dataset"}
 _MEANT = {
     ("data", "ClassificationData"): "give it to rd.ClassifierTrainer",
     ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
@@ -348,6 +349,8 @@ def wrong_type(key: str, value: object, hint: object, limits: Limits) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     problem = limits.options and limits.problem(key, value)
     remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
+    if not remedy and 1 in (limits.at_most, limits.below):
+        remedy = "write a number from 0 to 1"
     return problem or _wrong_type(key, value, hint, remedy)
 
 
@@ -364,7 +367,8 @@ def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
     if depth > 0 and value is not None:
         return f"{sentence}; write {key}={'[' * depth}{given}{']' * depth}."
     if depth < 0:
-        return f"{sentence}; write one, or several without brackets with --multirun."
+        first = given.strip("[]").partition(",")[0]
+        return f"{sentence}; write {key}={first}, or several without brackets with --multirun."
 
     bare = given.strip("'")
     if bare != given:
@@ -377,13 +381,14 @@ def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
     if "list" in str(hint):
         return f"{sentence}; write {_list_of_numbers(key, given)}."
     section = kinds_of(hint)[0].__name__.replace("DetectorSettings", "ModelConfig")
-    return f"{sentence}; give {key}.NAME=VALUE, in Python rd.{section}(NAME=VALUE)."
+    own = _OWN.get(section, "")
+    return f"{sentence}; give {key}.NAME=VALUE, in Python rd.{section}(NAME=VALUE){own}."
 
 
 def _list_of_numbers(key: str, given: str) -> str:
     items = re.sub(r"(?<=[\d.]) +(?=[\d.-])", ",", given)
     if items == given:
-        return "each item in digits"
+        return "each item in digits, 1:2 as 0.5"
     return f'"{key}={items}", with commas'
 
 

@@ -92,7 +92,7 @@ def _missing_entry(error: MissingConfigException) -> str:
     """Message for a choice without a file, such as model=yolo."""
     group, slash, value = str(error.missing_cfg_file).partition("/")
     if not slash:
-        remedy = f"put it into FOLDER/experiment and give --config-dir FOLDER experiment={group}"
+        remedy = f"give experiment={group}, with --config-dir FOLDER if it is FOLDER/experiment's"
         return f"there is no configuration {group}; {remedy}."
     remedy = _instead_of_entry(group, value)
     if remedy:

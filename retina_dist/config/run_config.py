@@ -97,7 +97,8 @@ class DataSettings(_DataDefaults):
         """Raise ConfigError for a name that cannot be a folder's."""
         if self.name in ("", ".", "..") or re.search(r"[/\\\0]", self.name):
             raise ConfigError(
-                f"data.name={self.name} cannot name a folder below runs/; leave out slashes."
+                f"data.name={self.name} cannot name a folder below runs/; leave out slashes, "
+                "or give a folder of data as root."
             )
 
     def with_values(self, **values: object) -> Self:

@@ -376,7 +376,10 @@ class DataModule(Generic[AnyBatch]):
             if not self._num_workers:
                 raise
             reason = first_line(error)
-            raise UserError(f"data workers cannot start ({reason}); {MORE_MEMORY}.") from error
+            raise UserError(
+                f"data workers cannot start ({reason}); {MORE_MEMORY} "
+                "or more open files (ulimit -n)."
+            ) from error
         try:
             while True:
                 try:

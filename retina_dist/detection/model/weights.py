@@ -136,9 +136,10 @@ def weights_of(settings: ModelConfig) -> str | None:
         raise ConfigError(f"model.backbone_weights={source} is not for {backbone}; {remedy}.")
     if "://" not in source:
         find_weights(str(located(source)))
-    if is_published and settings.weights and backbone != "resnet50":
+    is_detector = source.startswith("RetinaNet_") and backbone == "resnet50"
+    if is_published and settings.weights and not is_detector:
         raise ConfigError(
-            f"model.weights={source} is for model.backbone=resnet50, not {backbone}; give "
+            f"model.weights={source} is no RetinaNet of model.backbone={backbone}; give "
             "model.weights=null, and model.backbone_weights=DEFAULT for a pretrained backbone."
         )
     return source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from retina_dist import convert, predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
+from retina_dist.base.files import write_atomically
 from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.classifier import TrainedClassifier
@@ -29,6 +31,7 @@ from retina_dist.convert import ConvertConfig
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
+from retina_dist.detection.model.weights import weights_of
 from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
@@ -37,6 +40,7 @@ from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import check_metric
 from retina_dist.model.weights import find_weights, read_state
 from retina_dist.optim.settings import OptimizerConfig
+from retina_dist.report import compare
 from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import tell_apart
 from retina_dist.run.assemble import train
@@ -46,6 +50,7 @@ from retina_dist.task.settings import EvaluateConfig
 from retina_dist.tracking.callbacks import Callback, CallbackError, CallbackList
 from retina_dist.tracking.digest import read_digests
 from retina_dist.tracking.settings import LoggingConfig
+from retina_dist.train import main as start_training
 
 REMEDIES = {
     # what other tools call it
@@ -153,6 +158,11 @@ REMEDIES = {
     "train_pipeline.Resize.scale=[640,640]": "did you mean data.min_sizes=[640]?",
     "model=yolov8n.pt": "is no RetinaNet; leave it out, or give experiment=finetune, which",
     "model=weights/yolo11n.yaml": "is no RetinaNet; leave it out",
+    "data.hflip=true": "is not a number; write a number from 0 to 1.",
+    "trainer.ema_decay=on": "is not a number; write a number from 0 to 1.",
+    "data.max_size=[1333,800]": "write data.max_size=1333, or several without brackets",
+    "model.aspect_ratios=[1:2,2:1]": "write each item in digits, 1:2 as 0.5.",
+    "data.name=a/b": "leave out slashes, or give a folder of data as root.",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }
@@ -320,6 +330,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {**REQUIRED, "logging": "wandb"},
     ),
+    r"data=DataLoader is not a section; give .* or rd\.TorchDatasetConfig\(…\) for your own": (
+        Trainer,
+        (),
+        {**REQUIRED, "data": torch.utils.data.DataLoader([1])},  # type: ignore[arg-type]
+    ),
     r"model=Linear is not a section; give .* in Python rd\.ModelConfig\(NAME=VALUE\)": (
         Trainer,
         (),
@@ -452,6 +467,67 @@ def test_an_export_spares_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(ConfigError, match=r"best\.pt is among a run's checkpoints"):
         check_ending(tmp_path / "best.pt")
+
+
+def test_a_recipe_is_chosen_as_an_experiment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train", "--config-name", "finetune", "dry_run=true"])
+    with pytest.raises(SystemExit):
+        start_training()
+    assert "no configuration finetune; give experiment=finetune, with" in capsys.readouterr().err
+
+
+def test_help_of_a_word_is_what_has_the_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {}
+    for words in ((), ("schedule.warmup",), ("nothing_like_it",)):
+        monkeypatch.setattr("sys.argv", ["train", "--help", *words, "schedule=constant"])
+        start_training()
+        pages["".join(words)] = capsys.readouterr().out.strip()
+    assert pages["schedule.warmup"].splitlines()[0] == "schedule:"
+    assert "data.root" not in pages["schedule.warmup"]
+    assert pages["nothing_like_it"] == pages[""]
+
+
+def test_a_folder_whose_name_is_an_unset_variable_is_named() -> None:
+    for folder in ("out/", "out//1"):
+        assert "has no name behind a slash, as of an unset" in repeated([f"output_dir={folder}"])
+    assert not repeated(["output_dir=out/1", "data.root=/data/"])
+
+
+def test_the_files_of_a_run_name_the_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "best.pt"
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
+    for read in (read_digests, lambda path: compare(path, path, None, None)):
+        with pytest.raises(DataError, match=f"; give its run, {tmp_path}."):
+            read(checkpoint)
+
+
+def test_published_weights_of_another_network_are_refused_in_the_plan() -> None:
+    said = "is no RetinaNet of model.backbone=resnet50; .* model.backbone_weights=DEFAULT for a"
+    settings = ModelConfig(weights="ResNet50_Weights.IMAGENET1K_V2")
+    with pytest.raises(ConfigError, match=said):
+        weights_of(settings)
+    assert weights_of(ModelConfig(weights="COCO_V1")) == "RetinaNet_ResNet50_FPN_Weights.COCO_V1"
+
+
+def test_an_import_names_what_is_meant() -> None:
+    with pytest.raises(ImportError, match=r"RetinaNet; call rd\.build_retinanet"):
+        from retina_dist import RetinaNet  # type: ignore[attr-defined]  # noqa: F401
+    script = "import retina_dist; from retina_dist import train; print(hasattr(retina_dist, 'x'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_a_file_above_the_limit_of_the_shell_names_the_limit(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    with pytest.raises(UserError, match="are untouched: raise the limit of a file's size, ulimit"):
+        write_atomically(tmp_path / "a.pt", write)
 
 
 def test_a_detector_is_not_compared_with_a_classifier(tmp_path: Path) -> None:
