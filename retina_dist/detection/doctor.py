@@ -19,12 +19,7 @@ from retina_dist.data.images import read_image
 from retina_dist.detection.anchor_coverage import Coverage, better_anchors, coverage_of
 from retina_dist.detection.coco_metrics import MAX_DETECTIONS
 from retina_dist.detection.pictures import titled_boxes
-from retina_dist.detection.readers.annotations import (
-    CLIPPED,
-    Annotations,
-    box_faults,
-    clean,
-)
+from retina_dist.detection.readers.annotations import CLIPPED, Annotations, box_faults
 from retina_dist.detection.readers.box_forms import BoxForm
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split, read_splits
@@ -246,10 +241,7 @@ def with_file_sizes(data: Annotations, checks: Sequence[ImageCheck]) -> Annotati
         if check.size and not record.size:
             record = replace(record, width=check.size[0], height=check.size[1])
         records.append(record)
-    cleaned = clean(data.truth, records, data.categories)
-    return replace(
-        cleaned, warnings=data.warnings, box_format=data.box_format, left_out=data.left_out
-    )
+    return data.with_records(records)
 
 
 def box_findings(data: Annotations, split: str) -> list[Finding]:

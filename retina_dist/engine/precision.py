@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from retina_dist.strategies.base import DistributedStrategy
+
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Autocast = Callable[[], AbstractContextManager[object]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,6 +45,17 @@ def resolve_precision(device: torch.device, precision: str) -> str:
     if has_fast_bf16(device):
         return "bf16"
     return "fp16" if device.type == "cuda" else "fp32"
+
+
+def agreed_precision(precision: str, strategy: DistributedStrategy) -> str:
+    """`precision`, for auto the best that the devices of all ranks have. Collective."""
+    if precision == "auto":
+        own = CHOICES.index(resolve_precision(strategy.device, precision))
+        lowest = strategy.all_reduce(torch.tensor([own], device=strategy.device), "min")
+        precision = CHOICES[int(lowest)]
+    if precision == "fp16":
+        strategy.fp16_scale = 1.0  # the loss is scaled already
+    return precision
 
 
 def autocast(device: torch.device, precision: str) -> Autocast:

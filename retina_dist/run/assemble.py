@@ -73,8 +73,10 @@ def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics,
 
 def _try_weights(config: RunConfig, task: Task, strategy: DistributedStrategy) -> None:
     """Raise CheckpointError for a file of `model.weights` that the run would refuse. Collective."""
-    weights = str(located(flattened(as_dict(config)).get("model.weights", "null")))
-    if not config.resume and strategy.on_main(partial(os.path.isfile, weights)):
+    weights = vars(config.model).get("weights")
+    if config.resume or not isinstance(weights, str):
+        return
+    if strategy.on_main(partial(os.path.isfile, str(located(weights)))):
         task.build_model()
 
 

@@ -16,12 +16,7 @@ from retina_dist.base.text import pluralize
 from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.early_stopping import BestMetric
 from retina_dist.engine.plan import Plan
-from retina_dist.engine.precision import (
-    CHOICES,
-    describe_precision,
-    resolve_precision,
-    warn_of_emulation,
-)
+from retina_dist.engine.precision import agreed_precision, describe_precision, warn_of_emulation
 from retina_dist.engine.replicas import check_same
 from retina_dist.engine.task import Task
 from retina_dist.run.build import best_metric, build_plan
@@ -77,7 +72,7 @@ def plan_run(
     note = why_alone(requested.strategy.name, detect_launch())
     if note:
         logger.info(note)
-    precision = agreed_precision(requested, strategy)
+    precision = agreed_precision(requested.trainer.precision, strategy)
     warning = warn_of_emulation(strategy.device, precision)
     if warning:
         logger.warning(f"trainer.{warning}", extra={"rank_zero_only": True})
@@ -113,18 +108,6 @@ def plan_run(
     trainer = replace(config.trainer, precision=requested.trainer.precision)
     recorded = replace(config, trainer=trainer)
     return PlannedRun(config, recorded, task, plan, best, images, description, loggers)
-
-
-def agreed_precision(config: RunConfig, strategy: DistributedStrategy) -> str:
-    """`trainer.precision`, for auto the best that the devices of all ranks have. Collective."""
-    precision = config.trainer.precision
-    if precision == "auto":
-        own = CHOICES.index(resolve_precision(strategy.device, precision))
-        lowest = strategy.all_reduce(torch.tensor([own], device=strategy.device), "min")
-        precision = CHOICES[int(lowest)]
-    if precision == "fp16":
-        strategy.fp16_scale = 1.0  # the loss is scaled already
-    return precision
 
 
 def _check_folder(config: RunConfig, is_restart: bool) -> None:

@@ -133,9 +133,12 @@ class Annotations:
         """
         records = _taken(self.records, rows)
         truth = self.truth.of_images({record.image_id for record in records})
-        part = clean(truth, records, self.categories)
+        return replace(self, truth=truth).with_records(records)
+
+    def with_records(self, records: Sequence[ImageRecord]) -> Annotations:
+        """The same with these records of all images, by whose sizes the boxes are cleaned again."""
         return replace(
-            part,
+            clean(self.truth, records, self.categories),
             warnings=self.warnings,
             format=self.format,
             box_format=self.box_format,

@@ -3,7 +3,7 @@
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,30 +64,26 @@ def find_records(
 
     Raises DataError.
     """
-    folder = content.images
-    records = [make_record(image, folder, content.source, content.sources) for image in images]
+    records = [make_record(image, content) for image in images]
     if missing == "ignore":
         return Found(records, [])
     remedy = content.remedy
     if not remedy:
         remedy = "name their folder with data.train_images=FOLDER or data.val_images=FOLDER"
-    there = drop_missing(records, folder, missing, remedy)
+    there = drop_missing(records, content.images, missing, remedy)
     sized = fill_sizes(there.records, bad, max_pixels)
     return Found(sized.records, [*there.warnings, *sized.warnings])
 
 
-def make_record(
-    image: CocoImage,
-    images: PathOrUrl,
-    source: object,
-    sources: Mapping[int, ImageSource] | None = None,
-) -> ImageRecord:
-    """The record of an image of COCO's form, read from `source`.
+def make_record(image: CocoImage, content: Content) -> ImageRecord:
+    """The record of an image: a file in the folder of `content`, or where that says by its id.
 
-    The image is a file in the folder `images`, or where `sources` says by its id. Raises DataError.
+    Raises DataError.
     """
+    images = content.images
+    source = content.source
     name = image.file_name
-    known = (sources or {}).get(image.id)
+    known = (content.sources or {}).get(image.id)
     inside: str | None = name  # of a known source it names no file
     if known is None:
         within = _within_url if isinstance(images, Url) else _within_folder

@@ -24,6 +24,7 @@ from retina_dist.data.sources import RemoteFile, read, read_all
 from retina_dist.detection.data.dataset import DetectionDataset
 from retina_dist.detection.data.transforms import EvalTransform
 from retina_dist.detection.readers.annotations import Annotations
+from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.records import make_record
@@ -167,7 +168,7 @@ def test_missing_images_are_found_before_the_training(coco: Path) -> None:
 )
 def test_names_that_leave_the_folder_are_refused(name: str) -> None:
     with pytest.raises(DataError, match="which is outside az://c/images; write a path"):
-        make_record(CocoImage(1, name), Url("az://c/images"), Path("x.json"))
+        make_record(CocoImage(1, name), Content({}, Url("az://c/images"), "x.json"))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_names_that_leave_the_folder_are_refused(name: str) -> None:
     [("b/../a.jpg", "a.jpg"), ("az://c/images/a.jpg", "a.jpg"), ("x::file.jpg", "x::file.jpg")],
 )
 def test_names_within_the_folder(tmp_path: Path, name: str, inside: str) -> None:
-    record = make_record(CocoImage(1, name), Url("az://c/images"), Path("x.json"))
+    record = make_record(CocoImage(1, name), Content({}, Url("az://c/images"), "x.json"))
     assert record.path == RemoteFile("az://c/images", inside)
     # as text, fsspec would take what follows :: for another file system
     (found,) = read_all([RemoteFile("memory://c/images", f"{name}::file://{tmp_path}")])

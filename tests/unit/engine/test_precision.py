@@ -12,9 +12,13 @@ from torch import Tensor
 
 from retina_dist.config.compose import load_config
 from retina_dist.engine import precision as module
-from retina_dist.engine.precision import describe_precision, resolve_precision, warn_of_emulation
+from retina_dist.engine.precision import (
+    agreed_precision,
+    describe_precision,
+    resolve_precision,
+    warn_of_emulation,
+)
 from retina_dist.run.assemble import train
-from retina_dist.run.planning import agreed_precision
 from retina_dist.strategies.base import ReduceOp
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 
@@ -73,8 +77,7 @@ class BesideAnOlderCpu(SingleDeviceStrategy):
 
 
 def test_ranks_on_different_cpus_agree_on_what_all_have(cpu_has_bf16: bool) -> None:
-    config = load_config("train", ["trainer.precision=auto"])
-    assert agreed_precision(config, BesideAnOlderCpu("cpu")) == "fp32"
+    assert agreed_precision("auto", BesideAnOlderCpu("cpu")) == "fp32"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.plan import TrainerConfig
+from retina_dist.engine.precision import agreed_precision
 from retina_dist.run.build import build_strategy
-from retina_dist.run.planning import agreed_precision
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.compression import all_finite, to_wire
 from retina_dist.strategies.settings import StrategyConfig
@@ -68,5 +68,5 @@ def test_a_scaled_loss_needs_no_other_scale(precision: str, scale: float) -> Non
     trainer = TrainerConfig(max_duration="1step", precision=precision)
     config = RunConfig(trainer=trainer, strategy=StrategyConfig(device="cpu", compression="fp16"))
     strategy = build_strategy(config)
-    assert agreed_precision(config, strategy) == precision
+    assert agreed_precision(precision, strategy) == precision
     assert strategy.fp16_scale == scale
