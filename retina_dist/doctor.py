@@ -14,15 +14,10 @@ image. Exit code 1 if there are errors, 2 if the settings or the annotation file
 """
 
 import sys
-from functools import partial
-from pathlib import Path
 
-from retina_dist.base.console import heartbeat, print_redacted
-from retina_dist.base.files import write_json
-from retina_dist.base.redaction import redacted_tree
+from retina_dist.base.console import heartbeat
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
-from retina_dist.reporting.findings import DoctorReport
 from retina_dist.task.settings import DoctorConfig
 from retina_dist.testing.preflight import check_cluster
 
@@ -31,22 +26,15 @@ from retina_dist.testing.preflight import check_cluster
 def main(config: DoctorConfig) -> None:
     """Print and write the report; exit with 1 if it has errors."""
     if config.cluster:
-        errors = check_cluster(config, config.expect_gb_s, partial(show, config))
+        errors = check_cluster(config, config.expect_gb_s, config.output)
     else:
         with heartbeat():
             command = "examine_labels" if config.checkpoint else "examine"
             report = command_of_task(task_class(config), command)(config)
-        show(config, report)
+        report.show(config.output)
         errors = report.count("error")
     if errors:
         sys.exit(1)
-
-
-def show(config: DoctorConfig, report: DoctorReport) -> None:
-    """Print a report and write it to `config.output`."""
-    print_redacted(report.text())
-    if config.output:
-        write_json(Path(config.output), redacted_tree(report.to_dict()))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from retina_dist.base.console import print_redacted
+from retina_dist.base.files import write_json
+from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.text import escape, pluralize
 
 Level = Literal["error", "warning", "info"]
@@ -74,6 +78,12 @@ class DoctorReport:
         warnings = pluralize(self.count("warning"), "warning", none="no")
         summary = f"{errors}, {warnings}: {verdict}".capitalize()
         return "\n".join([*self.facts, *_by_level(self.findings), "", summary])
+
+    def show(self, output: str | None) -> None:
+        """Print the text, and write the dictionary into the JSON file `output`."""
+        print_redacted(self.text())
+        if output:
+            write_json(Path(output), redacted_tree(self.to_dict()))
 
 
 def _by_level(findings: Sequence[Finding]) -> Iterator[str]:

@@ -352,21 +352,21 @@ def _odd_ones(
     yield _problem(level, remedy, f"{what}: {'; '.join(parts)}, but {usual} on {others}")
 
 
-Show = Callable[[DoctorReport], None]
-
-
-def check_cluster(config: RunConfig, expect_gb_s: float | None, show: Show) -> int:
-    """The number of errors, on every rank; `show` gets the report on the main one.
+def check_cluster(config: RunConfig, expect_gb_s: float | None, output: str | None) -> int:
+    """The number of errors, on every rank; the main one shows the report, and writes it.
 
     Every rank calls it. A rank that does not start, or hangs, ends the others with an error that
     names it, after `strategy.timeout_s`. `expect_gb_s` is the least bus bandwidth.
     """
     with build_strategy(config) as strategy:
-        return strategy.run_elastic(partial(_check, config, expect_gb_s, strategy, show))
+        return strategy.run_elastic(partial(_check, config, expect_gb_s, strategy, output))
 
 
 def _check(
-    config: RunConfig, expect_gb_s: float | None, strategy: DistributedStrategy, show: Show
+    config: RunConfig,
+    expect_gb_s: float | None,
+    strategy: DistributedStrategy,
+    output: str | None,
 ) -> int:
     # Where checkpoints go, or the run folder where they go to a URL.
     place = config.trainer.checkpoint_dir
@@ -387,7 +387,7 @@ def _check(
     def show_report(links: Sequence[Link]) -> int:
         report = _report(ranks, links, strategy, findings(ranks, links, config, place, expect_gb_s))
         if strategy.is_main:
-            show(report)
+            report.show(output)
         return report.count("error")
 
     facts = _on_each(strategy, "reading the machine", read_machine, strategy, Path(place))
