@@ -17,8 +17,6 @@ repeated. Exit code 1 if the runs differ.
 has this version of retina_dist. Nothing is written into the runs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

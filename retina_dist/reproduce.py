@@ -11,8 +11,6 @@ line is the verdict: "Equal" with exit code 0, "Different" with 1, and "Not deci
 no window was run, or on a layout that gives other bits.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The certificate of a classifier's exported files: how far probabilities are apart, and top-1."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

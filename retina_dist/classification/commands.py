@@ -1,7 +1,5 @@
 """Classification's commands; a training imports none of them."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import starmap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Is a data set of labelled images sound?"""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Metrics of a classifier's checkpoint over its validation set or another."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

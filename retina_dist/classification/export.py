@@ -1,7 +1,5 @@
 """The classifier as an ONNX, PT2 or state_dict file, compared with the original before that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

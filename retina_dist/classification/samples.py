@@ -20,7 +20,6 @@ from torch import Tensor
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
 from retina_dist.base.text import as_override, escape, pluralize, truncate
-from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.images import ENDINGS, is_image, read_image
 from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.shards import annotations_of, has_shards, read_index
@@ -77,7 +76,7 @@ class Samples:
 
         Raises DataError where either is empty.
         """
-        rows = held_out_rows(self.names, fraction, first_of_same(self.sources))
+        rows = held_out_rows(self.names, self.sources, fraction)
         return self.rows(rows["train"]), replace(self.rows(rows["val"]), held_out=fraction)
 
     def digest(self) -> str:

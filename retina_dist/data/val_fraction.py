@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from retina_dist.base.errors import DataError
 from retina_dist.base.seeding import derived_seed
 from retina_dist.base.text import pluralize
+from retina_dist.data.sources import Source
 
 
 def held_out(name: str, fraction: float) -> bool:
@@ -13,15 +14,17 @@ def held_out(name: str, fraction: float) -> bool:
 
 
 def held_out_rows(
-    names: Sequence[str], fraction: float, firsts: Sequence[int]
+    names: Sequence[str], sources: Sequence[Source], fraction: float
 ) -> dict[str, list[int]]:
     """The rows of the images of "train" and, for `fraction` of them, of "val".
 
-    The name of the first of identical images decides; `firsts` has its row for each.
-    Raises DataError where that leaves either empty.
+    The name of the first of identical images decides. Raises DataError where that leaves either
+    empty.
     """
+    from retina_dist.data.file_checks import first_of_same
+
     rows: dict[str, list[int]] = {"train": [], "val": []}
-    for row, first in enumerate(firsts):
+    for row, first in enumerate(first_of_same(sources)):
         rows["val" if held_out(names[first], fraction) else "train"].append(row)
     for split, chosen in rows.items():
         if not chosen:

@@ -1,7 +1,5 @@
 """The certificate of a detector's exported files: how far boxes and scores are apart, and AP."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Detection's commands; a training imports none of them."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The doctor of a detection data set: its files, boxes and categories, and how the anchors fit."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -292,10 +290,11 @@ def _beyond_the_metric(data: Annotations, split: str) -> list[Finding]:
 
 def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     """A line on each faulty box, by its fault."""
-    objects = data.objects
+    counts = ~data.truth.crowd
+    objects = data.truth.of_objects(counts)
     rows = objects.rows_in(data.image_ids)
     faulty: dict[str, list[str]] = {}
-    for fault, mask in box_faults(objects.boxes, data.sizes[~data.truth.crowd])[1].items():
+    for fault, mask in box_faults(objects.boxes, data.sizes[counts])[1].items():
         examples = faulty[fault] = []
         for number in np.flatnonzero(mask).tolist():
             record = data.records[rows[number]]

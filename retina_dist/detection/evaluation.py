@@ -1,7 +1,5 @@
 """COCO metrics of a checkpoint, over its validation set or another, or of a results json."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 ONNX and PT2 hold the whole detector as one graph: pixels in, boxes out.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Mapping, Sequence

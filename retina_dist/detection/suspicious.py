@@ -5,8 +5,6 @@ A detector learns what most labels say rather than each wrong one, so that it ca
 trained on, too.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import io

@@ -2,8 +2,6 @@
 again.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Each form of a model gets every validation image and is compared with PyTorch. P
 compared in the same way, which shows what the comparison notices on these images.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import platform

@@ -1,7 +1,5 @@
 """A model as an .onnx, .pt2 or state_dict file, compared with the original before it is there."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

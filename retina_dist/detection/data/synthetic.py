@@ -234,7 +234,7 @@ def synthetic_annotations(
     nothing = {"images": [], "annotations": [], "categories": named}
     truth = make_ground_truth(nothing, "synthetic data")[0]
     categories = Categories.from_coco(named).padded(num_classes or 0)
-    return Annotations(truth, records, boxes, labels, categories)
+    return Annotations(truth, records, boxes, labels, categories, np.empty((0, 2)))
 
 
 def synthetic_batch(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -53,7 +52,7 @@ class Annotations:
     boxes: list[np.ndarray]
     labels: list[np.ndarray]
     categories: Categories
-    sizes: np.ndarray = field(default_factory=partial(np.empty, (0, 2)))
+    sizes: np.ndarray
     num_crowd: int = 0
     clipped: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -63,11 +62,6 @@ class Annotations:
     box_format: str | None = None
     centred: bool = False
     left_out: Sequence[LeftOut] = ()
-
-    @property
-    def objects(self) -> GroundTruth:
-        """The ground truth without crowd regions."""
-        return self.truth.of_objects(~self.truth.crowd)
 
     @property
     def coco(self) -> Entry:
@@ -150,11 +144,8 @@ class Annotations:
 
         Raises DataError where none is left.
         """
-        from retina_dist.data.file_checks import first_of_same
-
         names = [record.file_name for record in self.records]
-        firsts = first_of_same(self.sources)
-        rows = held_out_rows(names, fraction, firsts)
+        rows = held_out_rows(names, self.sources, fraction)
         parts = {split: self.with_rows(rows[split]) for split in ("train", "val")}
         parts["val"].held_out = fraction
         return parts

@@ -20,8 +20,9 @@ class BoxForm:
 
     def __init__(self, part: Annotations) -> None:
         self.part = part
-        self.boxes = part.truth.boxes[~part.truth.crowd]
-        sizes = part.sizes[~part.truth.crowd]
+        counts = ~part.truth.crowd
+        self.boxes = part.truth.boxes[counts]
+        sizes = part.sizes[counts]
         known = np.isfinite(sizes).all(axis=1)
         # of those whose image has a known size: upper left corner, sides, size of the image [n, 2]
         self.start = self.boxes[known, :2]

@@ -67,9 +67,8 @@ def find_records(
     records = [make_record(image, content) for image in images]
     if missing == "ignore":
         return Found(records, [])
-    remedy = content.remedy
-    if not remedy:
-        remedy = "name their folder with data.train_images=FOLDER or data.val_images=FOLDER"
+    by_setting = "name their folder with data.train_images=FOLDER or data.val_images=FOLDER"
+    remedy = content.remedy or by_setting
     there = drop_missing(records, content.images, missing, remedy)
     sized = fill_sizes(there.records, bad, max_pixels)
     return Found(sized.records, [*there.warnings, *sized.warnings])

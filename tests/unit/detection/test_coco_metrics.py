@@ -380,9 +380,9 @@ def batch_of(*image_ids: int) -> Batch:
 
 
 def annotations_of(truth: dict[str, Any]) -> Annotations:
-    return Annotations(
-        make_ground_truth(truth, "truth")[0], (), [], [], Categories.from_coco(truth["categories"])
-    )
+    categories = Categories.from_coco(truth["categories"])
+    ground_truth = make_ground_truth(truth, "truth")[0]
+    return Annotations(ground_truth, (), [], [], categories, np.empty((0, 2)))
 
 
 LOSSES_BY_RANK = (1.0, 4.0, 9.0)
