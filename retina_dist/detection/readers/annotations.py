@@ -146,7 +146,7 @@ class Annotations:
         """
         names = [record.file_name for record in self.records]
         rows = held_out_rows(names, self.sources, fraction)
-        parts = {split: self.with_rows(rows[split]) for split in ("train", "val")}
+        parts = {split: self.with_rows(chosen) for split, chosen in rows.items()}
         parts["val"].held_out = fraction
         return parts
 
