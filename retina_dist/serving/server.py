@@ -64,8 +64,8 @@ def server_of(
         import httptools  # noqa: F401 - h11 raises on a HEAD request with a bad body
         import uvicorn
 
+        from retina_dist.serving.connections import HalfOpenProtocol, without_query
         from retina_dist.serving.endpoints import create_app
-        from retina_dist.serving.protocol import HalfOpenProtocol, without_query
         from retina_dist.serving.scoring import Scorer
     except ImportError as error:
         raise ConfigError(

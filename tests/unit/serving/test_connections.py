@@ -21,8 +21,8 @@ pytest.importorskip("fastapi", reason="the extra [serve] is not installed")
 
 import uvicorn
 
+from retina_dist.serving.connections import HalfOpenProtocol, without_query
 from retina_dist.serving.endpoints import create_app
-from retina_dist.serving.protocol import HalfOpenProtocol, without_query
 
 ABORTED = 150
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
