@@ -6,7 +6,6 @@ hydra nor pycocotools.
 
 import os
 import sys
-from importlib.util import find_spec
 
 # A script of the package, as python retina_dist/train.py starts, puts this folder first: its bisect
 # would then hide Python's.
@@ -27,8 +26,8 @@ def __getattr__(name: str) -> object:
         from retina_dist.base.arguments import no_attribute
 
         sentence = no_attribute(__name__, name, __all__)
-        # of an AttributeError, from retina_dist import NAME would not say the sentence
-        is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
-        if is_import and not find_spec(f"{__name__}.{name}"):
+        # of an AttributeError, from retina_dist import NAME would not say the sentence; the name of
+        # a module, in small letters, is looked for among the files
+        if sys._getframe(1).f_code.co_name == "_handle_fromlist" and not name.islower():
             raise ImportError(sentence) from None
         raise AttributeError(sentence) from None

@@ -65,9 +65,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         remedy = ""
         if is_disk_full(error):
-            remedy = f": make room in {path.parent}, or write to another disk"
-        if error.errno == errno.EFBIG:
-            remedy = ": raise the limit of a file's size, ulimit -f"
+            remedy = f": make room in {path.parent}, or write to another disk (see also ulimit -f)"
         raise UserError(
             f"{path} could not be written ({error}); older files are untouched{remedy}."
         ) from error
@@ -77,8 +75,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a file could not be written because a disk, or a user's share of it, is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether a disk, a user's share of it or the largest file allowed is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:

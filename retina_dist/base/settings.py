@@ -130,7 +130,7 @@ def setting(default: T, text: str = "", *, fraction: bool = False, **limits: Any
     `text` is its meaning; `fraction=True` is a number from 0 to 1.
     """
     if fraction:
-        limits |= {"at_least": 0, "at_most": 1}
+        limits |= {"at_least": 0, "at_most": 1, "remedy": "write a number from 0 to 1"}
     metadata = {"limits": Limits(text, **limits)}
     if isinstance(default, list):
         return dataclasses.field(default_factory=partial(copy.deepcopy, default), metadata=metadata)
@@ -349,8 +349,6 @@ def wrong_type(key: str, value: object, hint: object, limits: Limits) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     problem = limits.options and limits.problem(key, value)
     remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
-    if not remedy and 1 in (limits.at_most, limits.below):
-        remedy = "write a number from 0 to 1"
     return problem or _wrong_type(key, value, hint, remedy)
 
 
@@ -367,8 +365,7 @@ def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
     if depth > 0 and value is not None:
         return f"{sentence}; write {key}={'[' * depth}{given}{']' * depth}."
     if depth < 0:
-        first = given.strip("[]").partition(",")[0]
-        return f"{sentence}; write {key}={first}, or several without brackets with --multirun."
+        return f"{sentence}; write one, or several without brackets with --multirun."
 
     bare = given.strip("'")
     if bare != given:
@@ -381,8 +378,9 @@ def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
     if "list" in str(hint):
         return f"{sentence}; write {_list_of_numbers(key, given)}."
     section = kinds_of(hint)[0].__name__.replace("DetectorSettings", "ModelConfig")
-    own = _OWN.get(section, "")
-    return f"{sentence}; give {key}.NAME=VALUE, in Python rd.{section}(NAME=VALUE){own}."
+    sentence += f"; give {key}.NAME=VALUE, in Python rd.{section}(NAME=VALUE)"
+    sentence += _OWN.get(section, "")
+    return f"{sentence}, in a file's defaults - override /{key}: NAME."
 
 
 def _list_of_numbers(key: str, given: str) -> str:

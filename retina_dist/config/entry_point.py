@@ -75,7 +75,13 @@ class Command:
         with reported_errors("debug=true" in arguments, collective=True):
             options = parse(self.name, arguments)
             if options.help:
-                self._print_help(options)
+                from retina_dist.config.help import help_page
+
+                document = sys.modules[self.__module__].__doc__ or ""
+                settings = [each for each in options.overrides if "=" in each]
+                config, values = compose.described(self.name, settings, options.also)
+                page = help_page(self.name, config, document, compose.config_dir(), values)
+                print(page, end="", flush=True)
                 return
 
             self._prepare(options)
@@ -136,18 +142,6 @@ class Command:
             error.collective = True
             raise
         return config
-
-    def _print_help(self, options: argparse.Namespace) -> None:
-        """Print the page of --help, or its parts that have the word beside it."""
-        from retina_dist.config.help import help_page
-
-        document = sys.modules[self.__module__].__doc__ or ""
-        settings = [each for each in options.overrides if "=" in each]
-        config, values = compose.described(self.name, settings, options.also)
-        page = help_page(self.name, config, document, compose.config_dir(), values)
-        word = "".join(each for each in options.overrides if "=" not in each)
-        blocks = [block for block in page.split("\n\n") if word in block]
-        print("\n\n".join(blocks).rstrip() or page, flush=True)
 
     def _prepare(self, options: argparse.Namespace) -> None:
         """Check the overrides, add those that they imply, and make the schema known to Hydra.

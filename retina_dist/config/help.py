@@ -23,8 +23,7 @@ RARE = (
     "quiet",
     "of_checkpoint",
 )
-OPTIONS = """--help WORD prints the parts of this page that have the word.
-Hydra's options work as it documents them: --cfg job (the composed settings), --info,
+OPTIONS = """Hydra's options work as it documents them: --cfg job (the composed settings), --info,
 --multirun or -m (a sweep), --config-dir FOLDER (entries of your own),
 --config-path RUN --config-name config (the settings of an earlier run).
 All keys, with every limit: docs/settings.md."""

@@ -20,6 +20,7 @@ TORCHVISIONS = re.compile(
 )
 # What is chosen by a setting, not by an entry of the group.
 SETTINGS_OF_GROUPS = {
+    "hydra": "install its plugin, as by pip install hydra-optuna-sweeper; there",
     "data": (
         "give data.root=FOLDER, whose format is recognised, or, where each class has a folder, "
         "task=classification data=folders data.root=FOLDER; there"
@@ -195,6 +196,8 @@ def _sentence(command: str, error: Exception) -> str:
         key = getattr(cause, "full_key", None) or key
         inner = cause.__cause__ or cause.__context__
     reason = first_line(cause).strip().rstrip(".")
+    if "is not in struct" in reason:
+        reason = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
     if key:
         reason = f"{key}: {reason}"
     return f"{reason}."

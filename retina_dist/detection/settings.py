@@ -103,7 +103,13 @@ class DetectionData(ImageDataSettings):
         [800], "shorter side in px; one is drawn for each step", at_least=32
     )
     val_min_size: int | None = setting(None, "null: the largest of min_sizes", at_least=1)
-    max_size: int = setting(1333, "longer side at most, px", at_least=32, at_most=10**5)
+    max_size: int = setting(
+        1333,
+        "longer side at most, px",
+        at_least=32,
+        at_most=10**5,
+        remedy="write the longer side, as 1333, and data.min_sizes=[800] for the shorter",
+    )
     num_buckets: int = setting(
         6, "static canvases for each of min_sizes", at_least=1, at_most=10**4
     )

@@ -68,7 +68,12 @@ class TrainerConfig(KnownArguments):
         "global_norm", choices=("global_norm", "tensor_norm", "value")
     )
     ema_decay: float | None = setting(
-        None, "validation and best.pt use averages", above=0, below=1, null_is_off=True
+        None,
+        "validation and best.pt use averages",
+        above=0,
+        below=1,
+        null_is_off=True,
+        remedy="write a number such as 0.9998",
     )
     channels_last: bool | None = setting(
         False, "memory format NHWC; null: on GPUs, and CPUs other than AVX2"

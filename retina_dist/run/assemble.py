@@ -22,6 +22,7 @@ from retina_dist.run.resume import (
     Run,
     RunOpener,
     checkpoint_folder,
+    open_run,
     restore,
     warn_of_changed_data,
 )
@@ -60,7 +61,7 @@ def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics,
             console.reset(strategy.rank)
             planned = plan_run(config, strategy, is_restart=opener.folder is not None)
             if config.dry_run:
-                _try_weights(config, planned.task, strategy)
+                _try_files(config, planned.task, strategy)
                 return {}
             run = opener.open(planned.config, strategy, planned.task.locked_settings)
             training = assemble(strategy, planned, run)
@@ -71,13 +72,21 @@ def fit(config: RunConfig, callbacks: Sequence[Callback] = ()) -> tuple[Metrics,
         return strategy.run_elastic(train_with_these_processes), opener.folder
 
 
-def _try_weights(config: RunConfig, task: Task, strategy: DistributedStrategy) -> None:
-    """Raise CheckpointError for a file of `model.weights` that the run would refuse. Collective."""
-    weights = vars(config.model).get("weights")
-    if config.resume or not isinstance(weights, str):
-        return
-    if strategy.on_main(partial(os.path.isfile, str(located(weights)))):
+def _try_files(config: RunConfig, task: Task, strategy: DistributedStrategy) -> None:
+    """Raise UserError for a checkpoint or a file of `model.weights` that the run would refuse.
+    Collective.
+    """
+    weights = str(located(str(vars(config.model).get("weights"))))
+    if config.resume:
+        strategy.on_main(partial(_try_resume, config, task))
+    elif strategy.on_main(partial(os.path.isfile, weights)):
         task.build_model()
+
+
+def _try_resume(config: RunConfig, task: Task) -> None:
+    run = open_run(config, locked=task.locked_settings)
+    if run.checkpoint:
+        task.load_checkpoint_state(task.checkpoint_state(run.checkpoint), run.resumed_from)
 
 
 def assemble(strategy: DistributedStrategy, planned: PlannedRun, run: Run) -> Training | None:

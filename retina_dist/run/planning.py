@@ -116,7 +116,7 @@ def _check_folder(config: RunConfig, is_restart: bool) -> None:
         return
     if config.resume not in (None, "", "auto"):
         check_resume(parse_path(config.resume), config.trainer.checkpoint_dir)
-    elif config.dry_run == bool(config.resume):  # a dry run says what resume=auto finds
+    elif not (config.resume or config.dry_run):
         open_run(config)
 
 

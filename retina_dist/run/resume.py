@@ -199,7 +199,7 @@ def _find_named(config: RunConfig, owner: Owner | None) -> tuple[Path, Found | N
     source, _ = found
     if folder is None:
         raise ConfigError(
-            f"resume={source} is not inside a run folder; say where to write with output_dir=…."
+            f"resume={source} is not inside a run folder; give that, or output_dir=… and settings."
         )
     if own is None or folder.resolve() != own.resolve():
         _refuse_checkpoints_in(folder)
