@@ -279,7 +279,7 @@ def _orientation_of_annotations(
     raise ImageError(
         f"{path} is {shown[0]} x {shown[1]} pixels, "
         f"but its annotation says {annotated[0]} x {annotated[1]}; "
-        "give the image that was annotated, or set data.bad_images=skip."
+        "give the image that was annotated, the same each time, or set data.bad_images=skip."
     )
 
 

@@ -70,6 +70,8 @@ def reading(
         reason = getattr(error, "strerror", None) or first_line(error)
         if isinstance(error, LookupError):
             reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError):
+            remedy = f"add {error}"
         if isinstance(error, UnicodeDecodeError):
             remedy = "save it in UTF-8"
         if (
@@ -98,7 +100,7 @@ def read_text(path: PathOrUrl) -> str:
 
 def parse_xml(path: PathOrUrl, tag: str) -> ElementTree.Element:
     """The root element of an XML file, which must be a `tag`. Raises DataError."""
-    with reading(path, "an annotation"):
+    with reading(path, "an annotation", "restore the file, with &amp; for &"):
         root = ElementTree.fromstring(read_bytes(path))
     if root.tag != tag:
         found = escape(repr(root.tag), 80)

@@ -226,7 +226,8 @@ class ItemReader:
             return torch.as_tensor(values).as_subclass(Tensor).detach().cpu().double()
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor."
+                f"{self}[{number}] has {key} that are not numbers ({error}); give a tensor, in "
+                "which 0 is the first category."
             ) from error
 
     def _whole(self, number: int, key: str, value: Any) -> int:

@@ -14,7 +14,7 @@ from retina_dist.classification.samples import read_samples
 from retina_dist.config.compose import load_config
 from retina_dist.convert import ConvertConfig
 from retina_dist.data.images import find_images
-from retina_dist.data.parsing import csv_rows
+from retina_dist.data.parsing import csv_rows, parse_xml
 from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
@@ -192,3 +192,17 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").touch()
     with pytest.raises(UserError, match=r"a\.json cannot be listed \(.*\); give a folder that you"):
         Tree(tmp_path / "a.json")
+
+
+def test_what_an_annotation_lacks_or_has_wrong_is_named(tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    (tmp_path / "a.xml").write_text("<annotation><name>AT&T</name></annotation>")
+    with pytest.raises(
+        DataError, match=r"a\.xml cannot be .*; restore the file, with &amp; for &\."
+    ):
+        parse_xml(tmp_path / "a.xml", "annotation")
+    box = {"label": "cat", "coordinates": {"xmin": 1, "ymin": 2, "xmax": 30, "ymax": 40}}
+    content = [{"image": "a.png", "annotations": [box]}]
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="image 1 cannot be read as .*; add 'x'."):
+        read_split(DetectionData(root=str(tmp_path), format="createml"), "train")
