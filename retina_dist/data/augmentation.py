@@ -1,4 +1,7 @@
-"""Augmentations of one's own: any function of an image and its boxes, with keyed random numbers."""
+"""Augmentations of one's own: any function of an image and its boxes, with keyed random numbers.
+
+Those that a task has, such as flips, crops and mixup, are in its transforms.py.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Detection in windows of large images, for objects that a resize would make too small.
 
 As SAHI, Akyon et al. 2022, https://arxiv.org/abs/2202.06934, slices images; the whole image is
-looked at too.
+looked at too. `TiledDetector` in detector.py detects in them.
 """
 
 from collections.abc import Sequence
