@@ -180,7 +180,9 @@ def register(family: str, target: type | str, name: str = "") -> type[Any]:
         try:
             found = _loaded(target)
         except (ImportError, ValueError) as error:
-            raise ConfigError(f"{label} cannot be imported ({error}).") from error
+            raise ConfigError(
+                f"{label} cannot be imported ({error}); put its folder on PYTHONPATH."
+            ) from error
     contract = _loaded(kind.contract)
     if not (isinstance(found, type) and issubclass(found, contract)):
         raise ConfigError(

@@ -304,7 +304,7 @@ _WORDS = {
 }
 _REMEDIES = {
     int: "one in digits",
-    float: "one in digits",
+    float: "one in digits, such as 0.1",
     str: "it in quotes, in Python str(VALUE)",
     bool: "true or false",
 }

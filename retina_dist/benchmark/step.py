@@ -238,7 +238,7 @@ def _run(step: Step, count: int) -> None:
     loss = torch.zeros(())
     for _ in range(count):
         loss = step()
-    float(loss)  # waits for a GPU
+    loss.item()  # waits for a GPU
 
 
 def benchmark(config: StepConfig) -> dict[str, object]:

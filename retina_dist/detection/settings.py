@@ -206,7 +206,7 @@ class ModelConfig(DetectorSettings):
         choices=(None, "frozen_bn", "bn", "sync_bn"),
     )
     norm_eps: float | None = setting(
-        None, "null: the weights' (COCO_V1: 0), else 1e-5", at_least=0, at_most=1
+        None, "null: the weights' (COCO_V1: 0), else 1e-5", fraction=True
     )
     anchor_sizes: list[list[int]] = setting(
         [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]],

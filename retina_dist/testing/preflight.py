@@ -128,7 +128,7 @@ def time_step(device: torch.device) -> float:
         model.zero_grad()
         loss = model(images).sum()
         loss.backward()
-        float(loss)  # waits for a GPU
+        loss.item()  # waits for a GPU
         times.append((time.perf_counter() - started) * 1e3)
     return statistics.median(times[1:])  # the first allocates, and chooses kernels
 

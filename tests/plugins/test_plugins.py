@@ -76,7 +76,7 @@ def test_wrong_settings_of_a_class_from_outside_are_named() -> None:
     ("target", "message"),
     [
         ("subprocess.Popen", "is not a class of the kind DistributedStrategy"),
-        ("nowhere.Strategy", "cannot be imported"),
+        ("nowhere.Strategy", "cannot be imported .*; put its folder on PYTHONPATH"),
     ],
 )
 def test_an_entry_names_a_strategy_and_nothing_else(

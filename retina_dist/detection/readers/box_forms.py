@@ -43,7 +43,7 @@ class BoxForm:
         if fault or any(map(len, part.boxes)) or (split != "train" and not len(self.boxes)):
             return fault
         causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
-        remedy = "correct the boxes, or give the right annotations"
+        remedy = "correct the boxes (shares or pixels?), or give the right annotations"
         return f"no box is left ({', '.join(causes)})", remedy
 
     def misread(self) -> tuple[str, str] | None:

@@ -11,7 +11,6 @@ from operator import mul
 from typing import Any
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.text import truncate
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import (
@@ -164,7 +163,7 @@ def _class_in(entry: Entry) -> Any:
     for key in ("categories", "category", "labels", "label", "class", "classes", "id"):
         if key in entry:
             return entry[key]
-    raise ValueError(f"no categories among {truncate(list(entry))}")
+    raise KeyError("categories")
 
 
 class CreateMlReader(JsonReader):

@@ -198,7 +198,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("data.root=${nope}", "data.root: Interpolation key 'nope' not found."),
         ("~optimizer.lr", "optimizer.lr is not set; give optimizer.lr="),
         # another type
-        ("optimizer.lr=abc", "optimizer.lr=abc is not a number; write one in digits."),
+        ("optimizer.lr=abc", "optimizer.lr=abc is not a number; write one in digits, such as 0.1."),
         (
             "optimizer.lr=[1e-3,1e-2]",
             "is not a number; write one, or several without brackets with --multirun.",

@@ -181,6 +181,7 @@ OF_OTHER_COMMANDS = {
         "experiment=finetune is for task=detection, but the task is classification; leave "
         "task=classification out, or give experiment=finetune_classifier."
     ),
+    ("train", "task=classification", "data.mixup=true"): "one in digits, such as 0.1.",
     ("bisect", "run=runs/a", "other=runs/b"): "did you mean a?",
     ("bisect", "runs/a", "runs/b"): "write a=runs/a b=runs/b.",
     ("doctor", "sheets=true"): "sheets=true is not a text; give a folder.",

@@ -206,3 +206,7 @@ def test_what_an_annotation_lacks_or_has_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match="image 1 cannot be read as .*; add 'x'."):
         read_split(DetectionData(root=str(tmp_path), format="createml"), "train")
+    line = {"file_name": "a.png", "objects": {"bbox": [[1, 2, 30, 40]]}}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(line))
+    with pytest.raises(DataError, match="image 1 cannot be read as .*; add 'categories'."):
+        read_split(DetectionData(root=str(tmp_path), format="huggingface"), "train")

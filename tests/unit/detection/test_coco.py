@@ -426,7 +426,7 @@ AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
         (
             [],
             None,
-            r"no box is left \(none is annotated\); correct the boxes, or give the right anno",
+            r"no box is left \(none is annotated\); correct the boxes \(shares or pixels\?\), or give the",
         ),
         (
             [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],
