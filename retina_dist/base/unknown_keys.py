@@ -17,16 +17,20 @@ from retina_dist.base.text import as_override
 _TABLE = """
 epochs epoch e max_epochs num_epochs num_train_epochs total_epochs n_epochs nb_epochs nepochs: \
 trainer.max_duration=12epochs
-max_steps max_iter max_iters num_steps num_iterations total_iters iterations steps: \
-trainer.max_duration=90ksteps
-lr learning_rate base_lr lr0: optimizer.lr
+max_steps max_iter max_iters num_steps num_iterations total_iters iterations iters num_iters \
+steps: steps=3 | trainer.max_duration=90ksteps
+basic_lr_per_img lr learning_rate base_lr lr0: optimizer.lr
 lr_scheduler scheduler: schedule
 optim optimiser: optimizer
 warmup_epochs lr_warmup_epochs warmup_ratio: schedule.warmup=1epoch
-warmup_iters warmup_steps num_warmup_steps lr_warmup warmup: schedule.warmup=1000steps
+warmup_iters warmup_steps num_warmup_steps lr_warmup warmup: warmup=3 | schedule.warmup=1000steps
 ims_per_batch bs b batchsize: batch_size | data.batch_size
 workers j n_workers num_workers: num_workers | data.num_workers | leave it out
-imgsz img_size image_size img_scale min_size_train min_size crop_size size: data.min_sizes=[640] | \
+size: shard_mb=256 | data.min_sizes=[640] | data.image_size | size=[640,640] | \
+the size of the training is used; leave it out
+compression=gzip compression=zip: files are stored as they are; leave it out
+imgsz img_size image_size img_scale min_size_train min_size crop_size target_size: \
+canvases=[[640,640]] | data.min_sizes=[640] | \
 data.image_size | size=[640,640] | \
 the size of the training is used; leave it out
 min_sizes: data.min_sizes | data.image_size | size=[640,640]
@@ -36,24 +40,26 @@ gradient_clip_val clip_grad: trainer.gradient_clip
 check_val_every_n_epoch val_interval: trainer.validate_every=1epoch
 val_check_interval eval_period: trainer.validate_every=1000steps
 solver.checkpoint_period: trainer.checkpoint_every=1000steps
-checkpoint_period save_period: trainer.checkpoint_every=1epoch
+snapshot_epoch checkpoint_period save_period: trainer.checkpoint_every=1epoch
 log_every_n_steps: trainer.log_every
 amp mixed_precision use_amp: trainer.precision=bf16
 amp=false mixed_precision=false use_amp=false solver.amp.enabled=false: trainer.precision=fp32 | \
 precision=fp32
-devices gpus num_gpus num_nodes num_processes nproc world_size: the launcher starts the processes: \
+devices gpus num_gpus num_nodes num_processes num_machines nproc world_size: \
+processes | the launcher starts the processes: \
 torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 default_root_dir save_dir work_dir project output: output_dir
-path data_dir data_path dataset dataset_dir dataset_path datadir train_dir train_path val_dir \
+coco_path validation_data \
+ path data_dir data_path dataset dataset_dir dataset_path datadir train_dir train_path val_dir \
 val_path: data.root | root
 data d train: data.root | root | input
 logger loggers: logging
 freeze freeze_backbone frozen_stages: model.trainable_layers
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
-anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
-input.format color_format channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
+kmeans anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
+color input.format color_format channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
 format: data.format | output=model.onnx | the format is recognised; leave it out
 split: data.val_split
 help: --help, alone
@@ -62,17 +68,18 @@ opset half simplify dynamic: leave it out
 backbone model.name arch: model.backbone | model.architecture
 config config_file cfg hyp: put it into FOLDER/experiment and give --config-dir FOLDER \
 experiment=NAME
-checkpoint: evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, and \
+checkpoint: run | evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, \
+and \
 the doctor checks data
 multi_run sweep evolve hyperparameter_search: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
 run run_folder: checkpoint | a | resume
 image: input
 input: root | data.root | images
-seed_everything: seed
-patience early_stopping: trainer.patience
+random_seed random_state manual_seed randomness.seed seed_everything: seed
+patience_epochs patience early_stopping: trainer.patience
 classes nc n_classes num_class num_classes: model.num_classes | the data decides; leave it out
-names class_names: the data names its classes; leave it out
+label_names names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
 fliplr flip random_flip horizontal_flip: data.hflip
@@ -82,11 +89,12 @@ mean std normalize normalization pixel_mean pixel_std image_mean image_std: imag
 as for the weights of ImageNet; leave it out
 hsv_h hsv_s hsv_v color_jitter brightness contrast saturation hue: data.photometric=0.5 | \
 data.augment=randaugment
-degrees rotate rotation translate shear perspective bgr close_mosaic mixup_alpha cutmix_alpha \
+no_aug_epochs enable_mixup mosaic_prob mixup_prob rotation_range zoom_range shear_range \
+ degrees rotate rotation translate shear perspective bgr close_mosaic mixup_alpha cutmix_alpha \
 auto_augment autoaugment transforms transform data_augmentation rand_augment: see data.hflip, \
 data.photometric and data.scale_jitter for detection, data.augment, data.mixup and data.cutmix \
 for classification
-multi_scale scale_range: give several of data.min_sizes
+multiscale_range multi_scale scale_range: give several of data.min_sizes
 scale: data.scale_jitter=[0.8,1.25] | data.crop_scale=[0.25,1.0]
 resize.scale train_pipeline.resize.scale train_pipeline.randomresize.scale: data.min_sizes=[640] | \
 data.image_size
@@ -94,7 +102,7 @@ cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor pin_me
 read ahead by data.num_workers; leave it out
 drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
 it; leave it out
-fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overfit_batches=2
+subset fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overfit_batches=2
 max_time time: trainer.max_duration counts epochs, steps or images, not hours
 min_epochs min_steps: trainer.max_duration says how long; leave it out
 num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones \
@@ -105,7 +113,8 @@ and last.pt are kept, and the end is validated; leave it out
 sync_batchnorm sync_bn: model.norm=sync_bn
 detect_anomaly terminate_on_nan: see trainer.max_nonfinite_steps
 profiler: trainer.profile=3steps
-verbosity print_freq log_freq log_steps logging_steps log_interval log_period print_every: \
+logging_strategy verbosity print_freq log_freq log_steps logging_steps log_interval log_period \
+print_every: \
 trainer.log_every=10
 cos_lr: schedule=cosine
 lrf min_lr eta_min lr_min: schedule.final_factor=0.01
@@ -137,8 +146,9 @@ fp32 no_amp disable_amp: trainer.precision=fp32 | precision=fp32
 bf16 half_precision: trainer.precision=bf16 | precision=bf16
 gradient_checkpointing grad_checkpointing: model.activation_checkpointing=true
 use_deterministic_algorithms cudnn_deterministic: trainer.deterministic=true
-backend backends dist_backend launcher distributed ddp: launchers | strategy=ddp
-dist_url master_addr master_port node_rank local_rank rank gpu_ids: give it to the launcher, \
+strategies backend backends dist_backend launcher distributed ddp: launchers | strategy=ddp
+main_process_ip machine_rank dist_url master_addr master_port node_rank local_rank rank gpu_ids: \
+give it to the launcher, \
 as in torchrun --nproc-per-node N
 report_to wandb clearml comet tracking: logging
 tensorboard_dir log_dir logdir: output_dir
@@ -148,12 +158,15 @@ weights_backbone pretrained_backbone backbone_pretrained: model.backbone_weights
 fpn fpn_out_channels out_channels: model.fpn_channels
 focal: model.focal_gamma
 alpha: model.focal_alpha
-max_det max_detections detections max_dets top_k topk: detections_per_image | \
+max_dets: max_detections | detections_per_image | model.detections_per_image
+max_det max_detections detections top_k topk: detections_per_image | \
 model.detections_per_image
-iou nms iou_threshold iou_thres iou_thresh nms_thr nms_thresh nms_thresh_test nms_iou: \
+nmsthre iou nms iou_threshold iou_thres iou_thresh nms_thr nms_thresh nms_thresh_test nms_iou: \
 nms_threshold | model.nms_threshold
-iou_type iou_types: metrics are COCO's, at IoU 0.50 to 0.95; leave it out
-score_thresh score_thresh_test conf_thres min_score: score_threshold | model.score_threshold
+area per_class confusion_matrix iou_type iou_types: metrics are COCO's, at IoU 0.50 to 0.95, with \
+tables of areas and classes; leave it out
+test_conf score_thresh score_thresh_test conf_thres min_score: score_threshold | \
+model.score_threshold
 dropout drop_path drop_rate: the network has none; leave it out
 single_cls: the data names its classes; leave it out
 agnostic_nms: NMS is of each class; leave it out
@@ -162,21 +175,21 @@ hide_labels view_img nosave vid_stride stream: pictures and results.json are wri
 output_dir; leave it out
 show visualize: pictures are written to output_dir; leave it out
 input_dir images_dir image_dir img_dir files: input | images | data.root | root
-output_file out out_dir output_path output_folder outdir result_dir save_path outfile: \
-output_dir | output
+output_file out outfile: output | output_dir
+out_dir output_path output_folder outdir result_dir save_path show_dir: output_dir | output
 model_path checkpoint_path weight ckpt: checkpoint | model.weights
-ann_file annotation_file annotation ann gt label_dir: annotations | data.train_annotations
+anno_path ann_file annotation_file annotation ann gt label_dir: annotations | data.train_annotations
 labels: annotations | data.train_annotations | pictures have them; leave it out
 predictions preds detections_file dt pred: results
 test_split valid_split val_ratio validation_split val_size: data.val_fraction=0.1
 onnx int8 quantize optimize keras workspace dynamic_axes: leave it out
 from to from_format to_format input_format output_format: root and output say what is read and \
 written; the ending of output is the format
-bind address: host
+bind address listen: host
 ssl https tls: put a proxy with TLS before it; leave it out
 reload: leave it out
 token password auth key: api_key
-tolerance atol rtol: the bounds are fixed; leave it out
+tol tolerance atol rtol: the bounds are fixed; leave it out
 fix repair: problems are named, files stay as they are; leave it out
 num_shards shards shard_size maxsize max_size_mb: shard_mb
 test_only: python -m retina_dist.evaluate judges a checkpoint; leave it out
@@ -187,21 +200,21 @@ for classification
 mixup: data.mixup | detection has none; leave it out
 cutmix: data.cutmix | detection has none; leave it out
 ra_magnitude augmix_severity ra_reps ra_sampler aa: data.augment=randaugment | see data.photometric
-reprob: data.erasing=0.25 | see data.photometric
+remode reprob: data.erasing=0.25 | see data.photometric
 model_ema_steps ema_decay: trainer.ema_decay=0.9998
 interpolation bilinear antialias: images are resized as torchvision does; leave it out
 val_resize_size: data.val_resize | data.val_min_size=800
 val_crop_size: data.val_image_size | data.val_min_size=800
 min_size_test test_size eval_size: data.val_min_size=800 | data.val_image_size=224 | leave it out
-train_crop_size input_size: data.min_sizes=[640] | data.image_size | \
+train_crop_size input_size: data.min_sizes=[640] | data.image_size | size=[640,640] | \
 the size of the training is used; leave it out
 crop_pct: data.val_resize=256 | images are resized whole; leave it out
-start_epoch last_epoch: resume | leave it out
+initial_epoch start_epoch last_epoch: resume | leave it out
 rpn_score_thresh pred_score_thr: score_threshold | model.score_threshold
 gamma: schedule.gamma | write schedule=multistep schedule.gamma=0.1
 steps_per_epoch: an epoch has all images; leave it out
 milestones: schedule.milestones | write schedule=multistep schedule.milestones=[8epochs]
-lr_milestones: write schedule=multistep schedule.milestones=[8epochs]
+lr_drop decay_epochs lr_milestones: write schedule=multistep schedule.milestones=[8epochs]
 decay_rate: write schedule=multistep schedule.gamma=0.1
 cooldown_epochs: the schedule ends with trainer.max_duration; leave it out
 warmup_factor: schedule.warmup_factor
@@ -209,16 +222,17 @@ momentum: optimizer.momentum | write optimizer=sgd optimizer.momentum=0.9
 nesterov: optimizer.nesterov | write optimizer=sgd optimizer.nesterov=true
 betas: optimizer.betas | write optimizer=adamw "optimizer.betas=[0.9,0.999]"
 eps epsilon adam_epsilon: optimizer.eps | write optimizer=adamw optimizer.eps=1e-8
-adam_beta1 adam_beta2 beta1 beta2: optimizer.betas | write optimizer=adamw \
+opt_betas adam_beta1 adam_beta2 beta1 beta2: optimizer.betas | write optimizer=adamw \
 "optimizer.betas=[0.9,0.999]"
 warmup_momentum layer_decay foreach fused amsgrad: the optimizers have none; leave it out
 weight_decay_norm: optimizer.norm_weight_decay
 weight_decay_bias: optimizer.bias_weight_decay
-sampler_train sampler: data.repeat_threshold=0.001 | data.balanced=true
+balance oversample sampler_train sampler: data.repeat_threshold=0.001 | data.balanced=true
 class_weight pos_weight cls_weights cls_pw: data.class_weights=auto
 data.val data.valid data.validation: data.val_annotations
 test val_set valid validation: data.val_split | leave it out
-iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou
+iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou | \
+metrics are COCO's; leave it out
 neg_iou_thr bg_iou_thresh min_pos_iou: model.background_iou
 focal_loss_gamma fl_gamma gamma_focal: model.focal_gamma
 focal_loss_alpha: model.focal_alpha
@@ -233,7 +247,7 @@ start_level num_outs num_levels out_features: the pyramid has P3 to P7; leave it
 depth layers: model.backbone=resnet50 | model.architecture=resnet50
 freeze_at freeze_layers freeze_bn: see model.trainable_layers and model.norm
 sizes scales octave_base_scale scales_per_octave anchor_size: see model.anchor_sizes
-max_norm: trainer.gradient_clip=1
+clip_max_norm max_norm: trainer.gradient_clip=1
 filter_empty_annotations filter_empty_gt remove_empty: see data.keep_empty_images
 solver.amp.enabled: trainer.precision=bf16
 solver.clip_gradients.enabled: trainer.gradient_clip=1
@@ -261,23 +275,25 @@ logging_dir: output_dir
 lr_scheduler_type sched lr_schedule lr_policy policy: schedule
 lr_scheduler_kwargs param_scheduler: see schedule=cosine --help
 amp_dtype dtype tf32: trainer.precision=bf16 | precision=bf16
-torch_compile: trainer.compile=true
+jit_compile dynamo_backend torch_compile: trainer.compile=true
 auto_find_batch_size auto_scale_batch_size: give data.batch_size, and trainer.accumulate=auto to \
 fit it into the memory
 find_lr auto_lr_find lr_finder: try several with --multirun optimizer.lr=1e-4,1e-3
-deepspeed fsdp dp tpu: there are strategy=single, ddp and horovod; leave it out
+zero_stage offload_optimizer deepspeed fsdp dp tpu: there are strategy=single, ddp and horovod; \
+leave it out
 callbacks callback custom_hooks hooks: from Python, rd.Trainer takes callbacks=[...]
 queue partition account gpus_per_node mem_per_cpu: docs/clusters.md shows how a cluster starts it
 num_samples max_images: data.synthetic.num_images | num_images | leave it out
 interval: see trainer.checkpoint_every, trainer.validate_every and trainer.log_every
 enable: leave it out
-line_thickness agnostic palette font return_outputs retina: pictures are written to \
+draw font_size line_thickness agnostic palette font return_outputs retina: pictures are written to \
 output_dir; leave it out
 overlap slice_overlap overlap_ratio: tile_overlap
-slice_height slice_width slice_size tile_size tiles: tile=640
+slice_height slice_width slice_size tile_size tiles sahi: tile=640
 include framework: output=model.onnx
-input_shape shape img_shape: size=[640,640]
-batch batch_size: batch_size | data.batch_size | max_batch | images are taken as they come; \
+input_shape shape img_shape: canvases=[[640,640]] | size=[640,640]
+batch batch_size: batch_sizes=[16] | batch_size | data.batch_size | max_batch | images are taken \
+as they come; \
 leave it out
 device accelerator cuda use_cuda no_cuda use_gpu: device | strategy.device | it is exported on \
 the CPU; leave it out
@@ -300,21 +316,25 @@ timeout request_timeout: shutdown_s | strategy.timeout_s
 ssl_keyfile ssl_certfile cors root_path share: put a proxy before it; leave it out
 num_threads threads: trainer.num_threads | set OMP_NUM_THREADS; leave it out
 debug_mode: debug=true
-device=0 device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
-nproc_per_node nproc_per_host nnodes np standalone rdzv_backend rdzv_endpoint hostfile: give it to \
+device=0 gpu=0 gpu=1 device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
+nproc_per_node nproc_per_host nnodes np standalone rdzv_backend rdzv_endpoint hostfile: \
+processes | give it to \
 the launcher, before -m, as in torchrun --nproc-per-node N -m retina_dist.train
 concurrency max_workers: max_queue | data.num_workers
 folder: input | images | data.root | root | run
 results: run | results
 run_dir: run | output_dir
-other other_run baseline compare compare_to second: other | b
+second bad run_b: b | other
+first good run_a: a | run
+runs: run | write a=RUN b=RUN
+other other_run baseline compare compare_to: other | b
 title open theme: leave it out
 source src in: input | root | leave it out
 target: output | leave it out
 dst dest destination to_coco: output
 classes_file: classes
 copy_images indent yaml json category_ids label_map: leave it out
-check_images: images=decode | leave it out
+check check_images: images=decode | leave it out
 strict: a finding of level error makes the exit code 1; leave it out
 report: output=report.json
 maxcount samples_per_shard pattern: shard_mb
@@ -350,6 +370,49 @@ fit.ckpt_path fit.resume fit.checkpoint: give the trainer resume=RUN
 evaluate.root evaluate.annotations evaluate.data: give evaluate DetectionData(root=FOLDER)
 from_checkpoint.checkpoint from_checkpoint.weights from_checkpoint.checkpoint_path \
 from_checkpoint.ckpt from_checkpoint.run: its first argument is the path
+dataset_file dataset_name dataset_type: data.format | the format is recognised; leave it out
+norm_type: model.norm
+clip_mode: trainer.gradient_clip_algorithm
+use_v2: model.variant=v2
+use_cpu: device=cpu | strategy.device=cpu
+eos_coef aux_loss dilation position_embedding: the network has none; leave it out
+mask_on mask_ratio masks: boxes alone are learnt; leave it out
+rescale: images are normalised as for the weights of ImageNet; leave it out
+occupy lr_noise split_bn class_mode steps_per_execution gradient_as_bucket_view broadcast_buffers \
+static_graph downcast_bf16 test_mode blur beta verify merge html category_offset keep_empty: \
+leave it out
+class_path: name a class by _target_ in an entry, as docs/extending.md shows
+wandb.project wandb_project wandb_entity wandb.entity log_model tags notes group save_code: \
+docs/extending.md has a logger for Weights & Biases; leave it out
+model.bbox_head.loss_cls.gamma bbox_head.loss_cls.gamma loss_cls.gamma: model.focal_gamma
+model.bbox_head.loss_cls.alpha bbox_head.loss_cls.alpha loss_cls.alpha: model.focal_alpha
+data.val.ann_file val_evaluator.ann_file val_dataloader.dataset.ann_file evaldataset.anno_path: \
+data.val_annotations
+data.train.img_prefix train_dataloader.dataset.data_prefix.img: data.train_images
+data.val.img_prefix val_dataloader.dataset.data_prefix.img: data.val_images
+data.root: root | overrides=[data.root=/data/mine]
+max_boxes min_area min_box_size: every box with an area in its image counts; leave it out
+ignore_classes include_classes only_classes remap: the annotations decide; correct their classes
+k_folds n_folds fold: write the annotations of each fold, and give data.train_annotations=FILE
+resize: data.min_sizes=[640] | data.image_size
+pad letterbox: images are padded to the canvas of their bucket; leave it out
+extension ext recursive: every image below the folder is read; leave it out
+csv save_images: pictures and results.json are written to output_dir; leave it out
+ensemble: give one checkpoint
+class_agnostic: NMS and metrics are of each class; leave it out
+engine min_shape max_shape torchscript: output=model.onnx
+max_batch_delay max_wait: wait_ms
+route endpoint api url path=/predict: requests go to /score, at host and port; leave it out
+fast: images=header
+samples: sheets=FOLDER
+duplicates: images in both splits are named; leave it out
+val_fraction: data.val_fraction | split says what is written; leave it out
+format=pdf format=html: the report is HTML, which a browser prints as PDF; leave it out
+dir logdir: run | output_dir | output
+precision=fp64 precision=float64 dtype=float64: parity computes in float64; leave it out
+repeat num_repeats: rounds
+path=fp32 path=bf16 path=fp16: paths=[fp32]
+num_windows n: windows
 """
 
 
