@@ -19,20 +19,19 @@ epochs epoch e max_epochs num_epochs num_train_epochs total_epochs n_epochs nb_e
 trainer.max_duration=12epochs
 max_steps max_iter max_iters num_steps num_iterations total_iters iterations iters num_iters \
 steps: steps=3 | trainer.max_duration=90ksteps
-basic_lr_per_img lr learning_rate base_lr lr0: optimizer.lr
+lr_max max_lr basic_lr_per_img lr learning_rate base_lr lr0: optimizer.lr
 lr_scheduler scheduler: schedule
 optim optimiser: optimizer
 warmup_epochs lr_warmup_epochs warmup_ratio: schedule.warmup=1epoch
 warmup_iters warmup_steps num_warmup_steps lr_warmup warmup: warmup=3 | schedule.warmup=1000steps
 ims_per_batch bs b batchsize: batch_size | data.batch_size
-workers j n_workers num_workers: num_workers | data.num_workers | leave it out
-size: shard_mb=256 | data.min_sizes=[640] | data.image_size | size=[640,640] | \
-the size of the training is used; leave it out
+n_jobs workers j n_workers num_workers: num_workers | data.num_workers | leave it out
+size: shard_mb=256 | data.min_sizes=[640] | data.image_size | size=[640,640] | the size of the \
+training is used; leave it out
 compression=gzip compression=zip: files are stored as they are; leave it out
 imgsz img_size image_size img_scale min_size_train min_size crop_size target_size: \
-canvases=[[640,640]] | data.min_sizes=[640] | \
-data.image_size | size=[640,640] | \
-the size of the training is used; leave it out
+canvases=[[640,640]] | data.min_sizes=[640] | data.image_size | size=[640,640] | the size of the \
+training is used; leave it out
 min_sizes: data.min_sizes | data.image_size | size=[640,640]
 max_size_train: data.max_size
 accumulate_grad_batches: trainer.accumulate
@@ -45,15 +44,14 @@ log_every_n_steps: trainer.log_every
 amp mixed_precision use_amp: trainer.precision=bf16
 amp=false mixed_precision=false use_amp=false solver.amp.enabled=false: trainer.precision=fp32 | \
 precision=fp32
-devices gpus num_gpus num_nodes num_processes num_machines nproc world_size: \
-processes | the launcher starts the processes: \
-torchrun --nproc-per-node N
+devices gpus num_gpus num_nodes num_processes num_machines nproc world_size: processes | the \
+launcher starts the processes: torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
-default_root_dir save_dir work_dir project output: output_dir
-coco_path validation_data \
- path data_dir data_path dataset dataset_dir dataset_path datadir train_dir train_path val_dir \
-val_path: data.root | root
+ckpt_dir log_path summary_dir exp_name job_name default_root_dir save_dir work_dir project \
+output: output_dir
+coco_path validation_data path data_dir data_path dataset dataset_dir dataset_path datadir \
+train_dir train_path val_dir val_path: data.root | root
 data d train: data.root | root | input
 logger loggers: logging
 freeze freeze_backbone frozen_stages: model.trainable_layers
@@ -65,81 +63,80 @@ split: data.val_split
 help: --help, alone
 recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
-backbone model.name arch: model.backbone | model.architecture
+net backbone model.name arch: model.backbone | model.architecture
 config config_file cfg hyp: put it into FOLDER/experiment and give --config-dir FOLDER \
 experiment=NAME
 checkpoint: run | evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, \
-and \
-the doctor checks data
+and the doctor checks data
 multi_run sweep evolve hyperparameter_search: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
 run run_folder: checkpoint | a | resume
 image: input
 input: root | data.root | images
 random_seed random_state manual_seed randomness.seed seed_everything: seed
-patience_epochs patience early_stopping: trainer.patience
+early_stop num_epochs_no_improve min_delta patience_epochs patience early_stopping: trainer.patience
 classes nc n_classes num_class num_classes: model.num_classes | the data decides; leave it out
 label_names names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
 fliplr flip random_flip horizontal_flip: data.hflip
 flipud vertical_flip: data.vflip
-ema model_ema use_ema ema_momentum model_ema_decay: trainer.ema_decay=0.9998
+ema_rate swa ema model_ema use_ema ema_momentum model_ema_decay: trainer.ema_decay=0.9998
 mean std normalize normalization pixel_mean pixel_std image_mean image_std: images are normalised \
 as for the weights of ImageNet; leave it out
 hsv_h hsv_s hsv_v color_jitter brightness contrast saturation hue: data.photometric=0.5 | \
 data.augment=randaugment
-no_aug_epochs enable_mixup mosaic_prob mixup_prob rotation_range zoom_range shear_range \
- degrees rotate rotation translate shear perspective bgr close_mosaic mixup_alpha cutmix_alpha \
+no_aug_epochs enable_mixup mosaic_prob mixup_prob rotation_range zoom_range shear_range degrees \
+rotate rotation translate shear perspective bgr close_mosaic mixup_alpha cutmix_alpha \
 auto_augment autoaugment transforms transform data_augmentation rand_augment: see data.hflip, \
 data.photometric and data.scale_jitter for detection, data.augment, data.mixup and data.cutmix \
 for classification
 multiscale_range multi_scale scale_range: give several of data.min_sizes
 scale: data.scale_jitter=[0.8,1.25] | data.crop_scale=[0.25,1.0]
-resize.scale train_pipeline.resize.scale train_pipeline.randomresize.scale: data.min_sizes=[640] | \
-data.image_size
-cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor pin_memory: images are \
-read ahead by data.num_workers; leave it out
+resize.scale train_pipeline.resize.scale train_pipeline.randomresize.scale: data.min_sizes=[640] \
+| data.image_size
+prefetch_batches cache cache_dataset cache_ram persistent_workers prefetch prefetch_factor \
+pin_memory: images are read ahead by data.num_workers; leave it out
 drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
 it; leave it out
 subset fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overfit_batches=2
 max_time time: trainer.max_duration counts epochs, steps or images, not hours
 min_epochs min_steps: trainer.max_duration says how long; leave it out
-num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones \
-v verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir \
-overwrite find_unused_parameters do_train do_eval push_to_hub: leave it out
-save_weights_only val save save_best save_best_only save_last load_best_model_at_end: best.pt \
-and last.pt are kept, and the end is validated; leave it out
+num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones v \
+verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir overwrite \
+find_unused_parameters do_train do_eval push_to_hub: leave it out
+save_weights_only val save_best save_best_only save_last load_best_model_at_end: best.pt and \
+last.pt are kept, and the end is validated; leave it out
 sync_batchnorm sync_bn: model.norm=sync_bn
 detect_anomaly terminate_on_nan: see trainer.max_nonfinite_steps
 profiler: trainer.profile=3steps
 logging_strategy verbosity print_freq log_freq log_steps logging_steps log_interval log_period \
-print_every: \
-trainer.log_every=10
-cos_lr: schedule=cosine
+print_every: trainer.log_every=10
+cosine cos_lr: schedule=cosine
 lrf min_lr eta_min lr_min: schedule.final_factor=0.01
 t_max total_steps: the schedule ends with trainer.max_duration; leave it out
 solver.steps: write schedule=multistep schedule.milestones=[60ksteps]
-lr_steps steps_lr lr_step_size step_size: write schedule=multistep \
-schedule.milestones=[8epochs]
+lr_steps steps_lr lr_step_size step_size: write schedule=multistep schedule.milestones=[8epochs]
 lr_gamma lr_decay lr_decay_rate: schedule.gamma | schedule=multistep has schedule.gamma
 warmup_lr warmup_start_lr warmup_init_lr warmup_bias_lr warmup_decay lr_warmup_decay: \
 schedule.warmup_factor
 linear_scaling lr_scaling auto_scale_lr auto_scale_lr.enable scale_lr reference_world_size: \
 optimizer.lr_rule=linear
 lr_mult backbone_lr lr_backbone backbone_lr_mult: optimizer.backbone_lr_scale=0.1
-wd decay: optimizer.weight_decay
+l2 regularizer wd decay: optimizer.weight_decay
 opt optimizer_name optimizer_type: optimizer
-nbs gradient_accumulation_steps accumulation accumulate_steps grad_accum: trainer.accumulate
+accumulation_steps grad_accum_steps nbs gradient_accumulation_steps accumulation accumulate_steps \
+grad_accum: trainer.accumulate
 max_grad_norm clip_grad_norm grad_clip clip_gradients clipnorm: trainer.gradient_clip=1
+batch_size_per_gpu total_batch_size global_batch_size effective_batch_size base_batch_size \
 per_device_train_batch_size samples_per_gpu train_batch_size: data.batch_size
 workers_per_gpu dataloader_num_workers: data.num_workers
 save_steps save_every save_freq save_interval checkpoint_interval ckpt_interval: \
 trainer.checkpoint_every=1epoch
-save_total_limit max_keep_ckpts: trainer.keep_last
+keep_checkpoint_max save_total_limit max_keep_ckpts: trainer.keep_last
 eval_steps eval_every eval_freq val_freq eval_interval evaluation_interval val_every validate: \
 trainer.validate_every=1epoch
-metric_for_best_model save_best_metric: trainer.monitor
+best_metric metric_for_best_model save_best_metric: trainer.monitor
 greater_is_better mode: trainer.monitor_mode=max
 early_stopping_patience es_patience: trainer.patience
 fp32 no_amp disable_amp: trainer.precision=fp32 | precision=fp32
@@ -147,9 +144,8 @@ bf16 half_precision: trainer.precision=bf16 | precision=bf16
 gradient_checkpointing grad_checkpointing: model.activation_checkpointing=true
 use_deterministic_algorithms cudnn_deterministic: trainer.deterministic=true
 strategies backend backends dist_backend launcher distributed ddp: launchers | strategy=ddp
-main_process_ip machine_rank dist_url master_addr master_port node_rank local_rank rank gpu_ids: \
-give it to the launcher, \
-as in torchrun --nproc-per-node N
+local_world_size main_process_ip machine_rank dist_url master_addr master_port node_rank \
+local_rank rank gpu_ids: give it to the launcher, as in torchrun --nproc-per-node N
 report_to wandb clearml comet tracking: logging
 tensorboard_dir log_dir logdir: output_dir
 mlflow_tracking_uri tracking_uri: logging.mlflow_uri
@@ -159,13 +155,12 @@ fpn fpn_out_channels out_channels: model.fpn_channels
 focal: model.focal_gamma
 alpha: model.focal_alpha
 max_dets: max_detections | detections_per_image | model.detections_per_image
-max_det max_detections detections top_k topk: detections_per_image | \
-model.detections_per_image
+max_det max_detections detections top_k topk: detections_per_image | model.detections_per_image
 nmsthre iou nms iou_threshold iou_thres iou_thresh nms_thr nms_thresh nms_thresh_test nms_iou: \
 nms_threshold | model.nms_threshold
-area per_class confusion_matrix iou_type iou_types: metrics are COCO's, at IoU 0.50 to 0.95, with \
-tables of areas and classes; leave it out
-test_conf score_thresh score_thresh_test conf_thres min_score: score_threshold | \
+pr_curve ap50 bootstrap ci area per_class confusion_matrix iou_type iou_types: metrics are \
+COCO's, at IoU 0.50 to 0.95, with tables of areas and classes; leave it out
+score test_conf score_thresh score_thresh_test conf_thres min_score: score_threshold | \
 model.score_threshold
 dropout drop_path drop_rate: the network has none; leave it out
 single_cls: the data names its classes; leave it out
@@ -181,22 +176,23 @@ model_path checkpoint_path weight ckpt: checkpoint | model.weights
 anno_path ann_file annotation_file annotation ann gt label_dir: annotations | data.train_annotations
 labels: annotations | data.train_annotations | pictures have them; leave it out
 predictions preds detections_file dt pred: results
-test_split valid_split val_ratio validation_split val_size: data.val_fraction=0.1
-onnx int8 quantize optimize keras workspace dynamic_axes: leave it out
+test_ratio holdout random_split test_split valid_split val_ratio validation_split val_size: \
+data.val_fraction=0.1
+opset_version dynamic_batch calibration metadata fuse sample onnx int8 quantize optimize keras \
+workspace dynamic_axes: leave it out
 from to from_format to_format input_format output_format: root and output say what is read and \
 written; the ending of output is the format
 bind address listen: host
 ssl https tls: put a proxy with TLS before it; leave it out
 reload: leave it out
 token password auth key: api_key
-tol tolerance atol rtol: the bounds are fixed; leave it out
-fix repair: problems are named, files stay as they are; leave it out
+tol tolerance atol rtol: box_tolerance | the bounds are fixed; leave it out
+fix_errors fix repair: problems are named, files stay as they are; leave it out
 num_shards shards shard_size maxsize max_size_mb: shard_mb
 test_only: python -m retina_dist.evaluate judges a checkpoint; leave it out
 use_copypaste crop crop_type rotate90 random_crop gaussian_blur sharpness grayscale \
-input.crop.enabled: see data.hflip, \
-data.photometric and data.scale_jitter for detection, data.augment, data.mixup and data.cutmix \
-for classification
+input.crop.enabled: see data.hflip, data.photometric and data.scale_jitter for detection, \
+data.augment, data.mixup and data.cutmix for classification
 mixup: data.mixup | detection has none; leave it out
 cutmix: data.cutmix | detection has none; leave it out
 ra_magnitude augmix_severity ra_reps ra_sampler aa: data.augment=randaugment | see data.photometric
@@ -206,8 +202,8 @@ interpolation bilinear antialias: images are resized as torchvision does; leave 
 val_resize_size: data.val_resize | data.val_min_size=800
 val_crop_size: data.val_image_size | data.val_min_size=800
 min_size_test test_size eval_size: data.val_min_size=800 | data.val_image_size=224 | leave it out
-train_crop_size input_size: data.min_sizes=[640] | data.image_size | size=[640,640] | \
-the size of the training is used; leave it out
+train_crop_size input_size: data.min_sizes=[640] | data.image_size | size=[640,640] | the size of \
+the training is used; leave it out
 crop_pct: data.val_resize=256 | images are resized whole; leave it out
 initial_epoch start_epoch last_epoch: resume | leave it out
 rpn_score_thresh pred_score_thr: score_threshold | model.score_threshold
@@ -231,8 +227,8 @@ balance oversample sampler_train sampler: data.repeat_threshold=0.001 | data.bal
 class_weight pos_weight cls_weights cls_pw: data.class_weights=auto
 data.val data.valid data.validation: data.val_annotations
 test val_set valid validation: data.val_split | leave it out
-iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou | \
-metrics are COCO's; leave it out
+iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou | metrics \
+are COCO's; leave it out
 neg_iou_thr bg_iou_thresh min_pos_iou: model.background_iou
 focal_loss_gamma fl_gamma gamma_focal: model.focal_gamma
 focal_loss_alpha: model.focal_alpha
@@ -262,8 +258,8 @@ width num_queries: the network has none; leave it out
 tta test_time_augmentation flip_test test.aug.enabled: images are detected once; leave it out
 label_smoothing label_smoothing_factor smoothing: model.label_smoothing=0.1 | detection has none; \
 leave it out
-cudnn_benchmark vis_period visualizer test_evaluator custom_imports overlap_mask dnn \
-evaluator retina_masks embed class_map group_by_length remove_unused_columns hub_model_id \
+cudnn_benchmark vis_period visualizer test_evaluator custom_imports overlap_mask dnn evaluator \
+retina_masks embed class_map group_by_length remove_unused_columns hub_model_id \
 neftune_noise_alpha eval_accumulation_steps save_safetensors dataloader_drop_last plugins \
 reload_dataloaders_every_n_epochs ddp_find_unused_parameters task_type classwise eval_options \
 cfg_options area_rng format_only proportion prefix limit timeout_s log_level: leave it out
@@ -275,7 +271,7 @@ logging_dir: output_dir
 lr_scheduler_type sched lr_schedule lr_policy policy: schedule
 lr_scheduler_kwargs param_scheduler: see schedule=cosine --help
 amp_dtype dtype tf32: trainer.precision=bf16 | precision=bf16
-jit_compile dynamo_backend torch_compile: trainer.compile=true
+compile_mode jit_compile dynamo_backend torch_compile: trainer.compile=true
 auto_find_batch_size auto_scale_batch_size: give data.batch_size, and trainer.accumulate=auto to \
 fit it into the memory
 find_lr auto_lr_find lr_finder: try several with --multirun optimizer.lr=1e-4,1e-3
@@ -286,15 +282,14 @@ queue partition account gpus_per_node mem_per_cpu: docs/clusters.md shows how a 
 num_samples max_images: data.synthetic.num_images | num_images | leave it out
 interval: see trainer.checkpoint_every, trainer.validate_every and trainer.log_every
 enable: leave it out
-draw font_size line_thickness agnostic palette font return_outputs retina: pictures are written to \
-output_dir; leave it out
+annotated thickness draw font_size line_thickness agnostic palette font return_outputs retina: \
+pictures are written to output_dir; leave it out
 overlap slice_overlap overlap_ratio: tile_overlap
-slice_height slice_width slice_size tile_size tiles sahi: tile=640
+slice slice_height slice_width slice_size tile_size tiles sahi: tile=640
 include framework: output=model.onnx
 input_shape shape img_shape: canvases=[[640,640]] | size=[640,640]
 batch batch_size: batch_sizes=[16] | batch_size | data.batch_size | max_batch | images are taken \
-as they come; \
-leave it out
+as they come; leave it out
 device accelerator cuda use_cuda no_cuda use_gpu: device | strategy.device | it is exported on \
 the CPU; leave it out
 fp16 precision: trainer.precision | precision | it is exported in fp32; leave it out
@@ -306,7 +301,7 @@ random_erase random_erasing erasing: data.erasing | detection has none; leave it
 output_names input_names do_constant_folding quantization trt fp16_export optimize_for_mobile \
 strip: leave it out
 file: output | input | data.root
-images img: input | images | root | data.root
+video camera images img: input | images | root | data.root
 dataloaders: root | data.root
 metric metrics: trainer.monitor | it is computed with the others; leave it out
 host_name ip hostname server_name: host
@@ -317,9 +312,8 @@ ssl_keyfile ssl_certfile cors root_path share: put a proxy before it; leave it o
 num_threads threads: trainer.num_threads | set OMP_NUM_THREADS; leave it out
 debug_mode: debug=true
 device=0 gpu=0 gpu=1 device_ids gpu_id: device=cuda:0 | strategy.device=cuda:0
-nproc_per_node nproc_per_host nnodes np standalone rdzv_backend rdzv_endpoint hostfile: \
-processes | give it to \
-the launcher, before -m, as in torchrun --nproc-per-node N -m retina_dist.train
+nproc_per_node nproc_per_host nnodes np standalone rdzv_backend rdzv_endpoint hostfile: processes \
+| give it to the launcher, before -m, as in torchrun --nproc-per-node N -m retina_dist.train
 concurrency max_workers: max_queue | data.num_workers
 folder: input | images | data.root | root | run
 results: run | results
@@ -361,8 +355,9 @@ rd.detector.eval rd.trainedclassifier.eval: it is as in eval(); leave it out
 from_checkpoint.score_threshold from_checkpoint.conf from_checkpoint.nms_threshold: call \
 set_limits(score_threshold=0.3) after
 rd.detector.conf rd.detector.score_threshold: call set_limits(score_threshold=0.3)
-predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou predict.topk \
-predict.top_k predict.k predict.max_det: call set_limits(score_threshold=0.3) of the detector before
+predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou \
+predict.topk predict.top_k predict.k predict.max_det: call set_limits(score_threshold=0.3) of the \
+detector before
 predict.batch_size predict.batch predict.device predict.save predict.verbose: images are taken \
 one by one on the device of from_checkpoint(PATH, device=…)
 fit.epochs fit.max_epochs fit.num_epochs: give it to the trainer, as max_duration="3epochs"
@@ -392,11 +387,12 @@ data.train.img_prefix train_dataloader.dataset.data_prefix.img: data.train_image
 data.val.img_prefix val_dataloader.dataset.data_prefix.img: data.val_images
 data.root: root | overrides=[data.root=/data/mine]
 max_boxes min_area min_box_size: every box with an area in its image counts; leave it out
-ignore_classes include_classes only_classes remap: the annotations decide; correct their classes
+class_filter exclude ignore_classes include_classes only_classes remap: every class is taken; \
+leave it out, or change the annotations
 k_folds n_folds fold: write the annotations of each fold, and give data.train_annotations=FILE
 resize: data.min_sizes=[640] | data.image_size
 pad letterbox: images are padded to the canvas of their bucket; leave it out
-extension ext recursive: every image below the folder is read; leave it out
+img_ext extension ext recursive: every image below the folder is read; leave it out
 csv save_images: pictures and results.json are written to output_dir; leave it out
 ensemble: give one checkpoint
 class_agnostic: NMS and metrics are of each class; leave it out
@@ -404,8 +400,8 @@ engine min_shape max_shape torchscript: output=model.onnx
 max_batch_delay max_wait: wait_ms
 route endpoint api url path=/predict: requests go to /score, at host and port; leave it out
 fast: images=header
-samples: sheets=FOLDER
-duplicates: images in both splits are named; leave it out
+thumbnails samples: sheets=FOLDER
+leak duplicates: images in both splits are named; leave it out
 val_fraction: data.val_fraction | split says what is written; leave it out
 format=pdf format=html: the report is HTML, which a browser prints as PDF; leave it out
 dir logdir: run | output_dir | output
@@ -413,6 +409,31 @@ precision=fp64 precision=float64 dtype=float64: parity computes in float64; leav
 repeat num_repeats: rounds
 path=fp32 path=bf16 path=fp16: paths=[fp32]
 num_windows n: windows
+save: best.pt and last.pt are kept, predictions are written to output_dir; leave it out
+check=true: it is checked; leave it out
+neck: the network has a feature pyramid; leave it out
+auto_resume resume_training restart: resume=auto | checkpoint
+finetune_from: model.weights
+from_scratch: model.weights=null
+train_split: it is read from the data; see data.val_split and data.val_fraction
+stratify: a hash of its name decides where an image goes; leave it out
+warmup_proportion: schedule.warmup=1epoch
+clipvalue: write trainer.gradient_clip=1 trainer.gradient_clip_algorithm=value
+micro_batch_size: trainer.accumulate
+allow_tf32 matmul_precision: trainer.precision=tf32 | precision=tf32
+rho: the optimizers have none; leave it out
+nccl_timeout: strategy.timeout_s
+neptune aim: logging
+find_unused sanity_check comment exif: leave it out
+plan: dry_run=true
+result: output_dir | output
+zip webhook rate_limit docs ui log relative pdf: leave it out
+max_size: shard_mb | data.max_size | max_body_mb | leave it out
+ranks: processes | the launcher starts the processes: torchrun --nproc-per-node N
+cpu: device=cpu | strategy.device=cpu
+horovod: launchers=[horovodrun] | strategy=horovod
+run_folder: run | checkpoint | a | resume
+path: data.root | root | input | checkpoint
 """
 
 
