@@ -14,7 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from retina_dist.base.errors import ConfigError, DataError, UserError, first_line
-from retina_dist.base.files import PathOrUrl, read_bytes
+from retina_dist.base.files import PathOrUrl, open_regular, read_bytes
 from retina_dist.base.text import escape, parse_number
 
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
@@ -28,6 +28,8 @@ DAMAGED = (
     csv.Error,
     ElementTree.ParseError,
 )
+
+LFS = b"version https://git-lfs"  # how its pointers begin, https://git-lfs.com
 
 # what a column is -> its names, in small letters without spaces, hyphens and underscores
 ALIASES = {
@@ -74,15 +76,20 @@ def reading(
             remedy = f"add {error}"
         if isinstance(error, UnicodeDecodeError):
             remedy = "save it in UTF-8"
-        if (
-            not isinstance(error, OSError)
-            and isinstance(path, Path)
-            and path.read_bytes().startswith(b"version https://git-lfs")
-        ):
+        if isinstance(path, Path) and _is_lfs_pointer(path):
             remedy = "git lfs pull replaces a pointer of Git LFS"
         raise DataError(
             f"{escape(path)} cannot be read as {form} ({escape(reason, 200)}); {remedy}."
         ) from error
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    """Whether Git LFS has left its pointer in the file's place."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(LFS)) == LFS
+    except (OSError, ValueError):  # a path that no file can have, such as one with NUL
+        return False
 
 
 def _absence(path: object) -> str:
