@@ -36,7 +36,7 @@ def main(root: str, max_duration: str = "12epochs") -> None:
     trainer = rd.Trainer(
         data=data,
         augmentation=augmentation,
-        model=rd.ModelConfig(backbone="mobilenet_v3_small", fpn_channels=64),
+        model=rd.ModelConfig(backbone="resnet10_half", fpn_channels=64),
         optimizer=rd.OptimizerConfig(name="adamw", lr=1e-3),
         max_duration=max_duration,
     )

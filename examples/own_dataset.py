@@ -49,7 +49,7 @@ def main(max_duration: str = "20epochs") -> None:
         max_size=SIZE,
         num_workers=0,
     )
-    model = rd.ModelConfig(backbone="mobilenet_v3_small", fpn_channels=64)
+    model = rd.ModelConfig(backbone="resnet10_half", fpn_channels=64)
     optimizer = rd.OptimizerConfig(name="adamw", lr=1e-3)
     trainer = rd.Trainer(data=data, model=model, optimizer=optimizer, max_duration=max_duration)
     print(trainer.fit())

@@ -26,7 +26,7 @@ def main(folder: str, *rates: str, max_duration: str = "2epochs", **settings: ob
         run = Path("runs") / "search" / rate
         trainer = rd.Trainer(
             data=rd.DetectionData(root=folder, **{"batch_size": 8, **settings}),
-            model=rd.ModelConfig(backbone="mobilenet_v3_small", fpn_channels=64),
+            model=rd.ModelConfig(backbone="resnet10_half", fpn_channels=64),
             optimizer=rd.OptimizerConfig(name="adamw", lr=float(rate)),
             max_duration=max_duration,
             logging=rd.LoggingConfig(plots=False, tensorboard=False),

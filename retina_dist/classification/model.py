@@ -111,7 +111,7 @@ def build_classifier(
     label_smoothing: float = 0.0,
     image_size: int = 224,
 ) -> Classifier:
-    """torchvision's model or `resnet10`, from scratch.
+    """torchvision's model, `resnet10` or `resnet10_half`, from scratch.
 
     Args:
         architecture: its name, such as "resnet50"; raises ConfigError for an unknown one.

@@ -97,7 +97,9 @@ class ClassifierConfig(ModelSettings):
     """A classifier of torchvision, its weights and its loss."""
 
     architecture: str = setting(
-        "resnet50", "torchvision's name, such as efficientnet_b0, convnext_tiny, vit_b_16; resnet10"
+        "resnet50",
+        "torchvision's name, such as efficientnet_b0, convnext_tiny, vit_b_16; "
+        "resnet10, resnet10_half",
     )
     weights: str | None = setting(
         None, "file, URL or e.g. ResNet50_Weights.IMAGENET1K_V2; the head if classes agree"

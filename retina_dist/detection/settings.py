@@ -185,7 +185,8 @@ class ModelConfig(DetectorSettings):
 
     backbone: str = setting(
         "resnet50",
-        "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin; resnet10",
+        "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin; "
+        "resnet10, resnet10_half",
     )
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(

@@ -664,7 +664,7 @@ def test_a_command_line_without_an_entry_is_the_default_job() -> None:
         assert data_entry("train", given) == data_entry("doctor", given) == ["experiment=shapes"]
     job, named = load_config("train"), load_config("train", ["experiment=shapes"])
     assert job == named
-    assert (job.data.min_sizes, job.model.backbone) == ([96], "mobilenet_v3_small")
+    assert (job.data.min_sizes, job.model.backbone) == ([96], "resnet10_half")
     assert load_config("train", ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
 
 
