@@ -3,7 +3,7 @@
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -47,11 +47,12 @@ class CocoReader(FileReader):
         tree = place.tree
         if place.named and not tree.is_whole:
             return tree.files[:1]
-        for matches in (self.matches, _lacks_categories):
-            found = tree.select((".json",), matches)
-            found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
-            if found:
-                break
+        return self._found(place, self.matches) or self._found(place, _lacks_categories)
+
+    def _found(self, place: Place, matches: Callable[[Head], bool]) -> Sequence[str]:
+        tree = place.tree
+        found = tree.select((".json",), matches)
+        found = [f for f in found if (split_of(f, by_word=True) or "train") == place.split]
         if len(found) > 1 or matches is _lacks_categories:
             likely = filter(partial(_is_likely, tree), found)
             found = list(filter(PREFERRED.search, found)) or list(likely)
@@ -120,7 +121,7 @@ class CocoReader(FileReader):
         splits = [place.split]
         named: set[str] = set()
         for split in SPLITS.keys() - splits:
-            for file in self._files_of(place._replace(split=split)):
+            for file in self._found(place._replace(split=split), self.matches):
                 splits.append(split)
                 named.update(map(posixpath.basename, self._names_of(place, file)))
         rest = [file for file in others if posixpath.basename(file) not in named]

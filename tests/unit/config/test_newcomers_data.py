@@ -188,6 +188,26 @@ def test_a_coco_json_without_categories_is_named(split: str, tmp_path: Path) -> 
         read_split(DetectionData(root=str(tmp_path)), split)
 
 
+def test_a_test_json_without_categories_does_not_stop_a_training(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (64, 64)).save(tmp_path / split / f"{split}.png")
+        images = [{"id": 1, "file_name": f"{split}.png", "width": 64, "height": 64}]
+        content: dict[str, list[dict[str, object]]] = {"images": images, "annotations": []}
+        if split == "train":
+            content["categories"] = [{"id": 1, "name": "cat"}]
+            content["annotations"] = [
+                {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 30, 40]}
+            ]
+        (tmp_path / f"{split}.json").write_text(json.dumps(content))
+    data = DetectionData(root=str(tmp_path))
+    train = read_split(data, "train")
+    assert train is not None
+    assert "1 image without annotations: test/test.png" in train.describe()
+    with pytest.raises(DataError, match=r"test\.json has no list 'categories'"):
+        read_split(data, "test")
+
+
 def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").touch()
     with pytest.raises(UserError, match=r"a\.json cannot be listed \(.*\); give a folder that you"):
