@@ -50,7 +50,7 @@ weights pretrained load_from: checkpoint | model.weights | model.backbone_weight
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 ckpt_dir log_path summary_dir exp_name job_name default_root_dir save_dir work_dir project \
 output: output_dir
-coco_path validation_data path data_dir data_path dataset dataset_dir dataset_path datadir \
+coco_path validation_data data_dir data_path dataset dataset_dir dataset_path datadir \
 train_dir train_path val_dir val_path: data.root | root
 data d train: data.root | root | input
 logger loggers: logging
@@ -70,7 +70,7 @@ checkpoint: run | evaluate, predict, serve and export take a checkpoint; train t
 and the doctor checks data
 multi_run sweep evolve hyperparameter_search: give --multirun to train with each of several values
 conf confidence threshold score_thr: score_threshold | model.score_threshold
-run run_folder: checkpoint | a | resume
+run: checkpoint | a | resume
 image: input
 input: root | data.root | images
 random_seed random_state manual_seed randomness.seed seed_everything: seed
@@ -147,7 +147,7 @@ strategies backend backends dist_backend launcher distributed ddp: launchers | s
 local_world_size main_process_ip machine_rank dist_url master_addr master_port node_rank \
 local_rank rank gpu_ids: give it to the launcher, as in torchrun --nproc-per-node N
 report_to wandb clearml comet tracking: logging
-tensorboard_dir log_dir logdir: output_dir
+tensorboard_dir log_dir: output_dir
 mlflow_tracking_uri tracking_uri: logging.mlflow_uri
 trainable_backbone_layers unfreeze: model.trainable_layers
 weights_backbone pretrained_backbone backbone_pretrained: model.backbone_weights

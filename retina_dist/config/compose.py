@@ -213,7 +213,7 @@ def repeated(overrides: Sequence[str]) -> str:
     if config_file(given.get("resume")) and "experiment" in given:
         return "experiment takes the place of all settings of the run; leave it out to keep them."
     folder = given.get("output_dir", "")
-    if re.search("//|/$", folder):
+    if re.search("(?<![:/])//|/$", folder):
         return f"output_dir={folder} has no name behind a slash, as of an unset variable."
     last: dict[str, str] = {}
     for override in overrides:

@@ -519,7 +519,8 @@ def test_help_of_a_word_is_the_page(
 def test_a_folder_whose_name_is_an_unset_variable_is_named() -> None:
     for folder in ("out/", "out//1"):
         assert "has no name behind a slash, as of an unset" in repeated([f"output_dir={folder}"])
-    assert not repeated(["output_dir=out/1", "data.root=/data/"])
+    for folder in ("out/1", "s3://bucket/out", "file:///out/1"):
+        assert not repeated([f"output_dir={folder}", "data.root=/data/"])
 
 
 def test_the_files_of_a_run_name_the_run(tmp_path: Path) -> None:
