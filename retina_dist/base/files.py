@@ -349,7 +349,7 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
     """The remedy for a place that is no run or checkpoint: the same name within the run, the last
     run with a checkpoint in the folder, or `otherwise`.
     """
-    if folder.parent.name == "checkpoints":
+    if folder.parent.name == "checkpoints" and Path(str(folder)).is_file():
         return f"give its run, {folder.parent.parent}"
     in_run = folder.parent / "checkpoints" / folder.name
     if isinstance(in_run, Path) and in_run.is_file():

@@ -20,7 +20,7 @@ from retina_dist import convert, predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
-from retina_dist.base.files import write_atomically
+from retina_dist.base.files import run_in, write_atomically
 from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.classifier import TrainedClassifier
@@ -530,6 +530,7 @@ def test_the_files_of_a_run_name_the_run(tmp_path: Path) -> None:
     for read in (read_digests, lambda path: compare(path, path, None, None)):
         with pytest.raises(DataError, match=f"; give its run, {tmp_path}."):
             read(checkpoint)
+    assert run_in(checkpoint.with_name("bset.pt"), "") == f"use {checkpoint}"
 
 
 def test_published_weights_of_another_network_are_refused_in_the_plan() -> None:
