@@ -39,6 +39,7 @@ pytest.importorskip("plotly", reason='needs pip install "retina-dist[analysis]"'
 
 SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer")
+PHASES += ("evaluation", "checkpoint", "first_batch", "other")
 NASTY = '</script><img src=x onerror="window.broken=1">'  # a class, a file and a setting may be called so
 
 
@@ -547,6 +548,39 @@ def test_both_themes_and_a_phone(tab: browser.Page, report: Path) -> None:
         )
         <= 390
     )
+
+
+BROKEN = """() => {
+  const lines = (text, from, to) => {
+    const range = document.createRange();
+    range.setStart(text, from), range.setEnd(text, to);
+    return new Set([...range.getClientRects()].map(place => Math.round(place.top))).size;
+  };
+  document.querySelectorAll("details").forEach(details => details.open = true);
+  const found = [];
+  for (const cell of document.querySelectorAll("th, td:not(.long)")) {
+    const text = cell.firstChild, words = cell.localName === "th" ? /\\S+/g : /.+/g;
+    for (const word of text?.data.matchAll(words) ?? [])
+      if (lines(text, word.index, word.index + word[0].length) > 1) found.push(word[0]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_tables_and_legends_are_whole_at_any_width(
+    tab: browser.Page, width: int, tmp_path: Path
+) -> None:
+    """A table is moved sideways in its card; no number and no word of its header is broken."""
+    runs = [RunFiles(write_run(tmp_path / name)) for name in ("run", "other")]
+    opened(tab, write_comparison(*runs), width=width, touch=width < 500)
+    assert tab.run(f"({BROKEN})()") == []
+    assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    cut = "[...document.querySelectorAll('nav a')].filter(a => a.getBoundingClientRect().right > innerWidth)"
+    assert tab.run(f"{cut}.length") == 0, "all sections are in sight"
+    hidden = "[...document.querySelectorAll('.legend')].filter(legend => legend.querySelector('.scrollbox').getBBox().height > legend.querySelector('.bg').getBBox().height)"
+    tab.wait(f"{hidden}.length == 0", timeout_s=10)
+    assert tab.run("document.querySelectorAll('.legend').length") > 5
 
 
 def test_an_image_is_enlarged_by_the_keyboard(tab: browser.Page, report: Path) -> None:
