@@ -294,7 +294,7 @@ def test_setup_lists_every_package() -> None:
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
     folders = {p.parent.relative_to(ROOT) for p in FILES if p.name == "__init__.py"}
-    assert listed == {".".join(f.parts) for f in folders} | {
-        "retina_dist.conf",
-        "retina_dist.scripts",
-    }
+    packages = {".".join(folder.parts) for folder in folders}
+    groups = {path.parent.name for path in (ROOT / "conf").glob("*/*.yaml")}
+    configurations = {f"retina_dist.conf.{group}" for group in groups}
+    assert listed == packages | configurations | {"retina_dist.conf", "retina_dist.scripts"}
