@@ -131,6 +131,7 @@ class Training:
             step or 0,
             steps_per_epoch=self.plan.steps_per_epoch,
             images_per_step=self.plan.batch_size,
+            processes=self.strategy.world_size,
             headline=self.task.headline_metrics,
             peak_gib=partial(peak_gib, self.strategy.device),
         )

@@ -19,6 +19,7 @@ from retina_dist.tracking.callbacks import Callback
 
 TRAINING_GROUPS = ("train", "time", "memory", "comm")  # of metrics that no validation gives
 LOSS = "train/loss"
+OWN_LOSS = "the loss of this process alone"
 VAL_LOSS = "val/loss"
 BAR = 20  # characters
 ERASE = "\r\x1b[K"  # the line of a terminal
@@ -68,6 +69,7 @@ class Progress(Callback):
         initial: The step that a resumed run starts after.
         steps_per_epoch: Optimizer steps of an epoch.
         images_per_step: Images of an optimizer step, over all processes.
+        processes: How many train; the loss that each step has is that of this one.
         headline: The metrics of a validation to show; () means all.
         peak_gib: Tells the most memory so far in GiB.
         file: Where to print.
@@ -79,6 +81,7 @@ class Progress(Callback):
     _: KW_ONLY
     steps_per_epoch: int
     images_per_step: int = 0
+    processes: int = 1
     headline: Sequence[str] = ()
     peak_gib: Callable[[], float] | None = None
     file: TextIO = field(default_factory=_console)
@@ -182,7 +185,7 @@ class Progress(Callback):
         """Metrics between two rows: the last step's loss, and the rate since the last row."""
         metrics = {}
         if math.isfinite(self._loss.value):
-            metrics[LOSS] = self._loss.value
+            metrics[LOSS if self.processes == 1 else OWN_LOSS] = self._loss.value
         since, when = self._window
         seconds = self.clock() - when
         if self.images_per_step and step > since and seconds > 0:
@@ -191,7 +194,12 @@ class Progress(Callback):
 
     def _describe(self, step: int, metrics: Mapping[str, float]) -> str:
         """`loss 0.5123  lr 0.01  57.3 img/s  1.2 GiB  0:25 elapsed  ETA 1:02:03`, what is known."""
-        forms = {LOSS: "loss {:.4f}", "train/lr": "lr {:.3g}", "time/images_per_s": "{:.1f} img/s"}
+        forms = {
+            LOSS: "loss {:.4f}",
+            OWN_LOSS: "loss of rank 0 {:.4f}",
+            "train/lr": "lr {:.3g}",
+            "time/images_per_s": "{:.1f} img/s",
+        }
         parts = []
         for name, form in forms.items():
             if name in metrics:

@@ -122,6 +122,16 @@ def test_a_line_after_the_first_step_and_after_each_silence(file, clock):
     assert "step   4/100  epoch 0.04  loss 1.0000" in file.getvalue()
 
 
+def test_a_loss_of_one_process_of_several_is_named(file, clock):
+    progress = Progress(100, steps_per_epoch=100, processes=2, file=file, clock=clock)
+    clock.now += 10
+    progress.on_step(5, loss_of(2.5))
+    progress.beat("step 6", 1.0, silent=True)
+    assert "  loss of rank 0 2.5000  " in file.getvalue()
+    progress.on_log({"train/loss": 2.0}, 10)
+    assert "  loss 2.0000  " in file.getvalue()
+
+
 def test_lines_between_two_rows_show_the_last_step(file, clock):
     """Loss and rate of the row before them would look frozen."""
     progress = Progress(100, steps_per_epoch=100, images_per_step=8, file=file, clock=clock)
