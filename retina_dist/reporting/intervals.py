@@ -116,7 +116,7 @@ class Resampled:
         return Interval(value, low / (1 + low), high / (1 + high))
 
     def difference(self, other: Resampled, name: str) -> Interval:
-        """The interval of this result's metric minus the other's.
+        """The interval of this result's metric minus the other's; it holds the difference itself.
 
         Raises:
             DataError: the two are results of different images.
@@ -134,7 +134,10 @@ class Resampled:
 
         samples = self.samples[name] - other.samples[name]
         margin = _margin(samples)
-        return Interval(value, float(samples[0] - margin), float(samples[0] + margin))
+        # The two lose their bias apart, so a tiny difference could lie beyond its interval.
+        low = min(samples[0] - margin, value)
+        high = max(samples[0] + margin, value)
+        return Interval(value, float(low), float(high))
 
     def save(self, folder: Path) -> None:
         """Write `folder`/resamples.npz."""

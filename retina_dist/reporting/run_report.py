@@ -192,7 +192,7 @@ def conclude(first: RunFiles, second: RunFiles) -> str:
     fact = f"{metric} {found.value:+.4f} from {first.name} to {second.name}, 95 % interval {found}"
     if not found.holds_zero:
         better = second if found.low > 0 else first
-        return f"{better.name} is better: {fact}."
+        return f"{better.name} is better on these images: {fact}."
     images = (second.analysis or Analysis()).images
     if not images:
         return f"cannot tell: {fact}."

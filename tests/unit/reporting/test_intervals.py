@@ -46,6 +46,17 @@ def test_an_accuracys_interval_is_the_binomial_one(images: int) -> None:
     assert (bars.high - bars.low) / 2 == pytest.approx(1.96 * (0.8 * 0.2 / images) ** 0.5, rel=0.1)
 
 
+def test_the_interval_of_a_difference_holds_the_difference() -> None:
+    """What is left of it without the bias of few images may have the other sign."""
+    leave_out = np.linspace(-1e-3, 1e-3, 20)
+    worse = Resampled("", {"AP": 0.4999}, {"AP": np.append(0.502, 0.502 + leave_out / 1e3)})
+    first = Resampled("", {"AP": 0.5}, {"AP": np.append(0.5, 0.5 + 0 * leave_out)})
+    found = worse.difference(first, "AP")
+    assert found.low == found.value == pytest.approx(-1e-4)
+    assert found.high > 0.002
+    assert found.holds_zero
+
+
 def test_the_named_number_of_images_would_tell_a_difference() -> None:
     """As many images of the same kind bring the end of the interval to 0."""
     numbers = np.arange(400)

@@ -348,13 +348,13 @@ def test_compare_says_which_of_two_results_is_better(
     assert (metric, verdict) == ("AP", "better")
     assert float(after) - float(before) == pytest.approx(float(difference), abs=0.0011)
     assert lines[7].split() == ["AP/cat", *lines[1].split()[1:]]
-    (sentence,) = (line for line in lines if " is better: " in line)
-    assert sentence.startswith("most.json is better: AP +0.")
+    (sentence,) = (line for line in lines if " is better on these images: " in line)
+    assert sentence.startswith("most.json is better on these images: AP +0.")
     assert sentence.split(" from ")[1].startswith("half.json to most.json, 95 % interval 0.")
     assert lines[-1].startswith("report: ")
     assert ">better</td>" in (tmp_path / "compared_most.json.html").read_text()
     swapped = compared(tmp_path, capsys, "most.json", "half.json", of)
-    assert any(line.startswith("most.json is better: AP -0.") for line in swapped)
+    assert any(line.startswith("most.json is better on these images: AP -0.") for line in swapped)
 
     lines = compared(tmp_path, capsys, "half.json", "near.json", of)
     (sentence,) = (line for line in lines if line.startswith("cannot tell: AP +0."))
