@@ -4,12 +4,11 @@ Annotations stay objects here: torchvision reads them to find a network's class 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 from torchvision import models
 from torchvision.models import WeightsEnum
-from torchvision.models.resnet import BasicBlock
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 
 class ResNet10_Weights(WeightsEnum):  # noqa: N801 - torchvision's way to name them
@@ -28,12 +27,19 @@ class HalfResNet(models.ResNet):
         super().__init__(block, layers, classes, zero)
         self.fc = nn.Linear(self.fc.in_features // 2, classes)
 
-    def _make_layer(self, block: Any, planes: int, *rest: Any, **options: Any) -> nn.Sequential:
+    def _make_layer(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        planes: int,
+        blocks: int,
+        stride: int = 1,
+        dilate: bool = False,
+    ) -> nn.Sequential:
         if planes == self.inplanes:  # the first stage is about to be made: halve what is before it
             self.inplanes = planes // 2
             self.conv1 = nn.Conv2d(3, self.inplanes, 7, stride=2, padding=3, bias=False)
             self.bn1 = nn.BatchNorm2d(self.inplanes)
-        return super()._make_layer(block, planes // 2, *rest, **options)
+        return super()._make_layer(block, planes // 2, blocks, stride, dilate)
 
 
 def resnet10(
