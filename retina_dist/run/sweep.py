@@ -70,6 +70,9 @@ def run_sweep_job(
     if records and settings.is_file():  # Hydra has written it as it was given
         content = redacted_tree(load_yaml(settings))
         write_text(settings, OmegaConf.to_yaml(OmegaConf.create(content)))
+    if records:
+        hydra = HydraConfig.get()
+        print_redacted(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task)}")
     with reported_errors():
         try:
             config = get_settings()

@@ -79,7 +79,8 @@ def test_every_job_has_a_folder_and_a_row(sweep: Sweep, capsys: pytest.CaptureFi
         printed[-1]
         == "best coco/AP 0.100: optimizer.lr=0.01 data.batch_size=4, runs/shapes-sweep/2"
     )
-    assert "40.12  " in printed[4]
+    assert "job 1: optimizer.lr=0.001 data.batch_size=8 seed=1 experiment=shapes" in printed
+    assert any("40.12  " in line for line in printed)
     assert any(
         line.startswith("job  optimizer.lr  data.batch_size  status  coco/AP") for line in printed
     )
