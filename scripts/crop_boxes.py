@@ -4,6 +4,8 @@ task=classification.
 
   python scripts/crop_boxes.py DATA/annotations/instances_train.json DATA/train CELLS/train
   python scripts/crop_boxes.py DATA/annotations/instances_val.json DATA/val CELLS/val --margin 0.1
+  python scripts/crop_boxes.py converted.json DATA CELLS/train    after retina-dist convert, whose
+                                                                  file names start from its root
 
 Annotations are COCO json, read as training reads them: crowd regions and boxes without an area are
 left out, EXIF orientation is applied. Crops are PNG files CLASS/IMAGE-ID-NUMBER.png, NUMBER
@@ -68,7 +70,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("annotations", type=Path, help="COCO json")
-    parser.add_argument("images", type=Path, help="folder of its images")
+    parser.add_argument("images", type=Path, help="folder that its file names start from")
     parser.add_argument("output", type=Path, help="folder for CLASS/*.png; new or empty")
     parser.add_argument(
         "--margin", type=float, default=0.0, help="share of a box's sides to add around it (0)"
@@ -80,6 +82,8 @@ def main() -> None:
         counts = crop_boxes(options.annotations, options.images, options.output, options.margin)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        if "data.train_images" in str(error):
+            print("Here IMAGES is the folder that the file names start from.", file=sys.stderr)
         sys.exit(2)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     print(f"{options.output}: {pluralize(counts.total(), 'crop')} ({listed})")

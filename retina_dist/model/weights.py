@@ -64,7 +64,7 @@ def read_state(source: str) -> State:
         raise CheckpointError(
             f"{source} could not be downloaded from {weights.url} ({error}); "
             "fetch that file where there is internet and put it "
-            f"into {torch.hub.get_dir()}/checkpoints, or give model.weights=PATH."
+            f"into {torch.hub.get_dir()}/checkpoints, or give its path in place of the name."
         ) from error
 
 
