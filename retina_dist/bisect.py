@@ -41,13 +41,7 @@ from retina_dist.run.records import COMMAND, start_of
 from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.start_processes import launcher_like, run_job
-from retina_dist.testing.step_trace import (
-    Difference,
-    Stages,
-    StepTracer,
-    Traced,
-    first_difference,
-)
+from retina_dist.testing.step_trace import Difference, Stages, StepTracer, Traced, first_difference
 from retina_dist.tracking.digest import OF_EACH_STEP, DigestRow, read_digests
 
 METRICS = "The runs part in validation: compare its data, its code and the settings of both."

@@ -11,16 +11,19 @@ import torch
 
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch (all devices)."""
+    _seed_without_torch(seed)
+    torch.manual_seed(seed)
+
+
+def _seed_without_torch(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def seed_step(*key: int | str) -> None:
     """Seed the same generators by `key`, GPUs' once a GPU is in use; it takes microseconds."""
     seed = derived_seed(*key)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    _seed_without_torch(seed)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -49,11 +52,9 @@ def every_seed(*key: int | str) -> Iterator[None]:
     """Seed Python, NumPy and torch's CPU generator by `key`; then they are as they were before."""
     of_python = random.getstate()
     of_numpy = np.random.get_state()
-    seed = derived_seed(*key)
     try:
         with torch_seed(*key):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
+            _seed_without_torch(derived_seed(*key))
             yield
     finally:
         random.setstate(of_python)

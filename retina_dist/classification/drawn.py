@@ -13,12 +13,7 @@ from PIL import Image
 from retina_dist.base.seeding import derived_seed
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData, SyntheticClassesConfig
-from retina_dist.data.synthetic import (
-    contrasting_colour,
-    coverage,
-    draw_once,
-    folder_to_draw,
-)
+from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, folder_to_draw
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
 MAX_TILT = math.radians(12)

@@ -20,11 +20,7 @@ from retina_dist.detection.anchor_coverage import describe_fit
 from retina_dist.detection.batch import Batch, blank_batch
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule, buckets_of, repeats_of
-from retina_dist.detection.data.synthetic import (
-    draw_data,
-    synthetic_annotations,
-    synthetic_batch,
-)
+from retina_dist.detection.data.synthetic import draw_data, synthetic_annotations, synthetic_batch
 from retina_dist.detection.model.added_classes import differences
 from retina_dist.detection.model.build import DetectionModel, build_model, check_labels
 from retina_dist.detection.model.retinanet import RetinaNet
@@ -36,11 +32,7 @@ from retina_dist.detection.settings import (
     DetectionSettings,
     ModelConfig,
 )
-from retina_dist.detection.splits import (
-    first_images_with_objects,
-    read_splits,
-    unread_test,
-)
+from retina_dist.detection.splits import first_images_with_objects, read_splits, unread_test
 from retina_dist.engine.plan import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task.image_task import ImageTask

@@ -12,12 +12,7 @@ from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import CheckpointError, ConfigError
 from retina_dist.base.registry import class_of
-from retina_dist.optim.settings import (
-    AdamSettings,
-    AdamWSettings,
-    OptimizerSettings,
-    SGDSettings,
-)
+from retina_dist.optim.settings import AdamSettings, AdamWSettings, OptimizerSettings, SGDSettings
 
 Group = dict[str, Any]  # parameters and their settings
 

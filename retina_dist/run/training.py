@@ -13,13 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from retina_dist.base.console import Console, print_redacted
-from retina_dist.base.errors import (
-    Preempted,
-    UserError,
-    describe_error,
-    is_collective,
-    set_status,
-)
+from retina_dist.base.errors import Preempted, UserError, describe_error, is_collective, set_status
 from retina_dist.base.files import write_json
 from retina_dist.base.text import as_override
 from retina_dist.config.run_config import RunConfig, changed_settings
@@ -38,12 +32,7 @@ from retina_dist.run.records import LOSS, RESULT, versions
 from retina_dist.run.resume import Run, checkpoint_folder
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.tracking.callbacks import Callback, CallbackList, TrainingStart
-from retina_dist.tracking.loggers import (
-    LoggerCollection,
-    RunLoggers,
-    TensorBoardLogger,
-    TrackedRun,
-)
+from retina_dist.tracking.loggers import LoggerCollection, RunLoggers, TensorBoardLogger, TrackedRun
 from retina_dist.tracking.progress import Progress
 
 if TYPE_CHECKING:

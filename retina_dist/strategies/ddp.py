@@ -30,10 +30,7 @@ from retina_dist.base.errors import (
     set_status,
 )
 from retina_dist.base.text import format_ranks
-from retina_dist.strategies.base import (
-    DistributedStrategy,
-    ReduceOp,
-)
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp
 from retina_dist.strategies.compression import take_fp16, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch

@@ -27,11 +27,7 @@ from torch.optim.optimizer import StateDict
 from torch.utils.hooks import RemovableHandle
 
 from retina_dist.base.errors import ConfigError, activity, first_line, is_collective
-from retina_dist.strategies.base import (
-    DistributedStrategy,
-    ReduceOp,
-    in_memory_order,
-)
+from retina_dist.strategies.base import DistributedStrategy, ReduceOp, in_memory_order
 from retina_dist.strategies.compression import take_fp16, to_wire
 from retina_dist.strategies.devices import check_devices, device_identity, resolve_device
 from retina_dist.strategies.launch_environment import Launch

@@ -4,13 +4,7 @@ from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 
 from retina_dist.base.errors import DataError
-from retina_dist.data.parsing import (
-    bounds_of,
-    number_in,
-    numbers_in,
-    parse_xml,
-    turned_bounds,
-)
+from retina_dist.data.parsing import bounds_of, number_in, numbers_in, parse_xml, turned_bounds
 from retina_dist.data.tree import Head, Tree, split_of
 from retina_dist.detection.readers.formats import FolderReader, Scan
 from retina_dist.detection.readers.items import Box, Item

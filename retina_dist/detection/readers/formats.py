@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.files import PathOrUrl, Url, folder_of, is_packed, parse_path, spelt_alike
 from retina_dist.base.registry import lookup
-from retina_dist.data.tree import Head, Tree, split_of
+from retina_dist.data.tree import Head, Tree, grouped, split_of
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoContent
@@ -337,11 +337,12 @@ class FolderReader(FileReader):
 def by_split(files: Iterable[str], splits: Iterable[str]) -> dict[str, list[str]]:
     """Files by the split that each is of, as far as it is one of `splits`, else "train"."""
     known = set(splits)
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in files:
+
+    def split_in(file: str) -> str:
         split = split_of(file)
-        found[split if split in known else "train"].append(file)
-    return found
+        return split if split in known else "train"
+
+    return grouped(files, split_in)
 
 
 def placed(item: Item, place: Place, file: str, split: str | None) -> Item:

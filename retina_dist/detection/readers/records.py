@@ -14,11 +14,7 @@ from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.files import PathOrUrl, Url
 from retina_dist.base.text import truncate
 from retina_dist.data.images import image_sizes
-from retina_dist.data.sources import (
-    ImageSource,
-    RemoteFile,
-    read_in_turn,
-)
+from retina_dist.data.sources import ImageSource, RemoteFile, read_in_turn
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
 
