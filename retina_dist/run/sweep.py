@@ -66,13 +66,8 @@ def run_sweep_job(
     failure: BaseException | None = None
     records = launch.rank == 0
     sweep = Path(HydraConfig.get().sweep.dir)
-    settings = sweep / "multirun.yaml"
-    if records and settings.is_file():  # Hydra has written it as it was given
-        content = redacted_tree(load_yaml(settings))
-        write_text(settings, OmegaConf.to_yaml(OmegaConf.create(content)))
     if records:
-        hydra = HydraConfig.get()
-        print_redacted(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task)}")
+        _begin_job(sweep)
     with reported_errors():
         try:
             config = get_settings()
@@ -101,6 +96,16 @@ def run_sweep_job(
         return math.nan
     best = read_result(folder).best
     return math.nan if best is None else best
+
+
+def _begin_job(sweep: Path) -> None:
+    """Print the job's settings, and mask secrets in those of the sweep."""
+    hydra = HydraConfig.get()
+    print_redacted(f"\njob {hydra.job.num}: {' '.join(hydra.overrides.task)}")
+    settings = sweep / "multirun.yaml"
+    if settings.is_file():  # Hydra has written it as it was given
+        content = redacted_tree(load_yaml(settings))
+        write_text(settings, OmegaConf.to_yaml(OmegaConf.create(content)))
 
 
 def _ends_sweep(error: BaseException, world_size: int) -> bool:
