@@ -121,10 +121,13 @@ def lines_of(analysis: Mapping[str, object]) -> list[str]:
 
     lines += _of_scores(known)
     lines.append("worst images   hits / false alarms / misses")
+    if known.task == "classification":
+        lines[-1] = "worst images   true class / predicted / score"
     for image in known.worst[:3]:
-        lines.append(
-            f"  {escape(image.file_name)}   {image.hits} / {image.false_alarms} / {image.misses}"
-        )
+        facts = f"{image.hits} / {image.false_alarms} / {image.misses}"
+        if image.label:
+            facts = f"{image.label} / {image.predicted} / {format_number(image.score)}"
+        lines.append(f"  {escape(image.file_name)}   {escape(facts)}")
     if known.limit:
         lines.append(known.limit)
     return lines

@@ -186,10 +186,12 @@ def confusion(runs: Runs) -> Iterator[Chart]:
             "zmin": 0,
             "zmax": 1,
         }
+        title = "Share of each true class"
         if len(matrix.labels) <= MAX_WRITTEN:
             trace["texttemplate"] = "%{text}"
+            title = "In each cell the count, as its color the share of the true class"
         yield Chart(
-            _title("Share of each true class", run, runs),
+            _title(title, run, runs),
             [trace],
             _axes("predicted", "true", y={"autorange": "reversed"}),
             height=max(340, 130 + 28 * len(matrix.labels)),

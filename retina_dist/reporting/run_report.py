@@ -74,6 +74,8 @@ def _write_page(runs: Sequence[RunFiles], out: Path) -> Path:
         runs=runs,
         warnings=warnings_of(runs),
         differences=differences,
+        describe_equality=describe_equality,
+        conclude=conclude,
         why_not_comparable=why_not_comparable,
         max_in_matrix=MAX_IN_MATRIX,
         confusions_of=confusions_of,

@@ -62,6 +62,8 @@ def test_the_analysis_has_the_form_of_the_sample(result: ClassificationResult) -
     lines = lines_of(analysis)
     assert "most confused   cat taken for fox (1), dog taken for cat (1)" in lines
     assert len(lines) <= 11
+    worst = lines.index("worst images   true class / predicted / score")
+    assert lines[worst + 1] == "  3.jpg   cat / fox / 1.000"
 
 
 def test_resamples_are_of_the_same_images_by_their_names(result: ClassificationResult) -> None:

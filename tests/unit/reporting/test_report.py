@@ -23,6 +23,7 @@ from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.detection.commands import evaluate
 from retina_dist.reporting import page, run_report
 from retina_dist.reporting.charts import (
+    confusion,
     curves,
     results,
     running_median,
@@ -171,6 +172,21 @@ def test_every_chart_is_one_of_plotly(
         )
 
 
+def test_the_title_of_a_confusion_matrix_says_what_its_cells_show(tmp_path: Path) -> None:
+    run = RunFiles(write_run(tmp_path / "run"))
+    (chart,) = confusion([run])
+    assert chart.title == "In each cell the count, as its color the share of the true class"
+    assert run.analysis
+    assert run.analysis.confusion
+    assert chart.data[0]["text"] == run.analysis.confusion.counts
+    assert chart.data[0]["texttemplate"] == "%{text}"
+    run.analysis.confusion.labels = [f"c{i}" for i in range(30)]
+    run.analysis.confusion.counts = [[1] * 30] * 30
+    (chart,) = confusion([run])
+    assert chart.title == "Share of each true class", "of many classes the cells have no numbers"
+    assert "texttemplate" not in chart.data[0]
+
+
 def test_whiskers_of_an_interval_without_its_value(tmp_path: Path) -> None:
     """The bias correction moves both ends."""
     folder = write_run(tmp_path / "run")
@@ -267,6 +283,9 @@ def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
     html = write_report(tmp_path).read_text()
     for name in ("command.json", "metrics.csv", "analysis.json", "timings.json", "config.yaml"):
         assert f"Left out: the folder has no {name}" in html
+    assert html.count("the folder has no analysis.json") == 1, "not again in each of its sections"
+    assert '<h2 id="calibration-title">' not in html
+    assert 'href="#calibration"' not in html
     (tmp_path / "analysis.json").write_text("{")
     with pytest.raises(DataError, match=r"analysis.json cannot be read .*; remove or repair it"):
         write_report(tmp_path)
@@ -352,7 +371,9 @@ def test_compare_says_which_of_two_results_is_better(
     assert sentence.startswith("most.json is better on these images: AP +0.")
     assert sentence.split(" from ")[1].startswith("half.json to most.json, 95 % interval 0.")
     assert lines[-1].startswith("report: ")
-    assert ">better</td>" in (tmp_path / "compared_most.json.html").read_text()
+    html = (tmp_path / "compared_most.json.html").read_text()
+    assert ">better</td>" in html
+    assert html.index(f"<strong>{sentence}</strong>") < html.index(">verdict</th>")
     swapped = compared(tmp_path, capsys, "most.json", "half.json", of)
     assert any(line.startswith("most.json is better on these images: AP -0.") for line in swapped)
 
@@ -437,6 +458,7 @@ def test_the_comparison_of_other_data_begins_with_why_it_is_none(
     html = (first / "compared_b.html").read_text()
     assert f"<strong>Note:</strong> {why}</p>" in html
     assert "difference</th>" not in html
+    assert "<strong>cannot tell" not in html, "the note is enough"
     assert "difference</th>" in write_comparison(RunFiles(first), RunFiles(first)).read_text()
 
 
