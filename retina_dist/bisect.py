@@ -167,6 +167,13 @@ def bisect(config: BisectConfig, repeat: Repeat) -> bool:
     b = RunFiles(Path(config.b))
     print_differences("settings", a.settings, b.settings)
     print_differences("layouts and versions", a.environment, b.environment)
+    one = start_of(a.folder).processes
+    other = start_of(b.folder).processes
+    if one != other and a.settings.get("trainer.virtual_ranks") == "null":
+        print(
+            f"the images of a step are dealt out to {one} and {other} processes, so its parts "
+            "differ: only runs with trainer.virtual_ranks are comparable over layouts"
+        )
     step = config.step
     columns: list[str] = []
     if step is None:

@@ -17,8 +17,9 @@ from retina_dist.tracking.callbacks import Callback, TrainingStart
 # The stages of a step, and where to look when one differs while all before it are equal.
 STAGES = {
     "start": "The state before the step differs: compare seed, model.weights and the checkpoint.",
-    "data order": "The step has other images: compare seed, the list of images, data.batch_size, "
-    "data.shuffle and the layout, which trainer.virtual_ranks makes irrelevant.",
+    "data order": "The step has other images, or deals them out in another way: compare seed, the "
+    "list of images, data.batch_size, data.shuffle and the layout, which trainer.virtual_ranks "
+    "makes irrelevant.",
     "pixels": "The same images have other pixels: compare the files, the augmentation, and the "
     "versions of Pillow and torchvision.",
     "targets": "The same images have other labels or weights: compare the annotations and the "

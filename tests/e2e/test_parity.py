@@ -28,6 +28,11 @@ def test_two_processes_agree_and_the_measure_would_have_seen_it(tmp_path: Path) 
     assert [line.partition(" differs by ")[0] for line in progress] == [
         case.name for case in parity.CASES
     ]
+    expected = [
+        line.endswith(", as expected of statistics of each process's own images")
+        for line in progress
+    ]
+    assert expected == [not case.agrees for case in parity.CASES]
     found = json.loads((tmp_path / "found.json").read_text())["torchrun 2"]
     for case in parity.CASES:
         assert found[case.name] <= 1e-10 if case.agrees else found[case.name] > 1e-4, case.name

@@ -284,6 +284,26 @@ def test_a_section_that_one_run_lacks_differs_by_its_values(
     assert capsys.readouterr().out == "settings that differ: data.shapes.num_train: null and 24\n"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "said"),
+    [("null", OnTwo, True), ("null", SingleDeviceStrategy, False), ("4", OnTwo, False)],
+)
+def test_images_that_are_dealt_out_to_other_processes(
+    ranks: str, strategy: type, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before the step is repeated: only virtual ranks make layouts comparable."""
+    for run, where in (("a", SingleDeviceStrategy), ("b", strategy)):
+        folder = tmp_path / run
+        folder.mkdir()
+        write_start(load_config("train"), where("cpu"), folder, "")
+        (folder / "config.yaml").write_text(f"trainer: {{virtual_ranks: {ranks}}}")
+    config = load_config("bisect", [f"a={tmp_path}/a", f"b={tmp_path}/b", "step=1"])
+    empty = Trace(0, {}, {stage: {} for stage in STAGES})
+    assert bisect.bisect(config, lambda *_: empty)
+    sentence = "the images of a step are dealt out to 1 and 2 processes, so its parts differ: "
+    assert (sentence in capsys.readouterr().out) == said
+
+
 def test_another_interpreter_runs_the_module() -> None:
     assert command("python", 1, "m", ["k=1"], "/new/python") == ["/new/python", "-m", "m", "k=1"]
     words = command("torchrun", 2, "m", [], "/new/python")
