@@ -56,6 +56,12 @@ STATS = {
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
 RESULT = ("image_id", "category_id", "bbox", "score")  # of results.json
+# What else may stand for an id that the ground truth lacks.
+OR_NAMES = {
+    "image": ", or as image_id the name of the image's file without its ending (predict writes the "
+    "names of its ids into images.json)",
+    "category": "",
+}
 # indices into the evaluator's arrays
 ALL_AREAS = 0
 LAST = -1  # the most detections
@@ -255,7 +261,7 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
             if number not in ids:
                 raise DataError(
                     f"{path}: entry {i} is of {what} {number}, which the ground truth lacks; "
-                    f"give its ids, such as {sorted(ids)[:5]}."
+                    f"give its ids, such as {sorted(ids)[:5]}{OR_NAMES[what]}."
                 )
     if rows[:, 5].max(initial=0) > 1:
         logger.warning(

@@ -248,7 +248,7 @@ def box_findings(data: Annotations, split: str) -> list[Finding]:
         "not finite": "fix or remove them: not trained on, and the metric cannot be trusted",
         CLIPPED: "clipped to the image in training, left as they are in the metric",
     }
-    not_learnt = "fix or remove them: not trained on, and always missed in the metric"
+    not_learnt = "fix or remove them: not trained on, but evaluated, and always missed"
     findings = []
     for fault, examples in _faulty_boxes(data).items():
         level: Level = "info" if fault == CLIPPED else "warning"

@@ -98,7 +98,7 @@ class Annotations:
         if self.num_crowd:
             facts.append(f"{pluralize(self.num_crowd, 'crowd region')} (evaluated, not trained on)")
         for name, count in self.dropped.items():
-            facts.append(f"{pluralize(count, 'box')} dropped: {name}")
+            facts.append(f"{pluralize(count, 'box')} {name} (evaluated, not trained on)")
         facts += map(str, self.left_out)
         seen = set(np.concatenate([[], *self.labels]).tolist())
         absent = []

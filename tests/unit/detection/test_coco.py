@@ -148,6 +148,7 @@ def test_boxes_that_cannot_be_learnt_from_are_dropped_and_counted(tmp_path: Path
         [0, 0, 100, 80],
     ]
     assert found.dropped == {"not finite": 2, "of zero or negative size": 2, "outside the image": 4}
+    assert "; 2 boxes of zero or negative size (evaluated, not trained on)" in found.describe()
     assert found.clipped == 3
     assert len(found.coco["annotations"]) == len(
         boxes

@@ -218,6 +218,14 @@ def test_results_judged_again_give_equal_numbers(tmp_path: Path, seed: int) -> N
     assert evaluate_rows(truth, again).stats == evaluate_rows(truth, rows).stats
 
 
+def test_a_box_without_an_area_is_always_missed() -> None:
+    """As the doctor and the plan say: it is evaluated, though not trained on."""
+    truth = truth_of([1], box(1, CAT, RIGHT), box(1, CAT, [5, 5, 0, 10]))
+    result = evaluate_rows(truth, rows_of((1, RIGHT, 0.9, CAT), (1, [5, 5, 0, 10], 0.8, CAT)))
+    assert result.stats["AR100"] == pytest.approx(0.5)
+    assert result.stats["AP"] == pytest.approx(51 / 101)
+
+
 def test_results_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent.json does not exist; check its path\.$"):
         read_results(tmp_path / "absent.json", TRUTH_OF_IDS)
@@ -250,7 +258,10 @@ def test_boxes_without_an_area_are_left_out() -> None:
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ('[{"image_id": 2, "category_id": 3, "bbox": [1,2,3,4], "score": 1}]', "image 2"),
+        (
+            '[{"image_id": 2, "category_id": 3, "bbox": [1,2,3,4], "score": 1}]',
+            r"image 2, .*, such as .*\], or as image_id the name of the image's file",
+        ),
         ('[{"image_id": 1, "category_id": 4, "bbox": [1,2,3,4], "score": 1}]', "category 4"),
         ('[{"image_id": 1, "category_id": 3, "bbox": [1,2,3,Infinity], "score": 1}]', "entry 0"),
     ],

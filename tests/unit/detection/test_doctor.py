@@ -113,6 +113,8 @@ def test_each_defect_is_found_once(tmp_path: Path) -> None:
     report = examine(settings(tmp_path))
     found = {(f.level, f.where, f.what): (f.count, f.examples) for f in report.findings}
     assert len(found) == len(report.findings)
+    remedies = {each.what: each.remedy for each in report.findings}
+    assert "but evaluated, and always missed" in remedies["boxes of zero or negative size"]
     count, (reason,) = found.pop(("error", "train", "images unreadable"))
     assert count == 1
     assert reason.startswith("cut.png: ")
