@@ -17,7 +17,7 @@ HOROVOD_GPU ?= $(if $(filter horovod,$(MAKECMDGOALS))$(wildcard /dev/nvidia[0-9]
 HOROVOD := $(VENV)/horovod-$(HOROVOD_GPU)-$(KEY)
 
 train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
-	@$(if $(ARGS),,echo "training: about 4 minutes on two quiet cores; the first steps show how long it takes here")
+	@$(if $(ARGS),,echo "training: about 3.5 minutes on a quiet core; the first steps show how long it takes here")
 	$(RUN) -m retina_dist.train $(ARGS)
 
 test: $(HOROVOD)  ## Set up, build Horovod, run all tests (ARGS="-k name" are passed on)
