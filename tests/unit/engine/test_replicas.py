@@ -210,9 +210,11 @@ def fitted(
 ) -> list[Any]:
     """(losses, weights of the model, skipped steps) of each rank after four steps, or its error."""
 
+    torch.manual_seed(0)
+    first = network()  # not in each thread: they share the generator
+
     def one(strategy: ThreadRank) -> Any:
-        torch.manual_seed(0)
-        model, recorder = network(), Recorder()
+        model, recorder = copy.deepcopy(first), Recorder()
         connect(model, lambda x: strategy.all_reduce(x, "sum"))
         plan = plan_of(num_images=8, batch_size=4, max_duration="4steps", log_every=1, validate_every="2steps",
                        world_size=strategy.world_size, lr=0.01)  # fmt: skip
