@@ -400,11 +400,30 @@ def test_images_without_annotations_draw_no_shapes() -> None:
     assert data_entry("train", ["data.train_images=a"]) == ["data=auto"]
 
 
-def test_a_report_is_no_pdf(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["retina-dist", "report", "run=a", "output=out.pdf"])
+REFUSED_LINES = {
+    "report run=a output=out.pdf": "output=out.pdf is not HTML, as a report is; give FILE.html.",
+    "report run=a annotations=a.json": (
+        "annotations=a.json is read where two results are compared; leave it out."
+    ),
+    "compare runs/a runs/a": "compare takes two run folders or COCO results",
+    "compare a a b": "compare takes two run folders or COCO results",
+    "val": "there is no command val; did you mean evaluate?",
+    "Detect": "there is no command Detect; did you mean predict?",
+    "train --config-name finetune dry_run=true": (
+        "no configuration finetune; give experiment=finetune, with"
+    ),
+    "train -m hydra/sweeper=optuna seed=0,1": ("as by pip install hydra-optuna-sweeper; there are"),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED_LINES)
+def test_a_command_line_is_refused_with_the_remedy(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["retina-dist", *line.split()])
     with pytest.raises(SystemExit):
         main()
-    assert "output=out.pdf is not HTML, as a report is; give FILE.html." in capsys.readouterr().err
+    assert REFUSED_LINES[line] in capsys.readouterr().err
 
 
 def test_a_hook_that_nothing_calls_is_an_error() -> None:
@@ -481,28 +500,10 @@ def test_a_resume_keeps_the_norm_of_its_run_without_the_weights(tmp_path: Path) 
         assert resumed.model.norm == norm
 
 
-def test_a_run_is_not_compared_with_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "runs/a", "runs/a"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "compare takes two run folders or COCO results" in capsys.readouterr().err
-
-
 def test_an_export_spares_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(ConfigError, match=r"best\.pt is among a run's checkpoints"):
         check_ending(tmp_path / "best.pt")
-
-
-def test_a_recipe_is_chosen_as_an_experiment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["train", "--config-name", "finetune", "dry_run=true"])
-    with pytest.raises(SystemExit):
-        start_training()
-    assert "no configuration finetune; give experiment=finetune, with" in capsys.readouterr().err
 
 
 def test_help_of_a_word_is_the_page(
@@ -727,15 +728,6 @@ def test_a_setting_of_a_group_that_a_file_gives_a_name_names_the_defaults(tmp_pa
         described("train", ["experiment=own", "data.root=a"], also)
 
 
-def test_a_plugin_of_hydra_is_to_be_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["train", "-m", "hydra/sweeper=optuna", "seed=0,1"])
-    with pytest.raises(SystemExit):
-        start_training()
-    assert "as by pip install hydra-optuna-sweeper; there are" in capsys.readouterr().err
-
-
 def test_a_key_that_stands_twice_is_named_with_the_value_that_counts() -> None:
     said = repeated(["seed=1", "optimizer.lr=1", "+seed=2"])
     assert said == "seed=1 and +seed=2 are both given; +seed=2 counts: leave one out."
@@ -847,16 +839,6 @@ def test_fewer_labels_than_classes_are_refused_in_the_plan(tmp_path: Path) -> No
         train(load_config("train", settings))
 
 
-@pytest.mark.parametrize(("word", "command"), [("val", "evaluate"), ("Detect", "predict")])
-def test_a_command_of_another_tool_names_ours(
-    word: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["retina-dist", word])
-    with pytest.raises(SystemExit):
-        main()
-    assert f"there is no command {word}; did you mean {command}?" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "read",
     [
@@ -888,30 +870,9 @@ def test_a_checkpoint_beside_its_folder_is_named_within(tmp_path: Path) -> None:
             read(str(tmp_path / "best.pt"))
 
 
-def test_three_runs_are_not_compared(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["retina-dist", "compare", "a", "a", "b"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "compare takes two run folders or COCO results" in capsys.readouterr().err
-
-
 def test_a_url_of_weights_is_one_of_a_file() -> None:
     with pytest.raises(CheckpointError, match=r"such as memory://me/model\.safetensors"):
         read_state("memory://me/absent")
-
-
-def test_a_report_of_one_run_reads_no_annotations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["retina-dist", "report", "run=a", "annotations=a.json"])
-    with pytest.raises(SystemExit):
-        main()
-    assert (
-        "annotations=a.json is read where two results are compared; leave it out."
-        in capsys.readouterr().err
-    )
 
 
 def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
