@@ -34,7 +34,8 @@ def crop_boxes(annotations: Path, images: Path, output: Path, margin: float = 0.
     far as the image goes. Raises DataError for a class name that cannot be a folder's, and where
     `output` is not empty.
     """
-    data = load_annotations(annotations, images)
+    remedy = f"give, in place of {images}, the folder that the file names start from"
+    data = load_annotations(annotations, images, remedy=remedy)
     names = data.categories.names
     for name in names:
         if name in (".", "..") or {"/", "\\", "\0"} & set(name):
@@ -82,8 +83,6 @@ def main() -> None:
         counts = crop_boxes(options.annotations, options.images, options.output, options.margin)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        if "data.train_images" in str(error):
-            print("Here IMAGES is the folder that the file names start from.", file=sys.stderr)
         sys.exit(2)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     print(f"{options.output}: {pluralize(counts.total(), 'crop')} ({listed})")

@@ -120,14 +120,15 @@ def lines_of(analysis: Mapping[str, object]) -> list[str]:
         lines.append(f"most confused   {_most_confused(known, known.confusion)}")
 
     lines += _of_scores(known)
-    lines.append("worst images   hits / false alarms / misses")
-    if known.task == "classification":
-        lines[-1] = "worst images   true class / predicted / score"
+    titles = "hits / false alarms / misses"
+    rows = []
     for image in known.worst[:3]:
         facts = f"{image.hits} / {image.false_alarms} / {image.misses}"
         if image.label:
+            titles = "true class / predicted / score"
             facts = f"{image.label} / {image.predicted} / {format_number(image.score)}"
-        lines.append(f"  {escape(image.file_name)}   {escape(facts)}")
+        rows.append(f"  {escape(image.file_name)}   {escape(facts)}")
+    lines += [f"worst images   {titles}", *rows]
     if known.limit:
         lines.append(known.limit)
     return lines

@@ -42,7 +42,9 @@ class BoxForm:
         fault = self.misread()
         if fault or any(map(len, part.boxes)) or (split != "train" and not len(self.boxes)):
             return fault
-        causes = [f"{count} {why}" for why, count in part.dropped.items()] or ["none is annotated"]
+        causes = [f"{count} {why}" for why, count in part.dropped.items()]
+        if not causes:
+            return "no box is annotated", "give the right annotations"
         remedy = "correct the boxes (shares or pixels?), or give the right annotations"
         return f"no box is left ({', '.join(causes)})", remedy
 

@@ -28,6 +28,7 @@ def load_annotations(
     *,
     split: str = "train",
     categories: Categories | None = None,
+    remedy: str = "",
     **settings: Any,
 ) -> Annotations:
     """Read a data set whose files are named. Each place may be a path or a URL.
@@ -38,6 +39,7 @@ def load_annotations(
             the one that holds the shards of `split`.
         split: the part of a folder that has several.
         categories: fixes the labels, as for `annotations_of`.
+        remedy: what to do about images that are not there; by default a setting names their folder.
         settings: of `DetectionData`: `format` ("coco" unless given), `classes` (of a CSV, by
             default classes.csv beside it), `box_format`, `bad_images`, `max_pixels`, and
             `missing_images`, which may also be "ignore": image files are not looked for.
@@ -56,6 +58,7 @@ def load_annotations(
         content = reader.read_place(place)
         if content is None:
             raise DataError(f"{annotations} has no {split} images.")
+        content = content._replace(remedy=content.remedy or remedy)
         return annotations_of(content, data, categories)
 
 

@@ -427,7 +427,7 @@ AS_SIDES = "boxes leave .* x, y, width, height; set data.box_format=xywh"
         (
             [],
             None,
-            r"no box is left \(none is annotated\); correct the boxes \(shares or pixels\?\), or give the",
+            "no box is annotated; give the right annotations",
         ),
         (
             [[x + w / 2, y + h / 2, w, h] for x, y, w, h in OBJECTS * 4],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from retina_dist.base.errors import DataError
 from scripts.crop_boxes import crop_boxes
 from tests.coco_files import write_coco
 
@@ -39,3 +40,12 @@ def test_crops_are_the_pixels_of_the_boxes(
         tmp_path / "crops" / "disc" / "a-1-1.png"
     ) as crop:  # at the corner of the image, where a margin ends
         assert np.asarray(crop)[0, -1, 0] == 39
+
+
+def test_the_folder_that_file_names_start_from_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    annotations, images = data(tmp_path / "data")
+    (images / "train").mkdir()
+    with pytest.raises(DataError, match=f"give, in place of {images}/train, the folder that the"):
+        crop_boxes(annotations, images / "train", tmp_path / "crops")
