@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, get_type_hints
 
@@ -20,6 +20,7 @@ from retina_dist.base.errors import ConfigError
 from retina_dist.base.seeding import seed_everything
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import sealed
+from retina_dist.engine.replicas import digest_of, leaves_of
 from retina_dist.engine.task import Task
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import Job, ThreadRank, on_ranks
@@ -86,12 +87,12 @@ def check_data(task: Task, config: RunConfig) -> None:
     steps = list(data.train_steps(0, STEPS))
     assert len(steps) == STEPS, f"train_steps(0, {STEPS}) gives {len(steps)} steps"
     for micro_batches, expected in zip(other.train_steps(1, STEPS), steps[1:], strict=True):
-        assert _plain(micro_batches) == _plain(expected), (
+        assert digest_of(micro_batches) == digest_of(expected), (
             "the batches of a step depend on where train_steps starts"
         )
         for batch in micro_batches:
             batch.to(torch.device("cpu"), non_blocking=True)
-        assert _plain(micro_batches) == _plain(expected), (
+        assert digest_of(micro_batches) == digest_of(expected), (
             "`to` alters the batch, which must stay as it is"
         )
 
@@ -281,34 +282,6 @@ def _saved(content: dict[str, object]) -> dict[str, Any]:
     return torch.load(io.BytesIO(sealed(content)), map_location="cpu", weights_only=True)
 
 
-def _leaves(value: object) -> Iterator[Any]:
-    """The tensors, arrays and plain values in batches of any class.
-
-    Keys of mappings and names of attributes are among them.
-    """
-    if isinstance(value, Mapping):
-        value = list(value.items())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    elif hasattr(value, "tolist") or not hasattr(value, "__dict__"):
-        yield value
-    else:
-        yield from _leaves(vars(value))
-
-
-def _plain(value: object) -> list[object]:
-    """Plain values that are equal for equal batches."""
-    plain = []
-    for leaf in _leaves(value):
-        plain.append((str(leaf.dtype), leaf.tolist()) if hasattr(leaf, "tolist") else leaf)
-    return plain
-
-
 def _elements(value: object) -> int:
     """Numbers in the tensors and arrays of batches."""
-    count = 0
-    for leaf in _leaves(value):
-        if hasattr(leaf, "tolist"):
-            count += math.prod(leaf.shape)
-    return count
+    return sum(leaf.numel() for _, leaf in leaves_of(value) if isinstance(leaf, Tensor))
