@@ -146,19 +146,19 @@ class DistributedStrategy(ABC):
             highest = self.all_reduce(highest.to(self.device), "max")
         return partial(int, highest)
 
-    def broadcast_object(self, obj: T, src: int = 0) -> T:
-        """`src`'s object on every rank, its tensors on the CPU on the others.
+    def broadcast_object(self, obj: T) -> T:
+        """The main rank's object on every rank, its tensors on the CPU on the others.
 
         Plain Python values and tensors only.
         """
         if self.world_size == 1:
             return obj
         payload = torch.empty(0, dtype=torch.uint8)
-        if self.rank == src:
+        if self.is_main:
             payload = _packed(obj)
-        size = self.broadcast(torch.tensor([payload.numel()], device=self.device), src)
-        payload = self.broadcast(payload.resize_(int(size)).to(self.device), src)
-        return obj if self.rank == src else _unpacked(payload)
+        size = self.broadcast(torch.tensor([payload.numel()], device=self.device))
+        payload = self.broadcast(payload.resize_(int(size)).to(self.device))
+        return obj if self.is_main else _unpacked(payload)
 
     def gather_objects(self, obj: T, device: torch.device | None = None) -> list[T]:
         """Every rank's object, plain values and tensors, in rank order, its tensors on the CPU.

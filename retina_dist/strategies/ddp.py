@@ -53,7 +53,6 @@ NO_BUFFERS: dict[str, Any] = {max(OPTIONS): False}
 # them times out.
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 FLIGHT_FILE = "TORCH_FR_DUMP_TEMP_FILE"
-FORMER_NAME = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 GRACE_S = 5.0  # for which the others wait longer than rank 0, whose error names who is late
 POLL_S = 0.02  # between two looks into the store
 
@@ -97,7 +96,8 @@ class DDPStrategy(DistributedStrategy):
         transport = "gloo"
         if self.nccl:
             transport = "cpu:gloo,cuda:nccl"
-            _record_collectives()
+            for name, value in FLIGHT_RECORDER.items():
+                os.environ.setdefault(name, value)
         if dist.is_initialized():
             # Ray Train makes a process group, without the rest of what is needed here
             dist.destroy_process_group()
@@ -189,7 +189,9 @@ class DDPStrategy(DistributedStrategy):
             gc.collect()
             dist.destroy_process_group()
         elif lost_connection(error):
-            missing = missing_ranks(self.rank, self.world_size, self._job.set, self._is_stored)
+            missing = missing_ranks(
+                self.rank, self.world_size, self._job.set, lambda key: self._job.check([key])
+            )
             raise peer_lost(self.rank, missing, error) from error
         elif isinstance(error, dist.DistBackendError):
             raise PeerLost(
@@ -198,9 +200,6 @@ class DDPStrategy(DistributedStrategy):
             ) from error
         # After another error the group stays: the other ranks are inside collectives, and leaving
         # in order would wait for them.
-
-    def _is_stored(self, key: str) -> bool:
-        return self._job.check([key])
 
     # training
 
@@ -359,16 +358,9 @@ class FreshPrefix:
         return self.store.get(name).decode()
 
 
-def _record_collectives() -> None:
-    """Let NCCL's collectives be recorded, unless a user has set the recorder's former name."""
-    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:
-        for name, value in FLIGHT_RECORDER.items():
-            os.environ.setdefault(name, value)
-
-
 def write_flight_records(folder: Path) -> None:
     """Let torch's Flight Recorder write into `folder`, unless the user said where."""
     global _flight_file
-    if os.environ.get(FLIGHT_FILE) == _flight_file and FORMER_NAME not in os.environ:
+    if os.environ.get(FLIGHT_FILE) == _flight_file:
         _flight_file = f"{folder.resolve()}/flight_recorder_rank_"
         os.environ[FLIGHT_FILE] = _flight_file

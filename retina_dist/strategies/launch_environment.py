@@ -64,8 +64,13 @@ def detect_launch(environment: Environment = os.environ) -> Launch:
             local_size = (rank - local_rank) // node
         elif launcher.fills_one_node:
             local_size = world_size
+        address, port_text, service = launcher.meeting(environment)
+        port = None
+        if port_text:
+            port = int(port_text)
     except (ValueError, IndexError):
-        found = [f"{name}={environment[name]}" for name in names if name in environment]
+        read = (*names, "MASTER_PORT")
+        found = [f"{name}={environment[name]}" for name in read if name in environment]
         starter = "something" if launcher.title else launcher.name
         raise ConfigError(
             f"{starter} set {', '.join(found)}, which are not all whole numbers; "
@@ -76,7 +81,6 @@ def detect_launch(environment: Environment = os.environ) -> Launch:
     _check_below(names.local_rank, local_rank, names.local_world_size, of_node)
     if node < 0:  # the hosts are filled one after the other
         node = rank // of_node
-    address, port, service = launcher.meeting(environment)
     return Launch(
         launcher.name,
         rank,
@@ -85,19 +89,9 @@ def detect_launch(environment: Environment = os.environ) -> Launch:
         local_size,
         node,
         address,
-        _parsed_port(port),
+        port,
         service,
     )
-
-
-def _parsed_port(port: str | None) -> int | None:
-    if port is None:
-        return None
-    if not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(
-            f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it."
-        )
-    return int(port)
 
 
 def _check_below(name: str, number: int, of: str, count: int) -> None:

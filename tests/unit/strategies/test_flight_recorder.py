@@ -56,7 +56,3 @@ def test_records_go_into_the_folder_of_each_job_unless_the_user_said_where(
     monkeypatch.setenv(FLIGHT_FILE, "/scratch/mine_")
     write_flight_records(tmp_path)
     assert os.environ[FLIGHT_FILE] == "/scratch/mine_"
-    monkeypatch.setenv(ddp.FORMER_NAME, "/scratch/mine_")
-    monkeypatch.delenv(FLIGHT_FILE)
-    write_flight_records(tmp_path)
-    assert FLIGHT_FILE not in os.environ

@@ -222,10 +222,7 @@ OUTSIDE = "^HOROVOD_RANK={} is outside HOROVOD_SIZE=2; unset them, or start by"
             ({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"}, OUTSIDE.format(rank))
             for rank in ("2", "-1")
         ),
-        *(
-            ({**SRUN, "MASTER_PORT": port}, f"MASTER_PORT={port} is not a port; give")
-            for port in ("0", "65536", "http")
-        ),
+        ({**SRUN, "MASTER_PORT": "http"}, "srun set .*, MASTER_PORT=http, which are not all whole"),
     ],
 )
 def test_impossible_variables_are_named(environment: dict[str, str], message: str) -> None:
