@@ -1,7 +1,5 @@
 """The setting meant by an unknown key: the closest spelling, or what other tools call it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence

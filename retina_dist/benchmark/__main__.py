@@ -24,10 +24,7 @@ def main() -> None:
         print(usage)
     else:
         if kind:
-            text = f"error: unknown benchmark {kind}; use {', '.join(KINDS)}."
-            if kind == "agreement":
-                text = "error: there is no benchmark agreement; use evaluate certify=[model.onnx]."
-            print(text, file=sys.stderr)
+            print(f"error: unknown benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
         print(usage, file=sys.stderr)
         raise SystemExit(2)
 

@@ -153,15 +153,9 @@ class NoAugmentationSettings(AugmentationSettings):
 
 
 class NoAugmentation:
-    """A sample as it is."""
+    """The entry of a sample as it is, which is never made."""
 
     settings = NoAugmentationSettings
-
-    def __init__(self, settings: NoAugmentationSettings) -> None:
-        pass
-
-    def __call__(self, *sample: object) -> object:
-        return sample
 
 
 def norm_for(norm: str | None, weights: str | None) -> str:

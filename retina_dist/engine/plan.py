@@ -301,11 +301,10 @@ def resolve_plan(
     stop = total
     if trainer.stop_after is not None:
         stop = min(total, steps("trainer.stop_after", trainer.stop_after))
-    given = {"max_duration": trainer.max_duration, "stop_after": trainer.stop_after}
-    for (key, duration), number in zip(given.items(), (total, stop), strict=True):
+    for key, number in {"max_duration": total, "stop_after": stop}.items():
         if number < 1:
             raise ConfigError(
-                f"trainer.{key}={duration} is less than one step; use at least 1step."
+                f"trainer.{key}={getattr(trainer, key)} is less than one step; use at least 1step."
             )
     return Plan(
         num_images=num_images,

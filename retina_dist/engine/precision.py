@@ -78,11 +78,6 @@ def autocast(device: torch.device, precision: str) -> Autocast:
     return context
 
 
-def make_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:
-    """The loss scale of fp16; with any other precision it does nothing."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-
-
 def describe_precision(device: torch.device, precision: str, requested: str) -> str:
     """The start-up line about the precision that `requested` (a setting's value) became.
 

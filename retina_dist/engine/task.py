@@ -2,23 +2,18 @@
 
 # ruff: noqa: B027  a task overrides the empty methods that it needs
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import StateDict
 
 from retina_dist.base.redaction import redacted_tree
 from retina_dist.base.registry import as_dict
-
-if TYPE_CHECKING:
-    import torch
-
-    from retina_dist.strategies.base import DistributedStrategy
+from retina_dist.strategies.base import DistributedStrategy
 
 Metrics = dict[str, float]  # a validation's, by name
 Validator = Callable[[nn.Module], Metrics]

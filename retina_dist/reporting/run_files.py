@@ -79,7 +79,7 @@ class Result(Struct):
 class Start(Struct):
     """One entry of command.json; `resumed_at` is the step that it continued from.
 
-    `launcher` is "" in older runs; `threads` are those of each process.
+    `threads` are those of each process.
     """
 
     time: str = ""
@@ -94,14 +94,7 @@ class Start(Struct):
     threads: Count = 1
     versions: dict[str, str] = {}
     commit: str | None = None
-    resumed_at: Count | msgspec.UnsetType | None = msgspec.UNSET  # unknown in older runs
-
-    @property
-    def continues(self) -> bool:
-        """Whether it continued the run of the start before it."""
-        if self.resumed_at is msgspec.UNSET:
-            return any(override.startswith("resume=") for override in self.overrides)
-        return self.resumed_at is not None
+    resumed_at: Count | None = None
 
 
 class Percentiles(Struct):
@@ -356,7 +349,7 @@ class RunFiles:
     @property
     def life(self) -> list[Start]:
         """The start of this run, and those that continued it; the folder may have held another."""
-        begins = [i for i, start in enumerate(self.starts) if not start.continues]
+        begins = [i for i, start in enumerate(self.starts) if start.resumed_at is None]
         return self.starts[max(begins, default=0) :]
 
     @property

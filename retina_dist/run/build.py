@@ -12,7 +12,6 @@ from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.engine.early_stopping import BestMetric, check_metric
 from retina_dist.engine.nonfinite import NonFiniteGuard
 from retina_dist.engine.plan import Plan, TrainerConfig, resolve_plan
-from retina_dist.engine.precision import make_scaler
 from retina_dist.engine.state import ExponentialMovingAverage, TrainState
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.model.layers import prefers_channels_last
@@ -100,7 +99,7 @@ def build_state(
     if agreed_channels_last(config, strategy):
         model = model.to(memory_format=torch.channels_last)
     optimizer = build_optimizer(parameter_groups(model, config.optimizer), config.optimizer)
-    scaler = make_scaler(strategy.device, trainer.precision)
+    scaler = torch.amp.GradScaler(strategy.device.type, enabled=trainer.precision == "fp16")
     ema = None
     if trainer.ema_decay:
         ema = ExponentialMovingAverage(model, trainer.ema_decay)

@@ -4,8 +4,6 @@ A step makes no host wait and no collective for it: what it gives stays on the d
 values are logged, or a checkpoint is written, and is then put together over the ranks.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence

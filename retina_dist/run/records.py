@@ -1,7 +1,5 @@
 """The records of a run in its folder: config.yaml, command.json and, for its end, result.json."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import platform

@@ -1,7 +1,6 @@
 """Where a run writes, and which checkpoint it resumes from."""
 
 import contextlib
-import itertools
 import json
 import logging
 import re
@@ -470,7 +469,9 @@ def next_folder(name: str, *, make: bool) -> Path:
 
     With `make` it is made, for this process alone. Raises ConfigError where that fails.
     """
-    for number in itertools.count(max(_numbered(name), default=0) + 1):
+    number = max(_numbered(name), default=0)
+    while True:
+        number += 1
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:
             if make:
@@ -483,7 +484,6 @@ def next_folder(name: str, *, make: bool) -> Path:
             raise ConfigError(
                 f"{folder} cannot be made ({error.strerror}); give an output_dir=FOLDER."
             ) from error
-    raise AssertionError("there is always another number")
 
 
 def _numbered(name: str) -> dict[int, Path]:

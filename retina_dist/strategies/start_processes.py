@@ -5,8 +5,6 @@ Under a launcher it prints how each process understands it:
     srun -n 8 python -m retina_dist.strategies.start_processes
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
