@@ -117,15 +117,13 @@ def open_regular(path: str | Path) -> BinaryIO:
     Raises OSError for a missing file, and for a pipe or a device, which could keep a reader for
     ever.
     """
-    file = open(path, "rb", opener=_open_without_wait)  # noqa: SIM115
+    file = open(  # noqa: SIM115
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "this is not a regular file", str(path))
     return file
-
-
-def _open_without_wait(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def read_bytes(source: PathOrUrl) -> bytes:

@@ -131,11 +131,7 @@ def register(name: str, overrides: Iterable[str], content: Content | None = None
     """Register NAME_schema with Hydra: `content` or empty sections, and the overrides' keys."""
     load_plugins()
     _add_groups()
-    node = dict(content or {})
-    if content is None:  # the defaults of its own settings, and its sections, empty
-        for field in fields(schema_of(name)):
-            default = default_of(field)
-            node[field.name] = {} if is_dataclass(default) else default
+    node = dict(_empty(schema_of(name)) if content is None else content)
     for key in _values(overrides):
         first, dot, _ = key.partition(".")
         is_group = not dot and (config_dir() / first).is_dir()
@@ -146,6 +142,15 @@ def register(name: str, overrides: Iterable[str], content: Content | None = None
         if isinstance(value, dict):
             node[key] = OmegaConf.create(value, flags={"struct": False})
     ConfigStore.instance().store(name=f"{name}_schema", node=node)
+
+
+def _empty(schema: type) -> Content:
+    """The defaults of a command's own settings, and its sections, empty."""
+    content = {}
+    for field in fields(schema):
+        default = default_of(field)
+        content[field.name] = {} if is_dataclass(default) else default
+    return content
 
 
 def _add_groups() -> None:

@@ -98,14 +98,20 @@ class VirtualRankStep(TrainStep):
 
     def _compute_gradients(self, micro_batches: MicroBatches) -> Scalars:
         trained = trained_parameters(self.state.model)
-        first = self._first_shard(micro_batches)
+        if len(micro_batches) != self.shards:
+            raise ConfigError(
+                f"trainer.virtual_ranks={self.plan.virtual_ranks}: the data gives each process "
+                f"{len(micro_batches)} micro-batches, not {self.shards}; "
+                "give TrainSampler virtual_ranks.",
+                collective=True,
+            )
         statistics = live_statistics(self.state.model)
         before = [x.clone() for x in statistics]
         pairs = zip(statistics, before, strict=True)
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         tree = TreeSum()
         rows: list[Tensor] = []
-        for shard, batch in enumerate(micro_batches, start=first):
+        for shard, batch in enumerate(micro_batches, self.strategy.rank * self.shards):
             seed_step(self.seed, "step", self.state.step, shard)
             copy_each(statistics, before)
             batch = batch.to(self.strategy.device, non_blocking=True)
@@ -125,16 +131,6 @@ class VirtualRankStep(TrainStep):
         self._weight = means[count]
         self._statistics = means[count + 1 :]
         return dict(zip(losses, means[:count], strict=True))
-
-    def _first_shard(self, micro_batches: MicroBatches) -> int:
-        if len(micro_batches) != self.shards:
-            raise ConfigError(
-                f"trainer.virtual_ranks={self.plan.virtual_ranks}: the data gives each process "
-                f"{len(micro_batches)} micro-batches, not {self.shards}; "
-                "give TrainSampler virtual_ranks.",
-                collective=True,
-            )
-        return self.strategy.rank * self.shards
 
     def _row(self, losses: Scalars, batch: TrainBatch) -> Tensor:
         """[E] float64, what is averaged beside gradients: losses, weight, running statistics, each

@@ -242,15 +242,11 @@ def _newest_folder(config: RunConfig) -> Path | None:
     """The newest runs/NAME, of those that use `trainer.checkpoint_dir` where it is given."""
     shown = redacted(config.trainer.checkpoint_dir or "")
     for _, folder in sorted(_numbered(_name(config)).items(), reverse=True):
-        if not shown or _saved_to(folder) == shown:
+        if not shown:
             return folder
-    return None
-
-
-def _saved_to(folder: Path) -> str | None:
-    """The `trainer.checkpoint_dir` of the run in `folder`, by its config.yaml; None without one."""
-    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
-        return load_yaml(folder / "config.yaml")["trainer"]["checkpoint_dir"]
+        with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
+            if load_yaml(folder / "config.yaml")["trainer"]["checkpoint_dir"] == shown:
+                return folder
     return None
 
 

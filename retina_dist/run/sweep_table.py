@@ -99,20 +99,16 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> Path:
     )
 
 
-def _results_in(folder: Path) -> list[Path]:
-    """The result.json of each job, in the order of the jobs."""
-    return sorted(folder.rglob(RESULT), key=lambda path: (len(path.parent.name), path.parent.name))
-
-
 def rows_of(folder: Path) -> list[SweepRow]:
     """The jobs of a sweep. One whose result.json is damaged has the status "unreadable"."""
     rows = []
-    for path in _results_in(folder):
+    jobs = [path.parent for path in folder.rglob(RESULT)]
+    for job in sorted(jobs, key=lambda job: (len(job.name), job.name)):
         try:
-            result = read_result(path.parent)
+            result = read_result(job)
         except DataError as error:
             result = Result(status="unreadable", error=str(error))
-        rows.append(SweepRow(path.parent, result))
+        rows.append(SweepRow(job, result))
 
     given = [row.swept for row in rows if row.swept]
     shown = []  # the keys in which the jobs differ

@@ -129,11 +129,6 @@ class Launcher:
     command: tuple[str, ...] = ()  # that starts {n} processes of the Python module named after it
     needs: str = ""  # what Horovod must be built with
 
-    def has_started(self, environment: Environment) -> bool:
-        """Whether a process with these variables was started by it."""
-        needed = (self.names.rank, self.names.world_size, self.also or self.names.rank)
-        return all(name in environment for name in needed) and not self.foreign(environment)
-
 
 def _is_slurms(environment: Environment) -> bool:
     """Whether PMI's variables are those of `srun --mpi=pmi2`, which sets no local rank in them."""
@@ -248,7 +243,8 @@ ALONE = Launcher(
 def launcher_of(environment: Environment) -> Launcher:
     """The launcher that started a process with these variables; `ALONE` without one."""
     for launcher in LAUNCHERS:
-        if launcher.has_started(environment):
+        needed = {launcher.names.rank, launcher.names.world_size, launcher.also} - {""}
+        if needed <= environment.keys() and not launcher.foreign(environment):
             return launcher
     return ALONE
 

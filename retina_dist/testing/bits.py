@@ -1,7 +1,6 @@
 """Digests of short trainings with virtual ranks, to compare over processes and backends."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import load_checkpoint
@@ -43,14 +42,9 @@ def train_digests(config: RunConfig, steps: int, virtual_ranks: int, place: str)
         run.check()
         _, folder = fit(run)
         assert folder is not None, "no dry run"
-        found |= {f"{norm} {kind}".strip(): value for kind, value in digests_of(folder).items()}
+        checkpoint = load_checkpoint(folder / "checkpoints" / "last.pt")
+        state = {part: checkpoint[part] for part in STATE}
+        metrics = [row.metrics for row in read_digests(folder) if not row.is_start]
+        found[f"{norm} weights".strip()] = digest_of(state)
+        found[f"{norm} metrics".strip()] = sha256_of(metrics)
     return found
-
-
-def digests_of(run: Path) -> Digests:
-    """The digests of a run folder: of its last checkpoint's state, and of its metrics."""
-    checkpoint = load_checkpoint(run / "checkpoints" / "last.pt")
-    state = digest_of({part: checkpoint[part] for part in STATE})
-
-    metrics = [row.metrics for row in read_digests(run) if not row.is_start]
-    return {"weights": state, "metrics": sha256_of(metrics)}
