@@ -2,12 +2,15 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from retina_dist.base.files import folder_of
 from retina_dist.base.settings import settings_by_key
 from retina_dist.base.text import as_override
+
+# how files in a folder of data end
+OF_DATA = (".json", ".csv", ".xml", "data.yaml", "data.yml")
 
 # What Lightning, ultralytics, Detectron2 and MMDetection call our settings, by the last part of
 # the key in lower case. Of the keys after the colon, the first that the command has is meant; one
@@ -403,7 +406,8 @@ leak duplicates: images in both splits are named; leave it out
 val_fraction: data.val_fraction | split says what is written; leave it out
 format=pdf format=html: the report is HTML, which a browser prints as PDF; leave it out
 dir logdir: run | output_dir | output
-precision=fp64 precision=float64 dtype=float64: parity computes in float64; leave it out
+precision=fp64 precision=float64 dtype=float64: leave it out, or compare in float64 with python -m \
+retina_dist.parity
 repeat num_repeats: rounds
 path=fp32 path=bf16 path=fp16: paths=[fp32]
 num_windows n: windows
@@ -459,7 +463,7 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
             if is_clause or meant.partition("=")[0] in known:
                 if not re.fullmatch(r"\d{1,9}", str(value)):
                     return meant
-                return re.sub(r"(?<=[=\[,])\d+k?(?![\d.])", str(value), meant)
+                return re.sub(r"(?<=[=\[,])\d+k?(?![\d.]|e-)", str(value), meant)
     return ""
 
 
@@ -486,6 +490,8 @@ def unknown_key(
     if near[0] not in known:
         near = _nearest(key, known, value)
     hint = f"leave it out, or see the keys with {command} --help."
+    if key.isupper() and "_" in key:  # a variable of the environment
+        hint = f"write it before the command: {key}={value} {command}."
     if others:
         hint = f"it is one of {' and '.join(others)}: leave it out."
     if near:
@@ -566,16 +572,27 @@ def _remedy_of_word(
 ) -> str:
     """The remedy for a part of a list, a key or a file; "" for another word."""
     name, _, given = word.partition(":")
-    around = [*overrides[max(0, number - 1) : number], *overrides[number + 1 : number + 2]]
-    if any(other.endswith((",", "=")) or other.startswith("=") for other in around):
+    before = "".join(overrides[:number][-1:])
+    around = [before, *overrides[number + 1 : number + 2]]
+    if unclosed(before) or any(map(re.compile("=|.*[,=]$").match, around)):
         return "leave out the spaces around = and between the items of a list"
-    key, _, value = "".join(overrides[:number][-1:]).partition("=")
+    key, _, value = before.partition("=")
     if os.path.exists(f"{value} {word}"):
         return f"write {as_override(key, f'{value} {word}')}"
     following = "".join(each for each in overrides[number + 1 : number + 2] if "=" not in each)
     if name in known:
-        return f"write {name}={given or following or 'VALUE'}"
+        return f"write {name}={given or following or _example_of(name, known)}"
     return _remedy_of_name(name, known, following, value) or _remedy_of_file(word, known)
+
+
+def unclosed(text: str) -> int:
+    """How many brackets of a text are not closed."""
+    return len(re.findall(r"[\[{(]", text)) - len(re.findall(r"[\]})]", text))
+
+
+def _example_of(name: str, known: Collection[str]) -> str:
+    is_switch = isinstance(known, Mapping) and known[name] is bool
+    return "true" if is_switch else "VALUE"
 
 
 def _remedy_of_name(name: str, known: Collection[str], following: str, value: str) -> str:
@@ -591,7 +608,7 @@ def _remedy_of_name(name: str, known: Collection[str], following: str, value: st
 
 def _remedy_of_file(word: str, known: Collection[str]) -> str:
     """The remedy for a YAML file, or one of annotations; "" for another word."""
-    if "data.root" in known and os.path.isfile(word) and word.endswith((".json", ".csv", ".xml")):
+    if "data.root" in known and os.path.isfile(word) and word.endswith(OF_DATA):
         return f"write {as_override('data.root', folder_of(word))}"
     stem, _, ending = word.rpartition(".")
     name = os.path.basename(stem)

@@ -213,7 +213,7 @@ def repeated(overrides: Sequence[str]) -> str:
     if config_file(given.get("resume")) and "experiment" in given:
         return "experiment takes the place of all settings of the run; leave it out to keep them."
     folder = given.get("output_dir", "")
-    if re.search("(?<![:/])//|/$", folder):
+    if re.search("(?<![:/])//|^[^/]+/$", folder) or (folder[-1:] == "/" and _holds_runs(folder)):
         return f"output_dir={folder} has no name behind a slash, as of an unset variable."
     last: dict[str, str] = {}
     for override in overrides:
@@ -222,6 +222,12 @@ def repeated(overrides: Sequence[str]) -> str:
             return f"{last[key]} and {override} are both given; {override} counts: leave one out."
         last[key] = override
     return ""
+
+
+def _holds_runs(folder: str) -> bool:
+    """Whether runs are below a folder, which is none itself."""
+    place = Path(folder)
+    return any(place.glob("*/config.yaml")) and not (place / "config.yaml").exists()
 
 
 def place_of_data(overrides: Iterable[str]) -> tuple[str, str]:
@@ -426,9 +432,14 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"{key} is empty, as of an unset variable; give a value, or leave it out."
             )
-        if not equals and not override.startswith("~"):
+        has_no_value = not equals and not override.startswith("~")
+        if has_no_value or "/" in key:
             schema, sections = section_types(schema_of(name), {})
             known = settings_by_key(schema, sections=sections)
+            meant = key.replace("/", ".")
+            if equals and meant in known:
+                raise ConfigError(f"{key} is not a setting; write {meant}={value}.")
+        if has_no_value:
             raise ConfigError(no_value(overrides, number, known))
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
             plain = value.replace("_", "")

@@ -193,7 +193,11 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     try:
         options, unknown = parser.parse_known_intermixed_args(arguments)
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}.") from error
+        remedy = ""
+        if "--cfg" in str(error):  # which shows settings
+            remedy = "; a file of your own is FOLDER/experiment/NAME.yaml: give --config-dir FOLDER"
+            remedy += " experiment=NAME"
+        raise ConfigError(f"{error}{remedy}.") from error
 
     options.overrides = options.overrides or []
     folders = {"--config-dir": options.config_dir, "--config-path": options.config_path}

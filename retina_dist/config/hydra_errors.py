@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from retina_dist.base.errors import ConfigError, UserError, first_line
 from retina_dist.base.other_names import value_meant
 from retina_dist.base.text import as_override
+from retina_dist.base.unknown_keys import unclosed
 
 # How the names of torchvision's networks begin.
 TORCHVISIONS = re.compile(
@@ -30,6 +31,8 @@ SETTINGS_OF_GROUPS = {
     "trainer": "give strategy=ddp, or settings such as trainer.precision=bf16; there",
     "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
 }
+GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
+OF_GPUS = ("device", "devices", "gpu", "gpus", "gpu_ids", "device_ids")
 # What to do about a fault in a file, by what PyYAML says of it.
 YAML_REMEDIES = {
     "duplicate key": "write the key once, with all that is below it",
@@ -79,9 +82,7 @@ def unreadable(text: str) -> str:
     quoted = as_override(key.replace(":", "."), value.strip(",="))
     if value.startswith("~/"):  # which the shell leaves as it is
         return f"{sentence}; write {key}=$HOME{value[1:]}."
-    opened = re.findall(r"[\[{(]", value)
-    closed = re.findall(r"[\]})]", value)
-    if len(opened) != len(closed):
+    if unclosed(value):
         return f"{sentence}; close its brackets, or write {quoted} as text."
     items = re.fullmatch(r"\((?=.*\))(.*?),?\)|\[(.*),\]", value)
     if items:
@@ -168,16 +169,11 @@ def _sentence(command: str, error: Exception) -> str:
     text = str(error)
     several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if several:
-        key, value = several.groups()
-        quoted = as_override(key, value)
-        lists = (
-            f'write "{key}=[{value}]" where a list is asked for, {quoted} where a text is, '
-            "one of them where one value is, a point in a number"
-        )
-        if re.fullmatch(r"0,\d+", value):
-            lists = f"write {key}={value.replace(',', '.')} with a point"
+        return _several_values(*several.groups())
+    unset = re.search(r"Environment variable '([^']+)' not found", text)
+    if unset:
         return (
-            f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
+            f"the environment variable {unset[1]} is not set; write export {unset[1]}=VALUE before."
         )
     absent = re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text)
     if absent:
@@ -198,6 +194,23 @@ def _sentence(command: str, error: Exception) -> str:
     reason = first_line(cause).strip().rstrip(".")
     if "is not in struct" in reason:
         reason = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
+    if "Interpolation key" in reason:
+        reason += "; write a whole key, such as ${optimizer.lr}, or the value"
     if key:
         reason = f"{key}: {reason}"
     return f"{reason}."
+
+
+def _several_values(key: str, value: str) -> str:
+    """Message for values with commas between them."""
+    lists = (
+        f'write "{key}=[{value}]" where a list is asked for, {as_override(key, value)} where a '
+        "text is, one of them where one value is, a point in a number"
+    )
+    if re.fullmatch(r"0,\d+", value):
+        lists = f"write {key}={value.replace(',', '.')} with a point"
+    if key.rpartition(".")[2] in OF_GPUS:
+        lists = "leave it out, and start a process for each GPU: torchrun --nproc-per-node N -m …"
+    elif key in GROUPS:
+        lists = f"give one, as {key}={value.partition(',')[0]}"
+    return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."

@@ -259,6 +259,8 @@ class Plan:
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",
         }
+        if self.lr >= 1:
+            rows["lr"] += "; nearly every network diverges with it: lower optimizer.lr"
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
         return "\n".join(f"  {name:<9}{value}" for name, value in rows.items())

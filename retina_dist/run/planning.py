@@ -169,8 +169,9 @@ def _describe(
         )
     lines = [f"data: {config.data.name}", data, "plan:", str(plan)]
     if best:
+        is_within = 0 < plan.validate_every <= plan.total_steps
         every = f"every {pluralize(plan.validate_every, 'step')}"
-        lines.append(f"  validate {every if plan.validate_every else 'at the end'}")
+        lines.append(f"  validate {every if is_within else 'at the end'}")
         end = ""
         if best.patience:
             validations = pluralize(best.patience, "validation")

@@ -222,6 +222,11 @@ def _values_by_key(hydra: dict[str, Any], checkpoint_dir: str | None) -> dict[st
             continue
         if swept:
             values[key] = list(islice(override.sweep_string_iterator(), MAX_TRIED))
+            if not values[key]:
+                raise ConfigError(
+                    f"{override.input_line} has no value; write them, as {key}=1,2, or "
+                    "range(START,STOP,STEP), from START up to below STOP."
+                )
         else:
             values[key] = [override.get_value_element_as_str()]
     return values

@@ -68,7 +68,7 @@ def resolve_device(name: str, launch: Launch = Launch()) -> torch.device:  # noq
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
         raise ConfigError(
             f"device={asked} cannot be used ({_why_unusable(name, unusable, reason)}."
         ) from error

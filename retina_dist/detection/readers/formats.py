@@ -407,7 +407,9 @@ def tree_of(root: str) -> Tree:
     if isinstance(path, Path) and not path.is_dir():
         remedy = spelt_alike(path, "give the one that holds the annotations")
         if path.is_file():
-            remedy = f"give data.root={folder_of(path)}, or data.train_annotations={path}"
+            remedy = f"give data.root={folder_of(path)}"
+            if path.suffix not in (".yaml", ".yml"):
+                remedy += f", or data.train_annotations={path}"
         if is_packed(path):
             remedy = "unpack it, and give the folder"
         raise DataError(f"data.root={path} is not a folder; {remedy}.")

@@ -195,7 +195,7 @@ def test_values_have_the_types_of_the_schema() -> None:
             "data.min_sizes=640,800",
             'is more than one value; write "data.min_sizes=[640,800]" where a list',
         ),
-        ("data.root=${nope}", "data.root: Interpolation key 'nope' not found."),
+        ("data.root=${nope}", "data.root: Interpolation key 'nope' not found; write a whole key"),
         ("~optimizer.lr", "optimizer.lr is not set; give optimizer.lr="),
         # another type
         ("optimizer.lr=abc", "optimizer.lr=abc is not a number; write one in digits, such as 0.1."),

@@ -174,6 +174,16 @@ REMEDIES = {
     "data.max_size=[1333,800]": "as 1333, and data.min_sizes=[800] for the shorter.",
     "model.aspect_ratios=[1:2,2:1]": "write each item in digits, 1:2 as 0.5.",
     "data.name=a/b": "leave out slashes, or give a folder of data as root.",
+    # several values, one of which is asked for
+    "device=0,1": "start a process for each GPU: torchrun --nproc-per-node N",
+    "experiment=finetune,small": "give one, as experiment=finetune, or add --multirun",
+    "optimizer.lr=${oc.env:RETINA_UNSET}": "write export RETINA_UNSET=VALUE before",
+    "optimizer.lr=${lr}": "'lr' not found; write a whole key, such as ${optimizer.lr}",
+    "CUDA_VISIBLE_DEVICES=0": "before the command: CUDA_VISIBLE_DEVICES=0 python -m retina_dist.tr",
+    "precision=fp64": "leave it out, or compare in float64 with python -m retina_dist.parity.",
+    "eps=5": "did you mean optimizer.eps?",
+    "data/root=mine": "write data.root=mine.",
+    "dry_run": "write dry_run=true.",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }
@@ -218,6 +228,8 @@ OF_OTHER_COMMANDS = {
     ("predict", "checkpoint=a.pt", "folder=mine"): "did you mean input?",
     ("predict", "checkpoint=a.pt", "input=a", "labels=false"): "pictures have them; leave it out.",
     ("evaluate", "checkpoint=a.pt", "split=valid"): "did you mean val?",
+    ("train", "optimizer=sgd", "eps=5"): "write optimizer=adamw optimizer.eps=1e-8.",
+    ("train", "optimizer.lr=choice(1e-3", "1e-4)"): "leave out the spaces around = and between",
     (
         "train",
         "SOLVER.BASE_LR",
@@ -412,6 +424,8 @@ REFUSED_LINES = {
     "train --config-name finetune dry_run=true": (
         "no configuration finetune; give experiment=finetune, with"
     ),
+    "train --cfg own.yaml": "give --config-dir FOLDER experiment=NAME.",
+    "train -m optimizer.lr=range(0.1,0.01)": "write them, as optimizer.lr=1,2, or range(START,STOP",
     "train -m hydra/sweeper=optuna seed=0,1": ("as by pip install hydra-optuna-sweeper; there are"),
 }
 
@@ -517,10 +531,14 @@ def test_help_of_a_word_is_the_page(
     assert pages[0] == pages[1]
 
 
-def test_a_folder_whose_name_is_an_unset_variable_is_named() -> None:
+def test_a_folder_whose_name_is_an_unset_variable_is_named(tmp_path: Path) -> None:
     for folder in ("out/", "out//1"):
         assert "has no name behind a slash, as of an unset" in repeated([f"output_dir={folder}"])
-    for folder in ("out/1", "s3://bucket/out", "file:///out/1"):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").touch()
+    assert "has no name" in repeated([f"output_dir={tmp_path}/runs/"])
+    completed = f"{tmp_path}/runs/mine/"  # by the shell
+    for folder in ("out/1", "s3://bucket/out", "file:///out/1", "runs/new/", completed):
         assert not repeated([f"output_dir={folder}", "data.root=/data/"])
 
 
