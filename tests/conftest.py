@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if nvidia_gpus() and not torch.cuda.is_available():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("compiles") and sys.gettrace() is not None:
+        pytest.skip("Dynamo compiles nothing under a tracer, such as coverage's on Python 3.11")
 
 
 @pytest.fixture(scope="session")

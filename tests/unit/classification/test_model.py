@@ -157,6 +157,7 @@ def test_weights_load_from_torchvisions_form_and_from_a_checkpoint(tmp_path: Pat
         )
 
 
+@pytest.mark.compiles
 @pytest.mark.long
 def test_the_training_step_is_one_graph() -> None:
     torch.manual_seed(0)

@@ -338,6 +338,7 @@ def test_folded_norms_follow_their_statistics() -> None:
     assert list(body.conv1.state_dict()) == ["weight"]
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("variant", "norm"),
     [("v1", "frozen_bn"), pytest.param("v2", "sync_bn", marks=pytest.mark.long)],

@@ -15,6 +15,8 @@ from retina_dist.engine import train_step
 from retina_dist.engine.train_step import compiled
 from retina_dist.model.sync_batch_norm import BatchNorm2d, count_only
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture(autouse=True)
 def _limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -205,10 +205,8 @@ def test_millions_of_rows_are_thinned_while_they_are_read(tmp_path: Path) -> Non
             if step % 100_000 == 0:
                 text.write(f"{step},,0.{step // 100_000}\n")
         text.write("500001,0.5")  # cut by a killed run
-    started = time.process_time()
     series = read_series(file)
-    write_report(tmp_path)
-    assert time.process_time() - started < 10
+    assert len(write_report(tmp_path).read_bytes()) < 3_000_000
     loss = series["train/loss"]
     assert MAX_POINTS / 2 < len(loss.steps) <= MAX_POINTS + 1
     assert (loss.steps[0], loss.steps[-1], loss.values[-1]) == (1, 500_000, 500_000.5)
