@@ -236,11 +236,10 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             resized[0] + -resized[0] % SHAPE_DIVISOR,
             resized[1] + -resized[1] % SHAPE_DIVISOR,
         )
-        empty = Sample(pixels, torch.zeros(0, 4), torch.zeros(0), 0, (height, width))
         ready = EvalTransform(max_size=self.max_size)(
-            *empty[:3], min_size=self.min_size, canvas=padded
+            pixels, torch.zeros(0, 4), torch.zeros(0), min_size=self.min_size, canvas=padded
         )
-        return collate([Sample(*ready, *empty[3:])], padded)
+        return collate([Sample(*ready, 0, (height, width))], padded)
 
     def run(self, prepared: Sequence[Batch]) -> list[Detections]:
         """Detections of what `prepare` made, in one pass for each padded shape.
@@ -347,19 +346,10 @@ class TiledDetector(Detector):
                 f"tile={tile} tile_overlap={overlap} is invalid; "
                 "give at least 32 px, and 0 to below 0.9."
             )
-        super().__init__(
-            detector.model,
-            detector.categories,
-            min_size=detector.min_size,
-            max_size=detector.max_size,
-            device=detector.device,
-            precision=detector.precision,
-        )
+        vars(self).update(vars(detector))
         self.whole = detector
         self.tile = tile
         self.overlap = overlap
-        self.record = detector.record
-        self.source = detector.source
 
     def prepare(self, image: AnyImage) -> Batch:
         pixels = pixels_of(image)

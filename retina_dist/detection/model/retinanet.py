@@ -22,7 +22,7 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import FrozenBatchNorm2d, nms
+from torchvision.ops import FrozenBatchNorm2d, clip_boxes_to_image, nms
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from retina_dist.base.arguments import check_types, public
@@ -359,9 +359,7 @@ class ExportableRetinaNet(nn.Module):
         )
 
         boxes = decode(outputs["bbox_regression"][:, anchors[0]], torch.cat(levels)[anchors])
-        columns = boxes[..., 0::2].clamp(0, width)
-        rows = boxes[..., 1::2].clamp(0, height)
-        boxes = torch.stack((columns, rows), dim=-1).flatten(2)  # [1, N, 4]
+        boxes = clip_boxes_to_image(boxes, (height, width))  # [1, N, 4]
         is_candidate = (scores > model.score_thresh) & ~boxes.isnan().any(dim=-1)  # [1, N]
         if model.settings.nms == "matrix":
             scores = matrix_nms(boxes, torch.where(is_candidate, scores, 0.0), labels)
