@@ -73,19 +73,14 @@ class ClassificationTask(ImageTask):
         else:
             self.train, self.val = read_splits(data)
         check_trainable(config.model, data, self.train)
-        trainer = config.trainer
-        if trainer.overfit_batches:
-            self.train = self.train.subsample(trainer.overfit_batches * data.batch_size)
-            self.val = self.train
-        elif trainer.fast_dev_run and self.val is not None:
-            self.val = self.val.subsample(2 * data.val_batch_size)
+        self.shorten(Samples.subsample)
         self.validates = self.val is not None
         self.check_class_weights()
 
         self.metric_names = METRICS
         if len(self.class_names) == 2:
             self.metric_names = (*METRICS, *BINARY)
-        monitor = trainer.monitor
+        monitor = config.trainer.monitor
         if monitor in BINARY and monitor not in self.metric_names:
             raise ConfigError(
                 f"trainer.monitor={monitor} is of two classes, "

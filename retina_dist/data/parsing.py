@@ -2,6 +2,7 @@
 it.
 """
 
+import cmath
 import csv
 import io
 import json
@@ -217,7 +218,7 @@ def turned_bounds(
 ) -> list[float]:
     """The bounding box of a box x1, y1, x2, y2 that is turned about a point."""
     x1, y1, x2, y2 = corners
-    turn = complex(math.cos(math.radians(degrees)), math.sin(math.radians(degrees)))
+    turn = cmath.rect(1, math.radians(degrees))
     centre = complex(*about)
     points = []
     for x, y in ((x1, y1), (x2, y1), (x1, y2), (x2, y2)):
@@ -228,6 +229,5 @@ def turned_bounds(
 
 def bounds_of(points: Sequence[tuple[float, float]]) -> list[float]:
     """The bounding box x1, y1, x2, y2 of points (x, y)."""
-    xs = [x for x, _ in points]
-    ys = [y for _, y in points]
+    xs, ys = zip(*points, strict=True)
     return [min(xs), min(ys), max(xs), max(ys)]

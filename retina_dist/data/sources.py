@@ -10,7 +10,7 @@ import hashlib
 import os
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -183,15 +183,17 @@ def files_digest(sources: Sequence[Source]) -> str:
 
     Files are not read. One behind a URL, and what Python makes, is not looked at.
     """
-    with ThreadPoolExecutor(THREADS) as pool:
-        stamps = pool.map(_stamp, sources)
-        return hashlib.sha256("\n".join(stamps).encode()).hexdigest()
+    return _digest(_stamp, sources)
 
 
 def contents_digest(sources: Sequence[Source]) -> str:
     """A digest of the bytes of each local file; of others as `files_digest`."""
+    return _digest(_content_stamp, sources)
+
+
+def _digest(stamp: Callable[[Source], str], sources: Sequence[Source]) -> str:
     with ThreadPoolExecutor(THREADS) as pool:
-        return hashlib.sha256("\n".join(pool.map(_content_stamp, sources)).encode()).hexdigest()
+        return hashlib.sha256("\n".join(pool.map(stamp, sources)).encode()).hexdigest()
 
 
 def _content_stamp(source: Source) -> str:

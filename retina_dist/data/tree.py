@@ -363,13 +363,8 @@ def _of_split(files: list[str], split: str | None) -> list[str]:
 
 def _shared_end(file: str, name: str) -> int:
     """How many folders before the file's name are the same."""
-    pairs = zip(reversed(file.split("/")[:-1]), reversed(name.split("/")[:-1]))
-    count = 0
-    for left, right in pairs:
-        if unicodedata.normalize("NFC", left) != right:
-            break
-        count += 1
-    return count
+    from_end = [path.split("/")[-2::-1] for path in (unicodedata.normalize("NFC", file), name)]
+    return len(posixpath.commonprefix(from_end))
 
 
 def _is_kept(name: str) -> bool:

@@ -33,7 +33,6 @@ from retina_dist.detection.settings import (
     ModelConfig,
 )
 from retina_dist.detection.splits import first_images_with_objects, read_splits, unread_test
-from retina_dist.engine.plan import TrainerConfig
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.task.image_task import ImageTask
 
@@ -84,11 +83,11 @@ class DetectionTask(ImageTask):
                 name for name in self.metric_names if not name.startswith("val/loss_")
             ]
         self.repeats: FloatArray | None = None
-        self._read(config.data, config.trainer)
+        self._read(config.data)
         self.validates = self.val is not None
         self.check_class_weights()
 
-    def _read(self, data: DetectionData, trainer: TrainerConfig) -> None:
+    def _read(self, data: DetectionData) -> None:
         """Set `train`, `val` and `repeats`."""
         num_classes = self.config.model.num_classes
         self.test = ""
@@ -114,15 +113,9 @@ class DetectionTask(ImageTask):
                 f"spelt alike, but trained as different classes: {truncate(alike)}; "
                 "rename them in the data if they are one class"
             )
-        if trainer.overfit_batches:
-            self.train = first_images_with_objects(
-                self.train, trainer.overfit_batches * data.batch_size
-            )
-            self.val = self.train
-            return
-        if trainer.fast_dev_run and self.val is not None:
-            self.val = first_images_with_objects(self.val, 2 * data.val_batch_size)
-        self.repeats = repeats_of(data, self.train)
+        self.shorten(first_images_with_objects)
+        if not self.config.trainer.overfit_batches:
+            self.repeats = repeats_of(data, self.train)
 
     @property
     def _known_classes(self) -> list[str]:

@@ -224,6 +224,19 @@ class ImageTask(Task):
             f"({difference}); resume with the same data, or start with model.weights={source}."
         )
 
+    def shorten(self, first: Callable[[Any, int], Any]) -> None:
+        """Keep the images that `trainer.overfit_batches` and `fast_dev_run` want.
+
+        `first` gives so many of a split.
+        """
+        data = self.config.data
+        trainer = self.config.trainer
+        if trainer.overfit_batches:
+            self.train = first(self.train, trainer.overfit_batches * data.batch_size)
+            self.val = self.train
+        elif trainer.fast_dev_run and self.val is not None:
+            self.val = first(self.val, 2 * data.val_batch_size)
+
     def check_class_weights(self) -> None:
         """Set `class_weights`, once the data is read. Raises ConfigError for an unknown name."""
         given = self.config.data.class_weights
