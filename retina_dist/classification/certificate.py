@@ -13,9 +13,9 @@ from retina_dist.classification.evaluation import opened
 from retina_dist.classification.export import exporter_of
 from retina_dist.classification.metrics import evaluate_rows, rows_of
 from retina_dist.task import certificate
-from retina_dist.task.certificate import Entry, changed
+from retina_dist.task.certificate import Entry
 from retina_dist.task.export_formats import Runner
-from retina_dist.task.predictor import Predictor
+from retina_dist.task.predictor import Predictor, changed
 from retina_dist.task.settings import EvaluateConfig
 
 PROBABILITY = 1e-4  # the tolerance

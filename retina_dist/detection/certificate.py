@@ -1,6 +1,5 @@
 """The certificate of a detector's exported files: how far boxes and scores are apart, and AP."""
 
-import copy
 import hashlib
 import json
 from functools import partial
@@ -28,9 +27,9 @@ from retina_dist.detection.export import (
 )
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.task import certificate
-from retina_dist.task.certificate import Entry, changed
+from retina_dist.task.certificate import Entry
 from retina_dist.task.export_formats import Runner, input_size
-from retina_dist.task.predictor import LIMITS, Predictor
+from retina_dist.task.predictor import LIMITS, Predictor, changed
 from retina_dist.task.settings import EvaluateConfig
 
 # Detections of one label that are nearer are the same one.
@@ -125,7 +124,7 @@ class Certifier(certificate.Certifier):
         }
         if LIMITS["nms_threshold"] in vars(sound.model):
             threshold = 0.9 * sound.model.nms_thresh
-            other = changed(sound, model=copy.copy(sound.model))
+            other = changed(sound, model=changed(sound.model))
             faults[f"nms_threshold={threshold:g}"] = other.set_limits(nms_threshold=threshold)
         return faults
 

@@ -35,6 +35,7 @@ from retina_dist.task.export_formats import (
     describe_export,
     images_to_compare,
 )
+from retina_dist.task.predictor import changed
 from retina_dist.task.settings import ExportConfig
 
 logger = logging.getLogger(__name__)
@@ -202,9 +203,8 @@ def prepare_stretched(
 ) -> Batch:
     """`Detector.prepare` for a file of one size (height, width) in px, whatever the image's is."""
     pixels = pixels_of(image)
-    other = copy.copy(detector)
-    other.min_size, other.max_size = sorted(size)
-    batch = other.prepare(resize_image(pixels, list(size), interpolation, antialias=True))
+    stretched = resize_image(pixels, list(size), interpolation, antialias=True)
+    batch = changed(detector, min_size=min(size), max_size=max(size)).prepare(stretched)
     return replace(batch, original_sizes=torch.tensor([pixels.shape[-2:]]))
 
 
@@ -215,12 +215,8 @@ def is_matrix(detector: Detector) -> bool:
 
 def with_hard_nms(detector: Detector) -> Detector:
     """The detector with torchvision's NMS at the same threshold."""
-    model = copy.copy(detector.model)
-    assert isinstance(model, RetinaNet), "which has NMS"
-    model.settings = replace(model.settings, nms="hard")
-    other = copy.copy(detector)
-    other.model = model
-    return other
+    model = detector.model
+    return changed(detector, model=changed(model, settings=replace(model.settings, nms="hard")))
 
 
 def exporter_of(detector: Detector, checkpoint: str, size: Sequence[int] | None = None) -> Exporter:

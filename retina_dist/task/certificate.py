@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
@@ -32,10 +32,8 @@ from retina_dist.model.weights import is_torchvision_name
 from retina_dist.strategies.devices import resolve_device
 from retina_dist.task.export_formats import Exporter, Runner, versions
 from retina_dist.task.model_card import as_markdown, plain_rows
-from retina_dist.task.predictor import Predictor
+from retina_dist.task.predictor import Predictor, changed
 from retina_dist.task.settings import EvaluateConfig
-
-P = TypeVar("P", bound=Predictor)
 
 PYTORCH = "PyTorch"
 TILES = "tiles"
@@ -161,13 +159,6 @@ class Certifier(ABC):
                 passed = all(apart[key] <= most for key, most in self.tolerances.items())
                 entries[name]["passed"] = passed
         return entries, digest.hexdigest()
-
-
-def changed(predictor: P, **values: object) -> P:
-    """A copy of a predictor with other attributes, such as its method `prepare`."""
-    other = copy.copy(predictor)
-    vars(other).update(values)
-    return other
 
 
 def _prepare_bgr(sound: Predictor, pixels: Tensor) -> object:

@@ -163,17 +163,12 @@ def input_size(path: Path) -> tuple[int, int] | None:
         return None
     try:
         if path.suffix == ".pt2":
-            program = torch.export.load(io.BytesIO(path.read_bytes()))
+            program = _pt2_program(path)
             (name,) = program.graph_signature.user_inputs
             nodes = {node.name: node for node in program.graph.nodes}
             shape = nodes[name].meta["val"].shape
         else:
-            import onnxruntime
-
-            session = onnxruntime.InferenceSession(
-                path.read_bytes(), providers=["CPUExecutionProvider"]
-            )
-            shape = session.get_inputs()[0].shape
+            shape = _onnx_session(path).get_inputs()[0].shape
     except Exception as error:  # of another runtime
         raise UserError(
             f"{path} cannot be read ({describe_error(error)}); check its path, or export it again."
@@ -184,8 +179,18 @@ def input_size(path: Path) -> tuple[int, int] | None:
     return None
 
 
+def _pt2_program(path: Path) -> ExportedProgram:
+    return torch.export.load(io.BytesIO(path.read_bytes()))
+
+
+def _onnx_session(path: Path) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+
 def _pt2_runner(path: Path) -> Runner:
-    module = torch.export.load(io.BytesIO(path.read_bytes())).module()
+    module = _pt2_program(path).module()
 
     @torch.no_grad()
     def run(image: Tensor) -> Sequence[Tensor]:
@@ -196,9 +201,7 @@ def _pt2_runner(path: Path) -> Runner:
 
 
 def _onnx_runner(path: Path, input_name: str, output_names: list[str]) -> Runner:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    session = _onnx_session(path)
 
     def run(image: Tensor) -> Sequence[Tensor]:
         arrays = session.run(output_names, {input_name: image.numpy()})

@@ -5,6 +5,7 @@ Its errors are UserErrors.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -75,6 +76,8 @@ LIMITS = {
     "detections_per_image": "detections_per_img",
 }
 
+T = TypeVar("T")
+D = TypeVar("D", bound=ImageDataSettings)
 Input = TypeVar("Input", default=Any)
 Output = TypeVar("Output", default=Any)
 Result = TypeVar("Result", default=Any)  # of `evaluate`
@@ -314,6 +317,13 @@ def _checked(device: str | torch.device = "cpu", precision: str = "fp32") -> tor
     return resolve_device(str(device))
 
 
+def changed(value: T, **attributes: object) -> T:
+    """A copy of a predictor or a model with other attributes, such as its method `prepare`."""
+    other = copy.copy(value)
+    vars(other).update(attributes)
+    return other
+
+
 def task_of(config: OfCheckpoint) -> type[Task]:
     """The class of the task that the command's `checkpoint` was trained for.
 
@@ -338,9 +348,6 @@ def task_of(config: OfCheckpoint) -> type[Task]:
                     f"name its entry again: {group}=NAME --config-dir FOLDER."
                 )
     return lookup("task", task_of_checkpoint(content))
-
-
-D = TypeVar("D", bound=ImageDataSettings)
 
 
 def data_of_checkpoint(
