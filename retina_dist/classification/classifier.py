@@ -82,13 +82,12 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
         if not (type(side) is type(short) is int and 1 <= side <= short <= MAX_SIDE):
             raise ValueError(f"its input is of {side!r} of {short!r} px")
         arguments = {**content["model_arguments"], "num_classes": len(classes), "image_size": side}
-        others = {
+        return build_classifier(**arguments), {
             "classes": classes,
             "image_size": side,
             "short_side": short,
             "arguments": arguments,
         }
-        return build_classifier(**arguments), others
 
     @public
     def predict(self, images: AnyImage | Iterable[AnyImage]) -> Tensor:

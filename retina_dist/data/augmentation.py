@@ -127,9 +127,7 @@ class KeyedAugmentation:
                 f"augmentation={self.name} returns labels {list(labels.shape)} for "
                 f"{len(boxes)} boxes; return one for each."
             )
-        form = XYXY
-        if isinstance(given, BoundingBoxes):
-            form = given.format
+        form = getattr(given, "format", XYXY)
         inside = BoundingBoxes(boxes.float(), format=form, canvas_size=size)
         inside = F.convert_bounding_box_format(inside, new_format=XYXY)
         inside, valid = F.sanitize_bounding_boxes(F.clamp_bounding_boxes(inside))

@@ -13,8 +13,6 @@ from itertools import combinations_with_replacement
 import numpy as np
 import numpy.typing as npt
 
-from retina_dist.base.errors import DataError
-
 Shape = tuple[int, int]  # (height, width)
 IntArray = npt.NDArray[np.int64]
 
@@ -97,14 +95,10 @@ def make_buckets(
     aspect ratio.
 
     The cut points minimize the total padded area, summed over images and `min_sizes`; if fewer
-    buckets reach the same area, there are fewer. Padded sides are multiples of `divisor`. Raises
-    DataError if there is no image.
+    buckets reach the same area, there are fewer. Padded sides are multiples of `divisor`. There is
+    at least one image.
     """
     stored = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
-    if not len(stored):
-        raise DataError(
-            "The data set has no images; check the annotation file and the filters applied to it."
-        )
 
     # merge equal sizes, then equal padded shapes: the search below handles dozens of kinds instead
     # of every image

@@ -5,11 +5,9 @@ InfiniBand, and unlike spawned processes they start at once. They do not import 
 it needs no `if __name__ == "__main__":`.
 """
 
-import io
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -117,7 +115,7 @@ class _Reports(Dataset[tuple[object, list[logging.LogRecord]]]):
         LOGGER.addHandler(handler)
         try:
             batch = self.dataset[spec]
-            _share(batch)
+            batch.share_memory()
             return batch, handler.buffer
         except UserError as error:
             return error, handler.buffer
@@ -127,30 +125,6 @@ class _Reports(Dataset[tuple[object, list[logging.LogRecord]]]):
             return UserError(f"a data worker has no memory left; {MORE_MEMORY}."), handler.buffer
         finally:
             LOGGER.removeHandler(handler)
-
-
-class _Sharing(pickle.Pickler):
-    """Moves the tensors of what it pickles into shared memory; their values are not pickled."""
-
-    def persistent_id(self, value: object) -> str | None:
-        if not isinstance(value, Tensor):
-            return None
-        value.share_memory_()
-        return "a tensor"
-
-
-def _share(batch: object) -> None:
-    """Move a batch into shared memory, in the worker that made it.
-
-    Otherwise a thread of the worker's queue does it, which prints a traceback where it fails and
-    sends nothing, so that the main process waits forever. Raises UserError where /dev/shm is full.
-    """
-    try:
-        _Sharing(io.BytesIO()).dump(batch)
-    except RuntimeError as error:
-        if "shared memory" not in str(error):
-            raise
-        raise UserError(f"/dev/shm is full ({first_line(error)}); {MORE_SHARED_MEMORY}.") from error
 
 
 def _is_lack_of_memory(error: Exception) -> bool:
@@ -267,6 +241,22 @@ class TensorBatch:
     def pin_memory(self) -> Self:
         """The same batch in page-locked memory; `DataLoader(pin_memory=True)` calls it."""
         return self._map(methodcaller("pin_memory"))
+
+    def share_memory(self) -> None:
+        """Move the tensors into shared memory, in the data worker that made them.
+
+        Otherwise a thread of the worker's queue does it, which prints a traceback where it fails
+        and sends nothing, so that the main process waits forever. Raises UserError where /dev/shm
+        is full.
+        """
+        try:
+            self._map(methodcaller("share_memory_"))
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            raise UserError(
+                f"/dev/shm is full ({first_line(error)}); {MORE_SHARED_MEMORY}."
+            ) from error
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         values: dict[str, object] = {}

@@ -139,21 +139,19 @@ class Tree:
     @cached_property
     def images(self) -> list[str]:
         """The image files, without those in folders of masks."""
-        masks = [folder for folder, is_kept in self._folders.items() if not is_kept]
-        if not masks:
-            return self._pictures
-        return [file for file in self._pictures if posixpath.dirname(file) not in masks]
+        return [file for file in self._pictures if posixpath.dirname(file) in self._folders]
 
     @cached_property
     def _pictures(self) -> list[str]:
         return list(filter(is_image, self.files))
 
     @cached_property
-    def _folders(self) -> dict[str, bool]:
-        """The folders of the pictures, and whether these are images, not masks."""
-        folders = dict.fromkeys(map(posixpath.dirname, self._pictures), True)
-        for folder in folders:
-            folders[folder] = NO_IMAGES.isdisjoint(folder.lower().split("/"))
+    def _folders(self) -> dict[str, None]:
+        """The folders of the pictures that are images, not masks, in their order."""
+        folders = dict.fromkeys(map(posixpath.dirname, self._pictures))
+        for folder in list(folders):
+            if not NO_IMAGES.isdisjoint(folder.lower().split("/")):
+                del folders[folder]
         return folders
 
     def without(self, used: Iterable[str]) -> list[str]:
@@ -292,8 +290,8 @@ class Tree:
     @cached_property
     def _image_folders(self) -> list[str]:
         """The folders of images and those above, each once."""
-        folders = {folder: None for folder, is_kept in self._folders.items() if is_kept}
-        for folder in list(folders):
+        folders = dict(self._folders)
+        for folder in self._folders:
             while "/" in folder:
                 folder = posixpath.dirname(folder)
                 folders[folder] = None

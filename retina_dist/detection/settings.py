@@ -126,11 +126,8 @@ class DetectionData(ImageDataSettings):
 
     def files_of(self, split: str) -> tuple[str | None, str | None]:
         """The annotations and the folder of the images that the settings name for a split."""
-        if split == "train":
-            return self.train_annotations, self.train_images
-        if split == "val":
-            return self.val_annotations, self.val_images
-        return None, None
+        named = vars(self)
+        return named.get(f"{split}_annotations"), named.get(f"{split}_images")
 
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""

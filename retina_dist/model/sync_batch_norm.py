@@ -4,7 +4,6 @@ backend.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -86,14 +85,9 @@ class SyncBatchNorm2d(BatchNorm2d):
     mean nor the images' distribution costs precision.
     """
 
-    def __deepcopy__(self, memo: dict[int, object]) -> SyncBatchNorm2d:
-        """A copy without the connection: a job has only one connected model."""
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
-        connection = ("sum_over_ranks", "single_image")
-        state = {k: v for k, v in self.__dict__.items() if k not in connection}
-        twin.__dict__.update(copy.deepcopy(state, memo))
-        return twin
+    def __getstate__(self) -> dict[str, object]:
+        """Of a copy, without the connection: a job has only one connected model."""
+        return vars(self) | {"sum_over_ranks": None, "single_image": False}
 
 
 def connect(model: nn.Module, sum_over_ranks: Sum, *, single_image: bool = False) -> None:

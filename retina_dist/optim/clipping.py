@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
 
@@ -24,8 +23,7 @@ def clip_gradients(
     if limit is None:
         return norm
     if kind == "value":
-        torch._foreach_clamp_max_(gradients, limit)
-        torch._foreach_clamp_min_(gradients, -limit)
+        nn.utils.clip_grad_value_(parameters, limit)
     else:
         for gradient in gradients:
             gradient.mul_((limit / (gradient.norm() + 1e-6)).clamp(max=1.0))
