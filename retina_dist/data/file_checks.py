@@ -7,19 +7,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import Literal
 
 from PIL import UnidentifiedImageError
 
 from retina_dist.base.errors import ImageError, set_status
-from retina_dist.base.files import open_regular
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import image_sizes, read_image
-from retina_dist.data.sources import AT_ONCE, THREADS, Source, is_remote, read, read_all
+from retina_dist.data.sources import AT_ONCE, Source, is_remote, read, read_all
 
-HEAD_BYTES = 4096
 DARK = 16  # of 255: the largest value of an image that shows nothing
 
 Size = tuple[int, int] | None  # (width, height) in px
@@ -93,41 +89,6 @@ def check_image(
         detail = f"{name} is {size[0]} x {size[1]}, annotated {annotated[0]} x {annotated[1]}"
         return ImageCheck(name, "of another size", detail, size, digest)
     return ImageCheck(name, size=size, digest=digest, is_dark=is_dark)
-
-
-def first_of_same(sources: Sequence[Source]) -> list[int]:
-    """For each image the row of the first local file with the same content, else its own.
-
-    Only files of one size whose first bytes are equal are read to their ends.
-    """
-    firsts = list(range(len(sources)))
-    by_head: dict[bytes, list[int]] = defaultdict(list)
-    chunks = [sources[i : i + AT_ONCE] for i in range(0, len(sources), AT_ONCE)]
-    with ThreadPoolExecutor(THREADS) as pool:
-        for row, head in enumerate(chain.from_iterable(pool.map(_heads, chunks))):
-            if head:
-                by_head[head].append(row)
-    for rows in by_head.values():
-        found: dict[bytes, int] = {}
-        for row in rows if len(rows) > 1 else ():
-            firsts[row] = found.setdefault(_digest(sources[row]), row)
-    return firsts
-
-
-def _heads(sources: Sequence[Source]) -> list[bytes]:
-    return [_digest(source, HEAD_BYTES) for source in sources]
-
-
-def _digest(source: Source, most: int = -1) -> bytes:
-    """Of a local file's size and first bytes; nothing of one that cannot be read."""
-    if not isinstance(source, str | Path):
-        return b""
-    try:
-        with open_regular(source) as file:
-            size = os.fstat(file.fileno()).st_size
-            return hashlib.sha256(b"%d " % size + file.read(most)).digest()
-    except OSError:
-        return b""
 
 
 REMEDIES = {

@@ -17,9 +17,8 @@ from retina_dist.base.errors import DataError
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.model import build_classifier
 from retina_dist.classification.task import read_splits
-from retina_dist.data.file_checks import first_of_same
 from retina_dist.data.sources import RemoteFile
-from retina_dist.data.val_fraction import held_out
+from retina_dist.data.val_fraction import first_of_same, held_out
 from retina_dist.detection.splits import read_split
 from retina_dist.strategies.settings import StrategyConfig
 from tests.coco_files import split_of, write_coco
