@@ -17,8 +17,7 @@ from retina_dist.data.images import read_image
 from retina_dist.detection.anchor_coverage import Coverage, better_anchors, coverage_of
 from retina_dist.detection.coco_metrics import MAX_DETECTIONS
 from retina_dist.detection.pictures import titled_boxes
-from retina_dist.detection.readers.annotations import CLIPPED, Annotations, box_faults
-from retina_dist.detection.readers.box_forms import BoxForm
+from retina_dist.detection.readers.annotations import CLIPPED, Annotations, BoxForm, box_faults
 from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split, read_splits
 from retina_dist.reporting.findings import DoctorReport, Finding, Level, listed
@@ -292,12 +291,11 @@ def _faulty_boxes(data: Annotations) -> dict[str, list[str]]:
     """A line on each faulty box, by its fault."""
     counts = ~data.truth.crowd
     objects = data.truth.of_objects(counts)
-    rows = objects.rows_in(data.image_ids)
     faulty: dict[str, list[str]] = {}
     for fault, mask in box_faults(objects.boxes, data.sizes[counts])[1].items():
         examples = faulty[fault] = []
         for number in np.flatnonzero(mask).tolist():
-            record = data.records[rows[number]]
+            record = data.records[objects.image_rows[number]]
             box = ", ".join(map("{:g}".format, objects.boxes[number]))
             size = "an unknown size"
             if record.width and record.height:

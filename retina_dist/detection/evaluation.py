@@ -22,8 +22,8 @@ from retina_dist.detection.coco_metrics import (
 )
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.pictures import write_report_details
-from retina_dist.detection.readers.annotations import Annotations, sizes_of
-from retina_dist.detection.readers.box_forms import BoxForm
+from retina_dist.detection.readers.annotations import Annotations, BoxForm, sizes_of
+from retina_dist.detection.readers.ground_truth import places_in
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
 from retina_dist.model.weights import is_torchvision_name
@@ -151,8 +151,9 @@ def _of_results(config: EvaluateConfig) -> tuple[CocoResult, Annotations]:
     rows = read_results(Path(str(config.results)), coco)
     image_ids = rows[:, 0].astype(np.int64)
     crowd = np.zeros(len(rows), bool)
-    found = replace(annotations.truth, boxes=rows[:, 1:5], image_ids=image_ids, crowd=crowd)
-    sizes = sizes_of(annotations.records)[found.rows_in(annotations.image_ids)]
+    places = places_in(np.array(annotations.image_ids, dtype=np.int64), image_ids)
+    found = replace(annotations.truth, boxes=rows[:, 1:5], image_rows=places, crowd=crowd)
+    sizes = sizes_of(annotations.records)[places]
     # results have one form, whatever that of the ground truth
     misread = BoxForm(replace(annotations, truth=found, sizes=sizes, box_format=None)).misread()
     if misread:

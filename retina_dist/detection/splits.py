@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.text import pluralize
-from retina_dist.detection.readers.annotations import Annotations, without_empty
-from retina_dist.detection.readers.box_forms import BoxForm
+from retina_dist.detection.readers.annotations import Annotations, BoxForm, without_empty
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.formats import AnnotationReader
 from retina_dist.detection.readers.load import annotations_of, pausing_gc

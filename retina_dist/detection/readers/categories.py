@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.text import is_text, pluralize
 
@@ -135,12 +133,10 @@ class Categories:
         spare = max(0, num_classes - len(self.ids))
         return Categories(self.ids + (-1,) * spare, self.names + ("",) * spare)
 
-    def labels_of(self, category_ids: np.ndarray) -> np.ndarray:
-        """Labels [n] int64 of category ids [n]. Raises KeyError for a category that has
-        no label.
-        """
-        labels = {i: label for label, i in enumerate(self.ids) if i >= 0}
-        return np.array([labels[i] for i in category_ids.tolist()], dtype=np.int64)
+    @property
+    def label_of(self) -> dict[int, int]:
+        """The label of each category id that has one."""
+        return {i: label for label, i in enumerate(self.ids) if i >= 0}
 
     def state(self) -> dict[str, object]:
         """Plain values, for a checkpoint."""
@@ -162,6 +158,28 @@ class Categories:
                 f"the checkpoint's categories cannot be read ({error}); use another one."
             ) from error
         return cls(tuple(ids), tuple(names))
+
+
+def number_labels(
+    entries: list[Entry], source: object, known: Categories | None = None
+) -> tuple[Categories, list[str]]:
+    """The labels of the `categories` of a file, those of `known` by their names, and warnings.
+
+    Raises DataError, naming `source`, for a name that `known` lacks.
+    """
+    warnings = []
+    if known is None:
+        labels = Categories.from_coco(entries)
+        for name, times in labels.repeated_names.items():
+            warnings.append(
+                f"{source}: {times} categories are named {name!r} and stay apart; "
+                "rename or merge them"
+            )
+        return labels, warnings
+    labels = known.matched(entries, source)
+    if known.renumbered_by(labels):
+        warnings.append(f"{source} gives other ids to the same category names; the names decide")
+    return labels, warnings
 
 
 def check_count(count: int) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import compress
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -125,7 +126,7 @@ class GroundTruth:
         images: [I].
         categories: their ids and names, as in COCO's json.
         ids: of the objects, int64 [A].
-        image_ids: the image of each object, int64 [A].
+        image_rows: the place of each object's image in `images`, int64 [A].
         category_ids: the class of each object, int64 [A].
         boxes: x, y, width, height in pixels as in the file, float64 [A, 4].
         areas: in square pixels, float64 [A].
@@ -136,7 +137,7 @@ class GroundTruth:
     images: Sequence[CocoImage]
     categories: list[Entry]
     ids: np.ndarray
-    image_ids: np.ndarray
+    image_rows: np.ndarray
     category_ids: np.ndarray
     boxes: np.ndarray
     areas: np.ndarray
@@ -145,16 +146,18 @@ class GroundTruth:
 
     def of_images(self, ids: Collection[int]) -> GroundTruth:
         """The part about these images."""
-        images = [image for image in self.images if image.id in ids]
-        kept = np.isin(self.image_ids, np.array([image.id for image in images], dtype=np.int64))
-        return replace(self.of_objects(kept), images=images)
+        kept = np.array([image.id in ids for image in self.images], dtype=bool)
+        part = self.of_objects(kept[self.image_rows])
+        rows = np.cumsum(kept) - 1
+        images = list(compress(self.images, kept))
+        return replace(part, images=images, image_rows=rows[part.image_rows])
 
     def of_objects(self, kept: np.ndarray) -> GroundTruth:
         """The objects of a mask [A]; all images stay."""
         return replace(
             self,
             ids=self.ids[kept],
-            image_ids=self.image_ids[kept],
+            image_rows=self.image_rows[kept],
             category_ids=self.category_ids[kept],
             boxes=self.boxes[kept],
             areas=self.areas[kept],
@@ -166,19 +169,16 @@ class GroundTruth:
 
         Boxes of an image without a size are lost.
         """
-        sides = np.array([*sizes.values(), (0, 0)], dtype=np.float64)
-        boxes = self.boxes * np.tile(sides, 2)[self.rows_in(list(sizes))]
+        sides = np.array([sizes.get(image.id, (0, 0)) for image in self.images], dtype=np.float64)
+        boxes = self.boxes * np.tile(sides.reshape(-1, 2), 2)[self.image_rows]
         return replace(self, boxes=boxes, areas=boxes[:, 2] * boxes[:, 3])
-
-    def rows_in(self, image_ids: Sequence[int]) -> np.ndarray:
-        """The place of each object's image in `image_ids`, int64 [A]; -1 where it is not there."""
-        return places_in(np.array(image_ids, dtype=np.int64), self.image_ids)
 
     def to_coco(self) -> Entry:
         """COCO's dictionary, for the evaluators and for files."""
+        image_ids = [image.id for image in self.images]
         columns = zip(
             self.ids.tolist(),
-            self.image_ids.tolist(),
+            map(image_ids.__getitem__, self.image_rows.tolist()),
             self.category_ids.tolist(),
             self.boxes.tolist(),
             self.areas.tolist(),
@@ -283,12 +283,14 @@ def make_ground_truth(
     if has_corners:
         boxes[:, 2:] -= boxes[:, :2]
     areas, said = _usable_areas(ids, boxes, objects["area"], objects["has_area"])
+    image_rows = _references(ids, objects["image_id"], image_ids, "image", source)
+    categories_of = _references(ids, objects["category_id"], category_ids, "category", source)
     truth = GroundTruth(
         images=images,
         categories=msgspec.to_builtins(categories),
         ids=ids,
-        image_ids=_references(ids, objects["image_id"], image_ids, "image", source),
-        category_ids=_references(ids, objects["category_id"], category_ids, "category", source),
+        image_rows=image_rows,
+        category_ids=category_ids[categories_of],
         boxes=boxes,
         areas=areas,
         crowd=crowd == 1,
@@ -364,15 +366,16 @@ def _check_texts(texts: list[tuple[int, str]], thing: str, key: str, source: obj
 def _references(
     ids: np.ndarray, values: np.ndarray, known: np.ndarray, thing: str, source: object
 ) -> np.ndarray:
-    """The ids [A] of what each object is of, all of which are listed."""
-    strangers = np.flatnonzero(places_in(known, values.clip(-1, MAX_INTEGER).astype(np.int64)) < 0)
+    """The place [A] in `known` of what each object is of, all of which are there."""
+    places = places_in(known, values.clip(-1, MAX_INTEGER).astype(np.int64))
+    strangers = np.flatnonzero(places < 0)
     if len(strangers):
         raise DataError(
             f"{source}: annotation {ids[strangers[0]]} is of {thing} {values[strangers[0]]:.0f}, "
             f"which is not listed ({len(strangers)} of {pluralize(len(values), 'annotation')}); "
             "correct the ids, or list them."
         )
-    return values.astype(np.int64)
+    return places
 
 
 def _usable_areas(

@@ -13,7 +13,7 @@ from retina_dist.base.files import PathOrUrl, parse_path
 from retina_dist.base.registry import lookup
 from retina_dist.data.tree import Tree
 from retina_dist.detection.readers.annotations import Annotations, clean
-from retina_dist.detection.readers.categories import Categories
+from retina_dist.detection.readers.categories import Categories, number_labels
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.formats import FileReader, Place
 from retina_dist.detection.readers.ground_truth import make_ground_truth
@@ -81,20 +81,7 @@ def annotations_of(
     has_corners = box_format == "xyxy"
     truth, warnings = make_ground_truth(content.coco, source, has_corners=has_corners)
 
-    if categories is None:
-        labels = Categories.from_coco(truth.categories)
-        for name, times in labels.repeated_names.items():
-            warnings.append(
-                f"{source}: {times} categories are named {name!r} and stay apart; "
-                "rename or merge them"
-            )
-    else:
-        labels = categories.matched(truth.categories, source)
-        if categories.renumbered_by(labels):
-            warnings.append(
-                f"{source} gives other ids to the same category names; the names decide"
-            )
-
+    labels, said = number_labels(truth.categories, source, categories)
     found = find_records(
         truth.images,
         content,
@@ -108,7 +95,7 @@ def annotations_of(
         sized = fill_sizes(found.records, "skip", data.max_pixels).records
         truth = truth.in_pixels({r.image_id: (r.width, r.height) for r in sized})
     part = clean(truth, found.records, labels)
-    part.warnings = [*warnings, *content.warnings, *found.warnings]
+    part.warnings = [*warnings, *said, *content.warnings, *found.warnings]
     part.format = content.title
     part.left_out = content.left_out
     part.centred = content.centred

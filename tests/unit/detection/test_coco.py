@@ -21,8 +21,7 @@ from retina_dist.base.errors import DataError
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import evaluate_rows, installed_evaluators
 from retina_dist.detection.doctor import examine
-from retina_dist.detection.readers.annotations import Annotations
-from retina_dist.detection.readers.box_forms import BoxForm
+from retina_dist.detection.readers.annotations import Annotations, BoxForm
 from retina_dist.detection.readers.categories import Categories
 from retina_dist.detection.readers.ground_truth import (
     CHUNK,
@@ -335,11 +334,10 @@ def test_a_file_of_many_objects_is_read_as_its_dictionary(count: int, spread: in
     assert not warnings
     assert truth.to_coco() == coco
     assert make_ground_truth(coco, "a.json")[0].to_coco() == coco
-    assert truth.rows_in([image["id"] for image in coco["images"]]).tolist() == [
-        i % 7 for i in range(count)
-    ]
+    assert truth.image_rows.tolist() == [i % 7 for i in range(count)]
     part = truth.of_images({coco["images"][2]["id"]})
     assert len(part.images) == 1
+    assert not part.image_rows.any()
     assert part.ids.tolist() == list(range(3, count + 1, 7))
 
 

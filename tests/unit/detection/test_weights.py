@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision.models import resnet18, resnet50
@@ -242,7 +241,7 @@ def test_a_detector_of_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: published)
     detector = Detector.from_checkpoint("RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1")
     assert detector.categories.num_classes == 91
-    assert detector.categories.labels_of(np.array([90])) == 90
+    assert detector.categories.label_of[90] == 90
     assert detector.categories.names[18] == "dog"
     assert 0 not in detector.categories.ids  # torchvision's __background__
     assert 12 not in detector.categories.ids  # a gap in COCO's ids
