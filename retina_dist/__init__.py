@@ -6,6 +6,7 @@ hydra nor pycocotools.
 
 import os
 import sys
+from collections.abc import Sequence
 
 # A script of the package, as python retina_dist/train.py starts, puts this folder first: its bisect
 # would then hide Python's.
@@ -19,15 +20,37 @@ __version__ = "0.2.0"
 _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
+def _no_attribute(name: str, modules: Sequence[str] = ()) -> str:
+    from retina_dist.base.arguments import no_attribute
+    from retina_dist.base.other_names import value_meant
+
+    meant = value_meant("command", name, modules, 0.8)
+    if meant and name not in ("fit", "predict", "trainer"):  # which Python has, too
+        return f"retina_dist has no {name}; use python -m retina_dist.{meant}."
+    return no_attribute(__name__, name, __all__)
+
+
 def __getattr__(name: str) -> object:
     try:
         return _imported(name)
     except AttributeError:
-        from retina_dist.base.arguments import no_attribute
+        raise AttributeError(_no_attribute(name)) from None
 
-        sentence = no_attribute(__name__, name, __all__)
-        # of an AttributeError, from retina_dist import NAME would not say the sentence; the name of
-        # a module, in small letters, is looked for among the files
-        if sys._getframe(1).f_code.co_name == "_handle_fromlist" and not name.islower():
-            raise ImportError(sentence) from None
-        raise AttributeError(sentence) from None
+
+class _Absent:
+    """The last finder of modules: says of one that retina_dist does not have what is meant.
+
+    It is asked by `from retina_dist import NAME` and `python -m retina_dist.NAME`, which would both
+    leave out the sentence of an AttributeError.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        package, _, end = name.rpartition(".")
+        if package == __name__ and not end.startswith("_"):
+            files = os.listdir(os.path.dirname(__file__))
+            modules = [file[:-3] for file in files if file.endswith(".py")]
+            raise ImportError(_no_attribute(end, modules), name=name)
+
+
+sys.meta_path.append(_Absent)

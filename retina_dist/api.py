@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from retina_dist.base.arguments import Suggests, check_types, public
+from retina_dist.base.arguments import Numbers, Suggests, check_types, public
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.registry import lookup
 from retina_dist.base.settings import MISSING, setting, validate
@@ -129,7 +129,7 @@ class _Run(TrainerConfig, Suggests):
         `resume="auto"`.
         """
         metrics, self.run_folder = assemble.fit(self.config, self.callbacks)
-        return metrics
+        return Numbers(metrics)
 
     @property
     def checkpoint(self) -> str:

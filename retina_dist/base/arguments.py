@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, get_type_hints
 from typing_extensions import ParamSpec, Self
 
 from retina_dist.base.errors import ConfigError, UserError
+from retina_dist.base.other_names import value_meant
 from retina_dist.base.settings import MISSING, is_of, limits_of, wrong_type
 from retina_dist.base.text import truncate
 from retina_dist.base.unknown_keys import alias, unknown_argument
 
+# The argument that a text may be meant for where a section's object is asked for.
+_FIRST = {"data": "root", "model": "backbone", "logging": ""}
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -57,6 +60,8 @@ def _check_call(
             hint += f", perhaps with {truncate(others)}, by name"
         for key in kwargs.keys() - signature.parameters:
             hint = alias(f"{function.__name__}.{key}", ()) or hint
+            for near in get_close_matches(key, signature.parameters, 1, 0.7):
+                hint = f"did you mean {near}? Or {hint}"
         raise ConfigError(f"{name}: {error}; {hint}.") from None
 
 
@@ -65,7 +70,7 @@ def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
     own = [each for each in known if not each.startswith("_")]
     hint = alias(f"rd.{owner}.{name}", ()) or f"it has {', '.join(own)}"
     if hint.startswith("it has"):
-        for near in get_close_matches(name, own, 1):
+        for near in get_close_matches(name, own, 1, 0.7):
             hint = f"use {near}"
     return f"{owner} has no attribute {name}; {hint}."
 
@@ -76,7 +81,57 @@ class Suggests:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            raise AttributeError(no_attribute(type(self).__name__, name, dir(type(self))))
+            raise AttributeError(self._message(name))
+
+        def __getitem__(self, key: object) -> object:
+            raise TypeError(self._message(str(key)))
+
+    def _message(self, name: str) -> str:
+        return no_attribute(type(self).__name__, name, sorted({*dir(type(self)), *vars(self)}))
+
+
+class NoKeyError(KeyError):
+    """A key that is not there; the message is a sentence, which KeyError alone would quote."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Numbers(dict[str, T]):
+    """A dictionary for the user: a key that is not there names the one that is meant."""
+
+    def __missing__(self, key: object) -> T:
+        raise NoKeyError(self._message(key))
+
+    def _message(self, key: object) -> str:
+        meant = str(value_meant("key", key, self) or value_meant("monitor", key, self))
+        hint = f"there are {', '.join(self)}"
+        if meant:
+            hint = meant if " " in meant else f'write ["{meant}"]'
+        return f"there is no {key}; {hint}."
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(self._message(name))
+
+
+class Results(list[T]):
+    """A list with a result of each image: what is asked of all of them names the way to one."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(_of_one(name))
+
+        def __getitem__(self, key: object) -> object:
+            if isinstance(key, str):
+                raise TypeError(_of_one(key))
+            return super().__getitem__(key)
+
+
+def _of_one(name: str) -> str:
+    return f"a list of results has no {name}, each of them has; take one before, as [0]."
 
 
 class KnownArguments:
@@ -95,7 +150,7 @@ class KnownArguments:
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         for key in sorted(kwargs.keys() - cls.__dataclass_fields__):
-            raise ConfigError(unknown_argument(_public_name(cls), cls, key))
+            raise ConfigError(unknown_argument(_public_name(cls), cls, key, kwargs[key]))
         if args or kwargs:  # a copy has neither
             name = _public_name(cls)
             _check_call(cls.__init__, name, (None, *args), kwargs)  # type: ignore[misc]
@@ -113,9 +168,21 @@ def check_types(config: object, schema: type, prefix: str = "") -> None:
             raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
         if not is_of(value, hint):
             limits = limits_of(schema, field.name)
-            raise ConfigError(wrong_type(key, value, hint, limits))
+            sentence = wrong_type(key, value, hint, limits)
+            raise ConfigError(_in_python(sentence, key, value))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
+
+
+def _in_python(sentence: str, key: str, value: object) -> str:
+    """The sentence of `wrong_type` without what is for the command line and for files."""
+    sentence, of_files, _ = sentence.partition(", in a file's")
+    if not of_files:
+        return sentence
+    argument = _FIRST.get(key, "name")
+    if isinstance(value, str) and argument:
+        sentence = sentence.replace("(NAME=VALUE)", f"({argument}={value!r})")
+    return sentence.replace(f"{key}.NAME=VALUE, in Python ", "") + "."
 
 
 def _public_name(schema: type) -> str:

@@ -55,6 +55,14 @@ optimizer sgd: momentum nesterov
 schedule multistep: step steplr multisteplr step-lr piecewise
 schedule cosine: cos cosinelr cosineannealing cosineannealinglr cosine-annealing cosine-with-warmup
 schedule constant: constantlr constant-with-warmup fixed none
+key labels: classes class cls category category-id class-id category-ids class-ids pred-classes
+key boxes: bbox bboxes xyxy box pred-boxes
+key scores: conf confidence score confidences probs
+key boxes are x1, y1, x2, y2 in ["boxes"], and the keys boxes, scores and labels: xywh xywhn xyxyn
+key labels are numbers in ["labels"], and their names are in categories.names of the detector: \
+names class-name name label-names
+key use python -m retina_dist.predict, which draws pictures: plot show save render
+key boxes alone are found, in ["boxes"]: masks keypoints mask
 strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch
 strategy horovod: hvd
 strategy single: none single-device

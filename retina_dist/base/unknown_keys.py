@@ -340,6 +340,43 @@ rd.retina_dist.train rd.retina_dist.fit: call rd.Trainer(data=…, optimizer=…
 rd.retina_dist.dataset rd.retina_dist.dataconfig rd.retina_dist.cocodataset \
 rd.retina_dist.dataloader: write rd.DetectionData(root=FOLDER), or rd.TorchDatasetConfig(…) for \
 your own Dataset
+torchdatasetconfig.class_names torchdatasetconfig.names torchdatasetconfig.classes \
+torchdatasetconfig.labels: did you mean categories? It has a name for each label
+torchdatasetconfig.dataset torchdatasetconfig.train_dataset torchdatasetconfig.train_data \
+torchdatasetconfig.val_dataset torchdatasetconfig.train_ds: give your Datasets as train and val
+torchdatasetconfig.transform torchdatasetconfig.transforms torchdatasetconfig.augmentation \
+detectiondata.transform detectiondata.transforms detectiondata.augmentation: give the Trainer \
+augmentation=FUNCTION, or see hflip, photometric and scale_jitter here
+torchdatasetconfig.collate_fn detectiondata.collate_fn torchdatasetconfig.sampler: batches are \
+made here; leave it out
+trainer.callback: write callbacks=[MyCallback()]
+trainer.train_dataset trainer.eval_dataset trainer.train_dataloader trainer.train_dataloaders \
+trainer.val_dataloaders trainer.datamodule trainer.dataset: give \
+data=rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets
+rd.cocoresult.map rd.cocoresult.ap rd.cocoresult.map50 rd.cocoresult.ap50 rd.cocoresult.box \
+rd.cocoresult.results_dict rd.cocoresult.maps rd.cocoresult.metrics: read stats["AP"], \
+stats["AP50"] or per_class["cat"]
+rd.classificationresult.accuracy rd.classificationresult.top1 rd.classificationresult.acc \
+rd.classificationresult.stats: read metrics, per_class or confusion
+rd.trainer.best_model_path rd.trainer.checkpoint_path rd.trainer.best: read checkpoint after fit()
+rd.trainer.callback_metrics rd.trainer.logged_metrics rd.trainer.metrics rd.trainer.history \
+rd.trainer.state: fit() returns the metrics
+rd.trainer.export rd.detector.onnx: use python -m retina_dist.export checkpoint=RUN output=FILE
+rd.trainer.resume_from_checkpoint: give the trainer resume=RUN
+rd.detector.show rd.detector.plot rd.detector.visualize rd.detector.draw: use python -m \
+retina_dist.predict checkpoint=RUN input=FOLDER, which draws pictures
+rd.detector.half rd.detector.bfloat16 rd.trainedclassifier.half: give \
+from_checkpoint(PATH, precision="fp16")
+rd.detector.track rd.detector.stream rd.detector.predict_batch: call predict(PATHS)
+rd.detector.state_dict rd.detector.parameters rd.detector.load_state_dict rd.detector.modules: use \
+model, the network
+from_checkpoint.map_location from_checkpoint.cuda from_checkpoint.gpu: give device="cuda"
+from_checkpoint.num_classes from_checkpoint.classes from_checkpoint.class_names \
+from_checkpoint.backbone: the checkpoint says it; leave it out
+from_checkpoint.half from_checkpoint.fp16 from_checkpoint.dtype: give precision="fp16"
+set_limits.conf set_limits.threshold set_limits.confidence: write score_threshold=0.3
+set_limits.iou: write nms_threshold=0.5
+set_limits.max_det set_limits.topk: write detections_per_image=100
 rd.trainer.train rd.trainer.run rd.trainer.start rd.classifiertrainer.train: call fit()
 rd.trainer.test rd.trainer.validate rd.trainer.val: call evaluate() after fit()
 rd.trainer.predict: call detector().predict(PATHS) after fit()
@@ -519,7 +556,27 @@ def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
     return _spelled_like(end, known)
 
 
-def unknown_argument(name: str, schema: type, key: str) -> str:
+# The classes whose arguments are the settings of a section, in Python.
+_CLASSES = {
+    "trainer": "Trainer",
+    "data": "DetectionData",
+    "model": "ModelConfig",
+    "optimizer": "OptimizerConfig",
+    "schedule": "ScheduleConfig",
+    "strategy": "StrategyConfig",
+    "logging": "LoggingConfig",
+}
+
+
+class _Sections(tuple[str, ...]):
+    """Holds every key of `_CLASSES`' sections."""
+
+    def __contains__(self, key: object) -> bool:
+        section, point, _ = str(key).partition(".")
+        return bool(point) and section in _CLASSES
+
+
+def unknown_argument(name: str, schema: type, key: str, value: object = None) -> str:
     """Message for an unknown argument of the settings `schema`, called `name`."""
     own = settings_by_key(schema)
     known: dict[str, str] = {}
@@ -527,15 +584,32 @@ def unknown_argument(name: str, schema: type, key: str) -> str:
         known |= {f"{section}{argument}": argument for argument in own}
 
     hint = f"it has {', '.join(own)}."
-    meant = alias(key, known)
-    if meant:
-        hint = f"did you mean {known.get(meant.partition('=')[0], meant)}?"
+    meant = alias(f"{name}.{key}", ()) or alias(key, known, value)
+    near = _spelled_like(key, own)
+    if not meant and not near:
+        meant = alias(key, _Sections(), value)
     if " " in meant:
         hint = f"{meant}."
-    elif not meant:
-        for near in _spelled_like(key, own):
-            hint = f"did you mean {near}?"
+    elif meant:
+        setting, _, example = meant.partition("=")
+        hint = f"did you mean {_as_argument(known.get(setting, setting), example)}?"
+    elif near:
+        hint = f"did you mean {_as_argument(near[0])}?"
     return f"{name} has no argument {key}; {hint}"
+
+
+def _as_argument(setting: str, example: str = "") -> str:
+    """How a setting is given in Python; a text is shown with its `example`."""
+    section, point, end = setting.rpartition(".")
+    argument = end
+    if re.match(r"\d+[a-z]", example):
+        argument += f'="{example}"'
+    if not point or section not in _CLASSES:
+        return argument
+    if argument == end:
+        argument += "=…"
+    made = f"rd.{_CLASSES[section]}({argument})"
+    return made if section == "trainer" else f"{section}={made}"
 
 
 def _spelled_like(end: str, keys: Iterable[str]) -> list[str]:

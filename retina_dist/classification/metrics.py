@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retina_dist.base.arguments import Suggests
 from retina_dist.base.errors import DataError
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.reporting.analysis import MAX_IN_MATRIX
@@ -29,7 +30,7 @@ BINARY = ("val/roc_auc", "val/sensitivity", "val/specificity")
 
 
 @dataclass(frozen=True)
-class ClassificationResult:
+class ClassificationResult(Suggests):
     """Metrics by name, with the rows that they were computed from."""
 
     metrics: dict[str, float]

@@ -112,6 +112,10 @@ def schema_of(name: str) -> type:
         if not (config_dir() / f"{name}.yaml").is_file():
             commands = sorted(path.stem for path in config_dir().glob("*.yaml"))
             near = get_close_matches(str(name), commands, 1) or commands
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ConfigError(
+                    f'{name} is no command; write load_config("train", ["KEY=VALUE"]).'
+                )
             raise ConfigError(f"there is no command {name}; did you mean {' or '.join(near)}?")
         import_module(f"retina_dist.{name.replace('benchmark_', 'benchmark.')}")
     return SCHEMAS[name]

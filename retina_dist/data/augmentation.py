@@ -37,7 +37,8 @@ class FunctionSettings(AugmentationSettings):
         """Raise ConfigError without a function."""
         if not callable(self.function):
             raise ConfigError(
-                f"augmentation={self.function} is no function; give rd.Trainer one, in Python."
+                f"augmentation={self.function} is no function; give rd.Trainer one, such as "
+                "torchvision.transforms.v2.Compose([…]), in Python."
             )
 
 

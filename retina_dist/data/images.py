@@ -355,7 +355,7 @@ def pixels_of(image: AnyImage) -> Tensor:
     DataError.
     """
     if isinstance(image, str | Path):
-        return _pixels_of_file(Path(image))
+        return _pixels_of_file(image)
     if isinstance(image, Image.Image):
         try:
             return _rgb(image)
@@ -371,7 +371,7 @@ def pixels_of(image: AnyImage) -> Tensor:
     else:
         raise DataError(f"an image is of type {type(image).__name__}; give {FORMS}.")
     if pixels.ndim != 3 or len(pixels) != 3 or not pixels.numel():
-        raise DataError(f"an image has the shape {list(image.shape)}; give {FORMS}.")
+        raise DataError(f"an image has the shape {list(image.shape)}; {_shape_remedy(image)}.")
     if pixels.is_floating_point():
         pixels = _from_floats(pixels)
     if pixels.dtype != torch.uint8:
@@ -379,11 +379,29 @@ def pixels_of(image: AnyImage) -> Tensor:
     return pixels.as_subclass(Tensor)
 
 
-def _pixels_of_file(path: Path) -> Tensor:
-    if not path.is_file():
-        raise DataError(f"{path} is not a local file; give the path of one, or a list of paths.")
+def _shape_remedy(image: np.ndarray | Tensor) -> str:
+    """How an image of another shape is brought into a known one."""
+    shape = tuple(image.shape)
+    is_array = isinstance(image, np.ndarray)
+    if len(shape) == 4:
+        return "give the images of a batch as a list, list(images)"
+    if len(shape) == 3 and is_array and shape[0] == 3:
+        return "write image.transpose(1, 2, 0), for [h, w, 3]"
+    if len(shape) == 3 and not is_array and shape[2] == 3:
+        return "write image.permute(2, 0, 1), for [3, h, w]"
+    if len(shape) == 3 and shape[-1 if is_array else 0] == 4:
+        return f"leave the fourth channel out, {'image[..., :3]' if is_array else 'image[:3]'}"
+    return f"give {FORMS}"
+
+
+def _pixels_of_file(path: str | Path) -> Tensor:
+    if not Path(path).is_file():
+        raise DataError(
+            f"{path} is not a local file; give the path of one, or a list of paths, such as "
+            'Path(FOLDER).glob("*.jpg").'
+        )
     try:
-        return read_image(path)
+        return read_image(Path(path))
     except ImageError as error:  # without the settings of a run
         raise ImageError(f"{str(error).rpartition(';')[0]}; give another file.") from error
 

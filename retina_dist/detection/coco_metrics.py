@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from retina_dist.base.arguments import Numbers, Suggests
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.files import read_bytes, write_json
 from retina_dist.data.parsing import reading
@@ -70,7 +71,7 @@ MAX_DETECTIONS = 100  # of a class on an image, which COCO counts
 
 
 @dataclass(frozen=True)
-class CocoResult:
+class CocoResult(Suggests):
     """The twelve official numbers, -1 without ground truth, and the arrays behind them."""
 
     stats: dict[str, float]
@@ -84,6 +85,9 @@ class CocoResult:
     rows: np.ndarray = field(repr=False)
     max_detections: int = MAX_DETECTIONS  # of a class on an image, in hits, misses and errors
     beyond: dict[str, float | None] = field(default_factory=dict)  # AP and AR with that many
+
+    def __post_init__(self) -> None:
+        vars(self).update(stats=Numbers(self.stats), per_class=Numbers(self.per_class))
 
     def to_dict(self) -> Entry:
         """Numbers and AP of each class, for JSON; None without ground truth."""

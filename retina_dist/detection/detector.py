@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.ops import box_convert
 from typing_extensions import Self, TypedDict
 
-from retina_dist.base.arguments import check_types, public
+from retina_dist.base.arguments import Numbers, Results, check_types, public
 from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.settings import limits_of, validate
 from retina_dist.config.run_config import ModelSettings
@@ -155,7 +155,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         Raises:
             DataError: an image cannot be read.
         """
-        return self.run_each(images)
+        return Results(Numbers(found) for found in self.run_each(images))  # type: ignore[misc]
 
     __call__ = predict
 
@@ -204,7 +204,8 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     def val_of(self, data: object) -> Annotations:
         if not isinstance(data, DetectionData):
             raise ConfigError(
-                f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER)."
+                f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER), or "
+                "TorchDatasetConfig(train=…, val=…, categories=[…]) of your own Datasets."
             )
         validate(data, "data.")
         annotations = read_split(data, "val", self.categories)
@@ -341,7 +342,7 @@ class TiledDetector(Detector):
     """
 
     def __init__(self, detector: Detector, tile: int, overlap: float) -> None:
-        if not tile >= 32 or not 0 <= overlap < 0.9:
+        if not isinstance(tile, int) or tile < 32 or not 0 <= overlap < 0.9:
             raise ConfigError(
                 f"tile={tile} tile_overlap={overlap} is invalid; "
                 "give at least 32 px, and 0 to below 0.9."

@@ -299,8 +299,10 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
     def run_each(self, images: AnyImage | Iterable[AnyImage]) -> list[Output]:
         """The output for each image, taken one by one, so that none depends on another.
 
-        Raises DataError for what is no image.
+        Raises DataError for what is no image, and ConfigError in training mode.
         """
+        if self.model.training:
+            raise ConfigError("the model is in training mode; call model.eval() before.")
         if isinstance(images, AnyImage):
             images = [images]
         if not isinstance(images, Iterable) or isinstance(images, bytes | Mapping):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isfunction, signature
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -48,6 +49,8 @@ class Callback:
                     f"{cls.__name__}.{name} is never called; "
                     "a Callback has on_start, on_step, on_log, on_validation and on_end."
                 )
+            if name.startswith("on_") and isfunction(vars(cls)[name]):
+                _check_arguments(cls, name)
 
     def on_start(self, start: TrainingStart) -> None:
         """Before the first step, and again after each restart of an elastic job."""
@@ -68,6 +71,18 @@ class Callback:
 
     def on_end(self) -> None:
         """At the end, also of a run that fails or is interrupted."""
+
+
+def _check_arguments(cls: type, name: str) -> None:
+    """Raise ConfigError for a hook that does not take what it is called with."""
+    expected = list(signature(vars(Callback)[name]).parameters)
+    try:
+        signature(vars(cls)[name]).bind(*expected)
+    except TypeError:
+        raise ConfigError(
+            f"{cls.__name__}.{name} is called as {name}({', '.join(expected[1:])}); "
+            "give it these arguments."
+        ) from None
 
 
 class CallbackError(RuntimeError):

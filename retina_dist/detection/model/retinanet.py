@@ -159,12 +159,12 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         return self
 
     def forward(  # type: ignore[override]
-        self, batch: Batch
+        self, batch: Batch, *targets: object
     ) -> dict[str, Tensor] | list[Detections]:
         """In training mode the losses (name -> scalar, mean over real images), else the detections
         of each image.
         """
-        if not isinstance(batch, Batch):
+        if targets or not isinstance(batch, Batch):
             raise ConfigError(
                 f"RetinaNet takes a Batch, not a {type(batch).__name__}; call "
                 "rd.Detector(model, categories=NAMES).predict(IMAGES), or torchvision's own, "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from retina_dist.base.arguments import Suggests
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError
 from retina_dist.base.text import is_text, pluralize
 
@@ -23,7 +24,7 @@ Entry = dict[str, Any]  # an object of COCO's json
 
 
 @dataclass(frozen=True)
-class Categories:
+class Categories(Suggests):
     """Labels 0..K-1: `ids[label]` is the category id, `names[label]` its name.
 
     A label without a category has id -1 and the name ""; one whose category a file lacks (see

@@ -26,6 +26,7 @@ from retina_dist.detection.settings import DetectionData
 logger = logging.getLogger(__name__)
 
 COLUMNS = ("boxes", "labels", "iscrowd", "area")
+NUM_READ_AGAIN = 8  # items; one in 256 data sets of random flips passes
 ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
 
 
@@ -110,7 +111,7 @@ class ItemReader:
         if isinstance(dataset, type) or not has_items:
             raise ConfigError(
                 f"{split}={dataset} is not a dataset; "
-                "give an instance with __getitem__ and __len__."
+                "give an instance with __getitem__ and __len__, which makes no batches."
             )
         self.dataset = dataset
         self.split = split
@@ -142,6 +143,8 @@ class ItemReader:
         if not callable(getattr(self.dataset, "annotation", None)):
             items = pluralize(len(self.dataset), "item")
             logger.info(f"reading the {items} of the {self} once, for boxes and sizes")
+            for number in range(min(NUM_READ_AGAIN, len(self.dataset))):
+                self._check_is_same(number, box_format)
         for number in range(len(self.dataset)):
             target, (height, width) = self._target(number)
             image_id = self._whole(number, "image_id", target.get("image_id", number + 1))
@@ -167,6 +170,19 @@ class ItemReader:
                 f"{self}: annotation({number}) has no size; return size=(height, width) too."
             ) from error
         return target, (height, width)
+
+    def _check_is_same(self, number: int, box_format: str) -> None:
+        """Raise DataError for an item that differs from one reading to the next."""
+        first, second = (self._content(number, box_format) for _ in range(2))
+        if first[0] != second[0] or not torch.equal(first[1], second[1]):
+            raise DataError(
+                f"{self}[{number}] differs each time that it is read; leave random changes out of "
+                "it, and give them to the Trainer as augmentation=FUNCTION."
+            )
+
+    def _content(self, number: int, box_format: str) -> tuple[list[Entry], Tensor]:
+        image, target = self._item(number)
+        return self._boxes(number, target, box_format), self._as_pixels(number, image)
 
     def _item(self, number: int) -> tuple[object, Mapping[str, object]]:
         item = self.dataset[number]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -19,6 +21,7 @@ import retina_dist
 from retina_dist import convert, predict
 from retina_dist.__main__ import main
 from retina_dist.api import Trainer
+from retina_dist.base.arguments import Numbers, Results
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.base.files import run_in, write_atomically
 from retina_dist.base.registry import as_dict
@@ -28,6 +31,7 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
 from retina_dist.convert import ConvertConfig
+from retina_dist.data.images import pixels_of
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
@@ -348,6 +352,32 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {"add_classes": True, "weights": "COCO_V1"},
     ),
+    'Trainer has no argument epochs; did you mean max_duration="9epochs"': (
+        Trainer,
+        (),
+        {**REQUIRED, "epochs": 9},
+    ),
+    r"Trainer has no argument lr; did you mean optimizer=rd\.OptimizerConfig\(lr=…\)": (
+        Trainer,
+        (),
+        {**REQUIRED, "lr": 0.1},
+    ),
+    r'DetectionData has no argument epochs; did you mean rd\.Trainer\(max_duration="9epochs"\)': (
+        DetectionData,
+        (),
+        {"epochs": 9},
+    ),
+    "TorchDatasetConfig has no argument class_names; did you mean categories": (
+        TorchDatasetConfig,
+        (),
+        {"class_names": ["a"]},
+    ),
+    r"is no command; write load_config\(\"train\", \[": (load_config, (["seed=1"],), {}),
+    "set_limits: .*'conf'; write score_threshold=0.3": (
+        Detector.set_limits,
+        (None,),
+        {"conf": 0.3},
+    ),
     "callbacks=.* is not a list of Callbacks; give objects of classes below rd.Callback": (
         Trainer,
         (),
@@ -364,7 +394,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (None, "photos"),
         {},
     ),
-    r"logging=wandb is not a section; give .* in Python rd\.LoggingConfig\(NAME=VALUE\)": (
+    r"logging=wandb is not a section; give rd\.LoggingConfig\(NAME=VALUE\)\.": (
         Trainer,
         (),
         {**REQUIRED, "logging": "wandb"},
@@ -374,7 +404,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {**REQUIRED, "data": torch.utils.data.DataLoader([1])},  # type: ignore[arg-type]
     ),
-    r"model=Linear is not a section; give .* in Python rd\.ModelConfig\(NAME=VALUE\)": (
+    r"model=Linear is not a section; give rd\.ModelConfig\(NAME=VALUE\)\.": (
         Trainer,
         (),
         {**REQUIRED, "model": torch.nn.Linear(1, 1)},
@@ -452,12 +482,17 @@ def test_a_copy_of_settings_is_no_wrong_call() -> None:
     assert copy.copy(data).datasets is data.datasets
 
 
-@pytest.mark.parametrize("key", ["data", "model", "optimizer"])
-def test_python_asks_for_the_class_of_a_section(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "made"),
+    [
+        ("data", "DetectionData(root='a')"),
+        ("model", "ModelConfig(backbone='a')"),
+        ("optimizer", "OptimizerConfig(name='a')"),
+    ],
+)
+def test_python_asks_for_the_class_of_a_section(key: str, made: str) -> None:
     sections = {"data": DetectionData(root="a"), "optimizer": OptimizerConfig(lr=0.1)}
-    with pytest.raises(
-        ConfigError, match=rf"{key}=a is not a section.*; give {key}\.NAME=VALUE, in Python"
-    ):
+    with pytest.raises(ConfigError, match=rf"{key}=a is not a section; give rd\.{re.escape(made)}"):
         Trainer(**{**sections, key: "a"}, max_duration="2steps")  # type: ignore[arg-type]
 
 
@@ -920,3 +955,64 @@ def test_a_command_starts_as_a_script_too(tmp_path: Path) -> None:
         text=True,
     )
     assert (done.returncode, done.stderr[:21]) == (2, "error: root=absent is"), done.stderr
+
+
+def test_a_key_that_is_not_there_names_the_one_that_is_meant() -> None:
+    metrics = Numbers({"coco/AP": 0.5, "val/loss": 1.0})
+    assert metrics == {"coco/AP": 0.5, "val/loss": 1.0}
+    for key, said in {"mAP": r'write \["coco/AP"\]', "x": "there are coco/AP, val/loss"}.items():
+        with pytest.raises(KeyError, match=f"there is no {key}; {said}"):
+            metrics[key]
+    found = Results([Numbers(boxes=1, scores=2, labels=3)])
+    assert (found[0]["boxes"], found[:1], copy.copy(found)) == (1, found, found)
+    with pytest.raises(AttributeError, match=r'write \["boxes"\]'):
+        found[0].boxes  # noqa: B018
+    with pytest.raises(KeyError, match=r'write \["labels"\]'):
+        found[0]["classes"]
+    with pytest.raises(AttributeError, match=r"has no boxes, each of them has; take one .* \[0\]"):
+        found.boxes  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_an_import_of_what_is_not_there_names_what_is_meant() -> None:
+    meant = {"trainer": "use Trainer", "val": r"use python -m retina_dist\.evaluate", "q": "it has"}
+    for name, said in meant.items():
+        with pytest.raises(ImportError, match=f"retina_dist has no .*{name}; {said}"):
+            exec(f"from retina_dist import {name}")
+    assert not hasattr(retina_dist, "trainer")
+    exec("from retina_dist import bisect, Trainer")
+
+
+def test_a_callback_takes_what_it_is_called_with() -> None:
+    with pytest.raises(ConfigError, match=r"C\.on_step is called as on_step\(step, values\); give"):
+        type("C", (Callback,), {"on_step": lambda self, trainer, batch, outputs: None})
+    type("C", (Callback,), {"on_step": lambda self, *arguments: None, "on_end": lambda self: None})
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (np.zeros((3, 8, 9)), r"image\.transpose\(1, 2, 0\)"),
+        (torch.zeros(8, 9, 3), r"image\.permute\(2, 0, 1\)"),
+        (torch.zeros(2, 3, 8, 9), r"list\(images\)"),
+        (np.zeros((8, 9, 4)), r"image\[\.\.\., :3\]"),
+        (torch.zeros(4, 8, 9), r"image\[:3\]"),
+        ("https://a/b.jpg", "https://a/b.jpg is not a local file"),
+    ],
+)
+def test_an_image_of_another_form_is_told_how_to_be_given(image: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        pixels_of(image)
+
+
+def test_items_that_differ_each_time_are_refused() -> None:
+    class Changing(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, number: int) -> Any:
+            boxes = torch.rand(1, 4).sort().values * 8
+            return torch.zeros(3, 8, 8), boxes[:, [0, 1, 2, 3]], [0]
+
+    settings = TorchDatasetConfig(train=Changing(), categories=["a"])
+    with pytest.raises(DataError, match=r"\[0\] differs each time .* augmentation=FUNCTION"):
+        settings.datasets["train"].coco("xyxy")
