@@ -15,7 +15,7 @@ if sys.path[:1] == [os.path.dirname(__file__)]:
 
 import lazy_loader  # noqa: E402
 
-__version__ = "0.2.0"
+from retina_dist.base import __version__ as __version__  # noqa: E402
 
 _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -10,7 +10,7 @@ import sys
 from itertools import takewhile
 from typing import NoReturn
 
-import retina_dist
+from retina_dist.base import __version__
 from retina_dist.base.other_names import value_meant
 
 COMMANDS = {
@@ -56,7 +56,7 @@ def main() -> None:
         print(usage())
         return
     if command == "--version":
-        print(retina_dist.__version__)
+        print(__version__)
         return
     if not command:
         _refuse(usage())

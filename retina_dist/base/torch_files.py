@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from retina_dist import __version__
+from retina_dist.base import __version__
 from retina_dist.base.errors import CheckpointError, describe_error
 from retina_dist.base.files import PathOrUrl, Url, read_bytes, run_in
 from retina_dist.base.text import escape

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import retina_dist
+from retina_dist.base import __version__
 from retina_dist.base.errors import ConfigError, set_status
 from retina_dist.base.files import parse_path
 from retina_dist.base.text import pluralize
@@ -65,10 +65,7 @@ def plan_run(
 
     A restart of an elastic job has its run folder already.
     """
-    logger.info(
-        f"retina_dist {retina_dist.__version__}, torch {torch.__version__}, "
-        f"{describe_job(strategy)}"
-    )
+    logger.info(f"retina_dist {__version__}, torch {torch.__version__}, {describe_job(strategy)}")
     note = why_alone(requested.strategy.name, detect_launch())
     if note:
         logger.info(note)

@@ -17,7 +17,7 @@ import torchvision
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-import retina_dist
+from retina_dist.base import __version__
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import write_json, write_text
 from retina_dist.base.redaction import redacted, redacted_tree, redacted_word
@@ -132,7 +132,7 @@ def versions() -> dict[str, str]:
         found["horovod"] = metadata.version("horovod")
     return {
         **found,
-        "retina_dist": retina_dist.__version__,
+        "retina_dist": __version__,
         "torch": str(torch.__version__),
         "torchvision": str(torchvision.__version__),
         "python": platform.python_version(),

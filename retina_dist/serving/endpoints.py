@@ -28,7 +28,7 @@ from prometheus_client import (
 from pydantic import create_model
 from starlette.requests import ClientDisconnect
 
-from retina_dist import __version__
+from retina_dist.base import __version__
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
 from retina_dist.serving.settings import ServeConfig

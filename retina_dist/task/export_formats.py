@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from retina_dist import __version__
+from retina_dist.base import __version__
 from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError, UserError, describe_error, set_status
 from retina_dist.base.files import write_atomically

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retina_dist import __version__
+from retina_dist.base import __version__
 from retina_dist.base.files import write_text
 from retina_dist.base.redaction import redacted
 from retina_dist.base.text import pluralize

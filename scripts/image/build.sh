@@ -21,7 +21,7 @@ if [[ -z $builder ]]; then
   echo "error: neither docker, podman nor buildah works here; install one (Debian: apt-get install podman) or start docker's daemon." >&2
   exit 2
 fi
-version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' retina_dist/__init__.py)
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' retina_dist/base/__init__.py)
 suffix=
 [[ ${RAY:-no} != yes ]] || suffix=-ray
 image=${IMAGE:-retina-dist-$kind:$version-cuda${cuda%.*}$suffix}
