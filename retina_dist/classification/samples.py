@@ -161,6 +161,17 @@ def _like_splits(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _spelt_alike(rows: Sequence[Row]) -> list[str]:
+    """A warning that names classes which differ by case or spaces alone."""
+    alike: dict[str, list[str]] = {}
+    for label in sorted(set(map(itemgetter(2), rows))):
+        alike.setdefault("".join(label.casefold().split()), []).append(label)
+    same = [" and ".join(map(repr, labels)) for labels in alike.values() if len(labels) > 1]
+    if not same:
+        return []
+    return [f"classes are spelt alike: {truncate(same)}; rename them if they are one"]
+
+
 def _empty_classes(rows: Sequence[Row]) -> list[str]:
     """A warning that names the folders of classes without an image, beside those of the rows."""
     name, source, _ = rows[0]
@@ -211,7 +222,7 @@ def _rows(
         rows = _from_folders(tree, split)
     warnings = _unread(tree, tables, split)
     if not tables and rows and split == "train":
-        warnings += _empty_classes(rows) + _like_splits(rows)
+        warnings += _empty_classes(rows) + _like_splits(rows) + _spelt_alike(rows)
     if len(tables) == 1:
         warnings += _unlabelled(tree, rows or ())
     return form, rows, warnings

@@ -107,6 +107,10 @@ class AnnotationReader(ABC):
             if self.has(split):
                 folder = f"it has those of {split}: give a folder train, or the file"
                 return f"{folder} with data.train_annotations=FILE"
+        return self._without_any()
+
+    def _without_any(self) -> str:
+        """What to do without a split."""
         return "give their folder, or leave data.format and data.columns out"
 
     def count(self, split: str) -> int:
@@ -183,6 +187,15 @@ class FileReader(AnnotationReader):
         if place is not None:
             place.tree.raise_damage()
         return super()._others()
+
+    def _without_any(self) -> str:
+        place = self.place("train")
+        if place is None:
+            return super()._without_any()
+        first = lookup("reader", _recognise(place.tree)[0])
+        if isinstance(self, first):
+            return f"its {self.title} names none: complete it, or give other data"
+        return f"they are in {first.title}: give data=auto, which recognises that"
 
     def has_in(self, place: Place) -> bool:
         """Whether the split lies there."""
@@ -369,6 +382,9 @@ class AutoReader(AnnotationReader):
         if split == "train":
             warnings += self._others_there
         return content._replace(title=self.recognised.title, warnings=warnings)
+
+    def _without_any(self) -> str:
+        return self.recognised._without_any()
 
     @cached_property
     def recognised(self) -> FileReader:

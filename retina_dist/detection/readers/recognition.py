@@ -9,7 +9,7 @@ from retina_dist.base.files import PACKED, PathOrUrl, Url, names_in
 from retina_dist.base.registry import lookup, names
 from retina_dist.base.text import escape, pluralize, truncate
 from retina_dist.data.images import is_image
-from retina_dist.data.parsing import parse_number
+from retina_dist.data.parsing import columns_of, parse_number
 from retina_dist.data.tree import SAMPLE, Head, Tree, split_of, split_of_folder
 
 DATUM = "datum convert -if {} -i FOLDER -f coco -o OUTPUT (pip install datumaro)"
@@ -32,6 +32,12 @@ UNREAD: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("FiftyOne's own json", ".json", ("classes", "labels"), "its export as COCODetectionDataset"),
     ("datumaro's json", ".json", ("items", "categories"), DATUM.format("datumaro")),
     ("COCO without categories", ".json", ("images", "annotations"), "its list categories added"),
+    (
+        "a COCO file of results",
+        ".json",
+        ("image_id", "category_id", "score"),
+        "give the annotations that they are compared with",
+    ),
     ("Labelbox", ".json", ("data_row",), LABELFORMAT),
     ("a spreadsheet", ".xlsx", (), "its Save As CSV"),
     (
@@ -63,11 +69,13 @@ def recognise(tree: Tree) -> list[str]:
 
 def _unread(tree: Tree) -> str:
     """The sentence about a known format that is not read; "" for none."""
-    said = "it looks like {}, which is not read; convert it with {}"
+    said = "it looks like {}, which is not read; {}"
     if tree.select((".txt",), is_kitti):
-        return said.format("KITTI", DATUM.format("kitti"))
+        return said.format("KITTI", f"convert it with {DATUM.format('kitti')}")
     for name, ending, keys, converter in UNREAD:
         if any(tree.head(file).has(*keys) for file in tree.ending(ending)[:SAMPLE]):
+            if not converter.startswith("give "):
+                converter = f"convert it with {converter}"
             return said.format(name, converter)
     return ""
 
@@ -80,9 +88,11 @@ def _reason(tree: Tree) -> str:
     archives = tree.ending(*PACKED)
     if archives:
         return f"it holds packed files ({truncate(archives, 3)}); unpack them"
+    entries = "experiment=finetune_classifier, or task=classification data=folders"
     if any(map(is_class_image, tree.files)):
-        entries = "experiment=finetune_classifier, or task=classification data=folders"
         return f"it holds class folders, for a classifier; give {entries}"
+    if tree.select((".csv", ".tsv"), is_of_classes):
+        return f"its table has a class for each image, for a classifier; give {entries}"
     if not tree.files:
         return "it is empty; mount or copy the data there, or give another folder"
     keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"
@@ -93,7 +103,18 @@ def _reason(tree: Tree) -> str:
     for above in tree.root.absolute().parents[:2]:
         if _is_top(above):
             return f"give the folder above, {above}"
+    if len(tree.images) == len(tree.files):
+        return (
+            f"{_seen(tree)}, and no annotations; draw the boxes, as with CVAT or Label Studio, and "
+            "put its export there, or name its file with data.train_annotations=FILE; "
+            "docs/data.md shows what is read"
+        )
     return f"{_seen(tree)}; {keys}; docs/data.md shows what is read"
+
+
+def is_of_classes(head: Head) -> bool:
+    """Whether a table has images and their classes, and hardly more."""
+    return len(head.keys) <= 3 and columns_of(head.keys).keys() >= {"file", "class"}
 
 
 def is_class_image(file: str) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from retina_dist.base.errors import DataError, ImageError
-from retina_dist.base.files import PathOrUrl, Url
+from retina_dist.base.files import PathOrUrl, Url, is_packed, names_in
 from retina_dist.base.text import truncate
 from retina_dist.data.images import image_sizes
 from retina_dist.data.sources import ImageSource, RemoteFile, read_in_turn
@@ -145,17 +145,20 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
     names = truncate([record.file_name[-80:] for record in missing])
     text = f"{len(missing)} of {len(records)} images are not in {images}: {names}"
     if policy == "error":
-        raise DataError(f"{text}; {_remedy_of(missing[0], remedy)}.")
+        raise DataError(f"{text}; {_remedy_of(missing[0], images, remedy)}.")
     gone = {record.image_id for record in missing}
     kept = [record for record in records if record.image_id not in gone]
     return Found(kept, [f"{text}; left out, also of the metrics"])
 
 
-def _remedy_of(missing: ImageRecord, otherwise: str) -> str:
-    """What to do about images of which this one is missing."""
+def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
+    """What to do about images of which this one is missing in a folder."""
     ending = UNREAD.search(missing.file_name)
     if ending:
         return f"{ending[0]} is not read: convert them to .jpg beside them"
+    packed = [] if isinstance(images, Url) else list(filter(is_packed, names_in(images)))
+    if packed:
+        otherwise = f"unpack {truncate(packed, 1)} if they are in it, {otherwise}"
     return f"correct the names, {otherwise}, or leave them out with data.missing_images=skip"
 
 

@@ -8,6 +8,7 @@ https://docs.ultralytics.com/datasets/detect/
 import math
 import os
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -143,7 +144,7 @@ class YoloReader(FolderReader):
             if images and split != "test" and not any(map(layout.label_of, images)):
                 example = escape(layout.expected(images[0]))
                 problem = f"no image of {split} has a label file, such as {example}"
-                raise DataError(f"{place.tree.root}: {problem}; add them there, or in labels/.")
+                raise DataError(f"{place.tree.root}: {problem}; {layout.misnamed(images[0])}.")
         layout.check_poses()
         self._above = layout.above
         if layout.above == layout.root:
@@ -302,6 +303,14 @@ class Layout:
         folder = posixpath.dirname(label)
         is_there = folder in self.label_folders or image[:3] == "../"
         return label if images and is_there else f"{stem}.txt"
+
+    def misnamed(self, image: str) -> str:
+        """What to do about an image whose label file is not there: rename a text with its name."""
+        word = re.compile(rf"(?<![^\W_]){re.escape(_stem(image))}(?![^\W_])", re.IGNORECASE)
+        for file in self.tree.ending(".txt"):
+            if word.search(_stem(file)):
+                return f"rename {escape(file, 80)} to it, and the others alike"
+        return "add them there, or in labels/"
 
     def label_of(self, image: str) -> str | None:
         """The label file of an image that has one."""

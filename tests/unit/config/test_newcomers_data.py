@@ -230,3 +230,85 @@ def test_what_an_annotation_lacks_or_has_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "metadata.jsonl").write_text(json.dumps(line))
     with pytest.raises(DataError, match="image 1 cannot be read as .*; add 'categories'."):
         read_split(DetectionData(root=str(tmp_path), format="huggingface"), "train")
+
+
+@pytest.mark.parametrize(
+    "name", ["labels/train/A.txt", "notes/train/a.txt", "labels/train/a-1.txt"]
+)
+def test_labels_under_another_name_are_to_be_renamed(name: str, tmp_path: Path) -> None:
+    for file in ("images/train/a.png", name):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (64, 64)).save(tmp_path / "images/train/a.png")
+    (tmp_path / name).write_text("0 .5 .5 .2 .2")
+    (tmp_path / "data.yaml").write_text("train: images/train\nnames: [cat]\n")
+    with pytest.raises(DataError, match=f"label file, .*a.txt; rename {name} to it, and"):
+        read_splits(DetectionData(root=str(tmp_path)))
+
+
+def _csv(root: Path, text: str) -> DetectionData:
+    for name in "ab":
+        Image.new("RGB", (64, 64)).save(root / f"{name}.png")
+    (root / "train.csv").write_text(text)
+    return DetectionData(root=str(root))
+
+
+HEADER = "filename,class,xmin,ymin,xmax,ymax\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADER, "no images to train on; its CSV names none: complete it, or give other data"),
+        ("filename,label\na.png,cat\nb.png,dog\n", "for a classifier; give experiment=finetune_cl"),
+        ("filename,class,l,t,r,b\na.png,cat,1,2,30,40\n", "the columns of a CSV with data.columns"),
+    ],
+)
+def test_a_table_without_boxes_is_answered(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=said):
+        read_split(_csv(tmp_path, text), "train")
+
+
+@pytest.mark.parametrize("second", ["a.png,cat,1,2,30,40", "a.png,dog,1,2,30,40"])
+def test_boxes_that_are_there_twice_are_a_warning(second: str, tmp_path: Path) -> None:
+    train = read_split(_csv(tmp_path, f"{HEADER}a.png,cat,1,2,30,40\n{second}\n"), "train")
+    assert train is not None
+    said = [text for text in train.warnings if "most of 2 boxes are there twice" in text]
+    assert len(said) == ("cat" in second)
+
+
+def test_results_and_images_alone_are_no_annotations(tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match="and no annotations; draw the boxes, as with CVAT"):
+        recognise(Tree(tmp_path))
+    row = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
+    (tmp_path / "results.json").write_text(json.dumps([row]))
+    with pytest.raises(DataError, match="a COCO file of results, .*; give the annotations that"):
+        recognise(Tree(tmp_path))
+
+
+def test_data_in_another_format_than_said_name_what_reads_them(tmp_path: Path) -> None:
+    data = _csv(tmp_path, f"{HEADER}a.png,cat,1,2,30,40\n")
+    with pytest.raises(DataError, match="they are in CSV: give data=auto"):
+        read_split(data.with_values(format="coco"), "train")
+
+
+def test_images_that_are_packed_are_to_be_unpacked(tmp_path: Path) -> None:
+    data = _csv(tmp_path, f"{HEADER}c.png,cat,1,2,30,40\n")
+    with pytest.raises(DataError, match="; correct the names, put each image"):
+        read_split(data, "train")
+    (tmp_path / "images.zip").touch()
+    with pytest.raises(
+        DataError, match=r"; correct the names, unpack images\.zip if they are in it, put"
+    ):
+        read_split(DetectionData(root=str(tmp_path)), "train")
+
+
+def test_classes_that_differ_by_case_alone_are_a_warning(tmp_path: Path) -> None:
+    for label in ("Cat", "cat ", "dog"):
+        (tmp_path / "train" / label).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "train" / label / "a.png")
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert samples.warnings == (
+        "classes are spelt alike: 'Cat' and 'cat '; rename them if they are one",
+    )

@@ -58,7 +58,7 @@ def test_a_format_is_one_class_and_one_row(points: Path, format: str) -> None:
 def test_messages_and_settings_follow_from_the_row(points: Path) -> None:
     assert "points" in limits_of(DetectionData, "format").options
     (points / "points.json").unlink()
-    with pytest.raises(DataError, match="it holds 1 .png file, such as a.png; .*docs/data.md"):
+    with pytest.raises(DataError, match="it holds 1 .png file, such as a.png.*docs/data.md"):
         recognise(Tree(points))
     with pytest.raises(
         ConfigError, match="data.format=point is not one of .*; did you mean points"
