@@ -43,8 +43,11 @@ def convert(config: ConvertConfig) -> dict[str, object]:
     Images are needed only for sizes that the annotations do not have. Raises ConfigError where
     `output` exists, which may be the annotations of another tool.
     """
-    if config.output.endswith((".xml", ".txt", ".csv")):
-        raise ConfigError(f"output={config.output} is not json, as COCO is; give FILE.json.")
+    if not config.output.endswith(".json"):
+        raise ConfigError(
+            f"output={config.output} has no ending .json, and COCO json is all that convert "
+            "writes; give FILE.json."
+        )
     if Path(config.output).exists():
         raise ConfigError(f"output={config.output} exists; remove it, or give another file.")
     named = "train" if config.annotations else config.split

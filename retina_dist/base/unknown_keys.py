@@ -718,6 +718,7 @@ def in_settings_of(command: type, remedy: str) -> str:
     remedy = re.sub(
         rf"(?<!data=auto )\b(?:data|strategy)\.(?:train_|val_)?(?=(?:{own})=)", "", remedy
     )
+    remedy = re.sub(r"(\b\w+=\w+) or \1\b", r"\1", remedy)
     remedy = re.sub(r"; give (?=(?:experiment|task)=)", "; train one with ", remedy)
     return re.sub(
         r",? or (?!task=)[^;,=]*\b(?:data|model)(?:\.\w+)?=(?:\[\S*\]|[^\s;,]+?)(?=[;,.]?(?:\s|$))",

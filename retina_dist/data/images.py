@@ -326,6 +326,10 @@ def find_images(pattern: str) -> list[Path]:
     if path.is_file():
         if is_packed(path):
             raise DataError(f"input={pattern} is not an image; unpack it, and give the folder.")
+        if path.suffix in (".txt", ".json", ".csv", ".yaml", ".pt"):
+            raise DataError(
+                f"input={pattern} is not an image; give their folder, or 'photos/*.jpg'."
+            )
         if str(mimetypes.guess_type(path.name)[0]).startswith("video/"):
             raise DataError(
                 f"input={pattern} is a video; write its frames into a folder, as with "

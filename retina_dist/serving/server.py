@@ -114,6 +114,11 @@ def _ask(address: str, image: bytes) -> object:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError if the address cannot be used."""
+    if host.count(":") == 1:
+        name, _, number = host.rpartition("//")[2].partition(":")
+        raise ConfigError(
+            f"host={host} is more than a name; write host={name} port={number or port}."
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)

@@ -84,7 +84,7 @@ def predict_files(
         try:
             pixels = read_image(file, max_pixels=max_pixels)
         except ImageError as error:
-            reason = escape(str(error).split(";")[0])  # without the advice for data sets
+            reason = escape(str(error).rpartition(";")[0])  # without the advice for data sets
             print(f"warning: {reason}; left out", file=sys.stderr)
             continue
 

@@ -106,7 +106,9 @@ class PredictConfig(PredictorConfig):
     """`python -m retina_dist.predict`."""
 
     checkpoint: str = setting(MISSING, "a run folder, whose best.pt is taken, or a .pt file")
-    input: str = setting(MISSING, "file, folder or glob")
+    input: str = setting(
+        MISSING, "file, folder or glob", remedy='give one file, a folder, or "photos/*.jpg"'
+    )
     output_dir: str | None = setting(
         None, "a folder; null: predictions, predictions-2, ...", writes="folder"
     )

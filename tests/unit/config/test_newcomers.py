@@ -31,7 +31,7 @@ from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
 from retina_dist.convert import ConvertConfig
-from retina_dist.data.images import pixels_of
+from retina_dist.data.images import find_images, pixels_of
 from retina_dist.data.tree import Tree
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
@@ -49,6 +49,7 @@ from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import tell_apart
 from retina_dist.run.assemble import train
 from retina_dist.run.resume import check_resume
+from retina_dist.serving.server import listen
 from retina_dist.task.export_formats import check_ending
 from retina_dist.task.settings import EvaluateConfig
 from retina_dist.tracking.callbacks import Callback, CallbackError, CallbackList
@@ -1016,3 +1017,22 @@ def test_items_that_differ_each_time_are_refused() -> None:
     settings = TorchDatasetConfig(train=Changing(), categories=["a"])
     with pytest.raises(DataError, match=r"\[0\] differs each time .* augmentation=FUNCTION"):
         settings.datasets["train"].coco("xyxy")
+
+
+def test_commands_refuse_what_would_pass_silently(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").touch()
+    (tmp_path / "image").touch()
+    with pytest.raises(ConfigError, match=r"has no ending \.json"):
+        convert.convert(ConvertConfig(root=str(tmp_path), output=str(tmp_path / "yolo")))
+    with pytest.raises(ConfigError, match="is the run itself; give another"):
+        compare(tmp_path, tmp_path / "x" / "..", None, None)
+    with pytest.raises(DataError, match="is not an image; give their folder"):
+        find_images(str(tmp_path / "list.txt"))
+    assert find_images(str(tmp_path / "image")) == [tmp_path / "image"]
+    for host, said in {"localhost:81": "localhost port=81", "http://a": "a port=8080"}.items():
+        with pytest.raises(ConfigError, match=f"write host={said}"):
+            listen(host, 8080)
+    with pytest.raises(ConfigError, match=r"input=\[a,b\] is not a text; give one file, a folder"):
+        load_config("predict", ["checkpoint=a.pt", "input=[a,b]"])
+    doubled = "give data.train_images=FOLDER or data.val_images=FOLDER."
+    assert in_settings_of(EvaluateConfig, doubled) == "give images=FOLDER."

@@ -56,7 +56,7 @@ def test_folders_above_classes_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_converting_writes_json_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="out.xml is not json, as COCO is; give FILE.json"):
+    with pytest.raises(ConfigError, match="out.xml has no ending .json, .*; give FILE.json"):
         convert.convert(ConvertConfig(root=str(tmp_path), output="out.xml"))
 
 
