@@ -34,7 +34,8 @@ FREQUENCIES = {
 }
 # No criterion at all, so that an area without objects takes no time.
 NONE = np.zeros(0, np.int64)
-EMPTY = Ranking(np.zeros(0), NONE, np.zeros((0, 0), bool), np.zeros((0, 0), bool), NONE)
+NO_MATCHES = np.zeros((0, 0), bool)
+EMPTY = Ranking(np.zeros(0), NONE, NO_MATCHES, NO_MATCHES, NONE, np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def draw(
             order = np.argsort(-score)
             right = overlap[order] >= IOUS[:, None]
             wrong = np.zeros_like(right)
-            result.append(Ranking(score[order], places[order], right, wrong, objects))
+            places = places[order]
+            result.append(Ranking(score[order], places, right, wrong, objects, overlap[order]))
     return results
 
 

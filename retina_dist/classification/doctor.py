@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, repeat, starmap
+from itertools import chain, repeat
 from typing import cast
 
 import numpy as np
@@ -49,7 +49,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
     except ConfigError as error:
         findings.append(Finding("error", "train", str(error)))
     harmless = {"unreadable"} if data.bad_images == "skip" else set()
-    findings += starmap(Finding, file_findings(checked, harmless))
+    findings += file_findings(checked, harmless)
     findings += _of_other_labels(checked, parts)
     findings += _of_sizes(checked, data.image_size)
 

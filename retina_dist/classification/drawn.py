@@ -13,7 +13,14 @@ from PIL import Image
 from retina_dist.base.seeding import derived_seed
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData, SyntheticClassesConfig
-from retina_dist.data.synthetic import contrasting_colour, coverage, draw_once, folder_to_draw
+from retina_dist.data.synthetic import (
+    contrasting_colour,
+    coverage,
+    draw_once,
+    folder_to_draw,
+    grainy,
+    smooth,
+)
 
 CLASSES = ("circle", "cross", "ring", "square", "star", "triangle")
 MAX_TILT = math.radians(12)
@@ -47,14 +54,12 @@ def draw_classes(root: Path, **settings: int) -> None:
 
 def draw_shape(rng: np.random.Generator, name: str, size: int) -> Image.Image:
     """One image of the class `name`: a shape of a random colour, size, place and tilt."""
-    coarse = Image.fromarray(rng.integers(30, 226, (4, 4, 3), dtype=np.uint8))
-    canvas = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
+    canvas = smooth(rng.integers(30, 226, (4, 4, 3), dtype=np.uint8), size, size)
     radius = size * rng.uniform(0.3, 0.42)
     centre = rng.uniform(radius, size - radius, 2)
     alpha = coverage(name, centre, radius, rng.uniform(-MAX_TILT, MAX_TILT), (size, size), hole=0.5)
     colour = contrasting_colour(rng, canvas[alpha >= 0.5], MIN_CONTRAST)
-    canvas = canvas + alpha[..., None] * (colour - canvas) + rng.normal(0, 4, canvas.shape)
-    return Image.fromarray(canvas.clip(0, 255).astype(np.uint8))
+    return grainy(rng, canvas + alpha[..., None] * (colour - canvas))
 
 
 def synthetic_samples(settings: SyntheticClassesConfig, seed: int) -> Samples:

@@ -15,13 +15,12 @@ from retina_dist.base.errors import ImageError, set_status
 from retina_dist.base.text import pluralize
 from retina_dist.data.images import image_sizes, read_image
 from retina_dist.data.sources import AT_ONCE, Source, is_remote, read, read_all
+from retina_dist.reporting.findings import Finding, Level, listed
 
 DARK = 16  # of 255: the largest value of an image that shows nothing
 
 Size = tuple[int, int] | None  # (width, height) in px
 File = tuple[str, Source, Size]  # name, source and annotated size
-# level, split, what, remedy, how many, and their names: the fields of a doctor's `Finding`
-FileFinding = tuple[Literal["error", "warning", "info"], str, str, str, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ REMEDIES = {
 
 def file_findings(
     checked: Mapping[str, Sequence[ImageCheck]], tolerated: Collection[str]
-) -> Iterator[FileFinding]:
+) -> Iterator[Finding]:
     """What is wrong with the files of each split, and files that occur twice or in both.
 
     Missing, broken and mismatching files are warnings if `tolerated`.
@@ -115,37 +114,32 @@ def file_findings(
         for names in same:
             if len(names.get(split, ())) > 1:
                 twins.append(" = ".join(names[split]))
-        if twins:
-            remedy = "they count more than the others: keep one of each"
-            what = "images that occur more than once"
-            yield "warning", split, what, remedy, len(twins), tuple(twins)
+        remedy = "they count more than the others: keep one of each"
+        yield from listed("warning", split, "images that occur more than once", twins, remedy)
     leaks = []
     for names in same:
         if "train" in names:
             leaks += [f"{name} = {names['train'][0]} of train" for name in names.get("val", ())]
-    if leaks:
-        remedy = "take them out of one split: the metric would reward memorizing them"
-        yield "error", "val", "images that are in train too", remedy, len(leaks), tuple(leaks)
+    remedy = "take them out of one split: the metric would reward memorizing them"
+    yield from listed("error", "val", "images that are in train too", leaks, remedy)
 
 
 def _problems(
     split: str, checks: Sequence[ImageCheck], tolerated: Collection[str]
-) -> Iterator[FileFinding]:
+) -> Iterator[Finding]:
     for problem, remedy in REMEDIES.items():
-        details = tuple(check.detail for check in checks if check.problem == problem)
-        if not details:
-            continue
-        what = f"images {problem}"
+        details = [check.detail for check in checks if check.problem == problem]
+        level: Level = "error"
         if problem in tolerated:
-            yield "warning", split, what, "left out of training", len(details), details
-        else:
-            yield "error", split, what, remedy, len(details), details
-    dark = tuple(check.name for check in checks if check.is_dark)
+            level = "warning"
+            remedy = "left out of training"
+        yield from listed(level, split, f"images {problem}", details, remedy)
+    dark = [check.name for check in checks if check.is_dark]
     if len(dark) > len(checks) / 2:
         remedy = "store them with 8 bits, scaled to 255"
-        yield "warning", split, "images nearly black", remedy, len(dark), dark
+        yield from listed("warning", split, "images nearly black", dark, remedy)
     if checks and all(check.problem in tolerated for check in checks):
-        yield "error", split, "images, and none can be used", "restore some", len(checks), ()
+        yield Finding("error", split, "images, and none can be used", "restore some", len(checks))
 
 
 def _names_by_content(checked: Mapping[str, Sequence[ImageCheck]]) -> list[dict[str, list[str]]]:

@@ -346,18 +346,15 @@ class DataModule(Generic[AnyBatch]):
 
         Raises UserError where the system gives no more processes or memory.
         """
-        workers: dict[str, Any] = {}
-        if self._num_workers:
-            workers["num_workers"] = self._num_workers
-            workers["multiprocessing_context"] = "forkserver"
-            workers["worker_init_fn"] = _end_with_main_process
         loader = DataLoader(
             _Reports(dataset),
             batch_size=None,  # an item is a batch already
             sampler=specs,
             pin_memory=self._pin_memory and torch.cuda.is_available(),
             generator=torch.Generator(),  # or else every start would draw from the global one
-            **workers,
+            num_workers=self._num_workers,
+            multiprocessing_context="forkserver" if self._num_workers else None,
+            worker_init_fn=_end_with_main_process,
         )
         try:
             with without_main():

@@ -137,10 +137,7 @@ SUPERSAMPLE = 3  # drawn larger and reduced, for smooth edges
 # Corners at equal angles, at these radii in turn; the first one up, or a flat side up where there
 # are four.
 REGULAR = {"square": (4, (1.0,)), "triangle": (3, (1.0,)), "star": (10, (1.0, 0.42))}
-CROSS = [
-    *((0.3, 0.3), (0.3, 0.95), (-0.3, 0.95), (-0.3, 0.3), (-0.95, 0.3), (-0.95, -0.3)),
-    *((-0.3, -0.3), (-0.3, -0.95), (0.3, -0.95), (0.3, -0.3), (0.95, -0.3), (0.95, 0.3)),
-]
+ARM = [(0.3, 0.3), (0.3, 0.95), (-0.3, 0.95)]  # of a cross, from the corner before it
 
 
 def coverage(
@@ -177,11 +174,15 @@ def coverage(
 
 def outline(kind: str) -> list[tuple[float, float]]:
     """The corners of a shape of radius 1 around the origin."""
+    corners: list[tuple[float, float]] = []
     if kind == "cross":
-        return CROSS
+        arm = ARM
+        for _ in range(4):
+            corners += arm
+            arm = [(-y, x) for x, y in arm]  # a quarter turn
+        return corners
     count, radii = REGULAR[kind]
     first = 0.5 if count == 4 else 0.0  # of the turns; a flat side up
-    corners = []
     for i in range(count):
         turn = 2 * math.pi * (i + first) / count
         radius = radii[i % len(radii)]
@@ -198,3 +199,15 @@ def contrasting_colour(rng: np.random.Generator, under: np.ndarray, least: float
         colour = rng.uniform(0, 255, 3)
         if np.linalg.norm(colour - mean) >= least:
             return colour
+
+
+def smooth(coarse: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A few uint8 values, enlarged to float64 [height, width] or [height, width, 3]."""
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(image, dtype=np.float64)
+
+
+def grainy(rng: np.random.Generator, canvas: np.ndarray) -> Image.Image:
+    """The image of float RGB [h, w, 3], with a little noise."""
+    grains = canvas + rng.normal(0, 4, canvas.shape)
+    return Image.fromarray(grains.clip(0, 255).astype(np.uint8))

@@ -10,8 +10,7 @@ share of the classes whose best detection is right stands in.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ class Ranking:
     right: np.ndarray
     ignored: np.ndarray
     objects: np.ndarray
-    ious: np.ndarray = field(default_factory=partial(np.zeros, 0))
+    ious: np.ndarray
 
 
 def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> Resampled:

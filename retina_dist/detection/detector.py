@@ -22,7 +22,7 @@ from retina_dist.data.module import skipping
 from retina_dist.detection.batch import Batch, Detections, Sample, collate, scaled, with_area
 from retina_dist.detection.coco_metrics import CocoEvaluator, CocoResult, Part, detections_to_rows
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
-from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.data.transforms import Transform
 from retina_dist.detection.model.build import SHAPE_DIVISOR, DetectionModel, build_model
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import load_weights
@@ -237,7 +237,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
             resized[0] + -resized[0] % SHAPE_DIVISOR,
             resized[1] + -resized[1] % SHAPE_DIVISOR,
         )
-        ready = EvalTransform(max_size=self.max_size)(
+        ready = Transform(max_size=self.max_size)(
             pixels, torch.zeros(0, 4), torch.zeros(0), min_size=self.min_size, canvas=padded
         )
         return collate([Sample(*ready, 0, (height, width))], padded)
@@ -401,7 +401,7 @@ class TiledEvaluator(CocoEvaluator):
         super().__init__(val, tuple, strategy)
         self.dataset = DetectionDataset(
             val,
-            EvalTransform(max_size=detector.max_size),
+            Transform(max_size=detector.max_size),
             bad_images=data.bad_images,
             max_pixels=data.max_pixels,
         )

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import starmap
 from pathlib import Path
 from typing import cast
 
@@ -66,7 +65,7 @@ def examine(config: DoctorConfig) -> DoctorReport:
         tolerated += ["unreadable", "of another size"]
     if given.missing_images == "skip":
         tolerated.append("missing")
-    findings += starmap(Finding, file_findings(checked, tolerated))
+    findings += file_findings(checked, tolerated)
     findings += category_findings(splits["train"], splits.get("val"))
     if "val" not in splits:
         findings.append(_without_val("test" in splits))

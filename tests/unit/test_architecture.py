@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": {"tracking"},
     "engine": {"optim", "strategies", "tracking.callbacks"},
     "config": {"engine", "optim", "strategies", "tracking"},
-    "data": {RUN_CONFIG},
+    "data": {RUN_CONFIG, "reporting.findings"},
     "task": {"data", "engine", "model", "strategies", RUN_CONFIG},
     "serving": {"data.images", "task", "strategies", RUN_CONFIG},
     "run": {"config", "engine", "model", "optim", "reporting", "strategies", "tracking"},

@@ -14,7 +14,7 @@ from retina_dist.data.buckets import Buckets, make_buckets
 from retina_dist.data.module import Contents, DataModule, ImageDataset, skipping
 from retina_dist.data.samplers import BatchSpec, FloatArray, repeat_factors
 from retina_dist.detection.batch import Batch, Sample, blank_images, collate, copy_to_canvas, filler
-from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
+from retina_dist.detection.data.transforms import Transform
 from retina_dist.detection.settings import DetectionData
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class DetectionDataset(ImageDataset[Batch]):
     def __init__(
         self,
         annotations: Annotations,
-        transform: EvalTransform,
+        transform: Transform,
         *,
         seed: int = 0,
         augment: KeyedAugmentation | None = None,
@@ -117,7 +117,7 @@ class CocoDataModule(DataModule[Batch]):
             "max_pixels": settings.max_pixels,
         }
         if train is not None:
-            transform = TrainTransform(
+            transform = Transform(
                 max_size=settings.max_size,
                 hflip=settings.hflip,
                 vflip=settings.vflip,
@@ -128,7 +128,7 @@ class CocoDataModule(DataModule[Batch]):
             training = dataset, buckets_of(settings, dataset.sizes)
             repeats = repeats_of(settings, train)
         if val is not None:
-            dataset = DetectionDataset(val, EvalTransform(max_size=settings.max_size), **reading)
+            dataset = DetectionDataset(val, Transform(max_size=settings.max_size), **reading)
             min_size = settings.val_min_size or max(settings.min_sizes)
             validation = dataset, buckets_of(settings, dataset.sizes, [min_size])
         super().__init__(settings, training, validation, repeats=repeats, seed=seed, **job)

@@ -21,7 +21,9 @@ from retina_dist.data.synthetic import (
     coverage,
     draw_once,
     folder_to_draw,
+    grainy,
     noise,
+    smooth,
 )
 from retina_dist.detection.batch import Batch, Sample, collate
 from retina_dist.detection.readers.annotations import Annotations
@@ -113,17 +115,16 @@ def draw_scene(rng: Generator, image_size: int) -> tuple[Image.Image, list[Entry
     objects = [_annotation(owner == i, category, 0) for i, category in enumerate(categories)]
     if rng.random() < CROWD_SHARE:
         objects += _crowd(rng, canvas, owner, image_size)
-    canvas += rng.normal(0, 4, canvas.shape)
-    return Image.fromarray(canvas.clip(0, 255).astype(np.uint8)), objects
+    return grainy(rng, canvas), objects
 
 
 def _background(rng: Generator, width: int, height: int) -> np.ndarray:
     """Float RGB [h, w, 3]: a colour gradient, smooth noise at three scales, and often stripes."""
-    canvas = _smooth(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8), width, height)
+    canvas = smooth(rng.integers(40, 216, (2, 2, 3), dtype=np.uint8), width, height)
     for cells, strength in ((4, 24), (12, 16), (40, 10)):
         coarse = rng.integers(0, 256, (cells, cells), dtype=np.uint8)
-        smooth = _smooth(coarse, width, height)[..., None] / 127.5 - 1
-        canvas = canvas + smooth * strength * rng.uniform(0.5, 1.5, 3)
+        waves = smooth(coarse, width, height)[..., None] / 127.5 - 1
+        canvas = canvas + waves * strength * rng.uniform(0.5, 1.5, 3)
     if rng.random() < 0.5:
         angle = rng.uniform(0, math.pi)
         period = rng.uniform(0.06, 0.25) * max(width, height)
@@ -131,12 +132,6 @@ def _background(rng: Generator, width: int, height: int) -> np.ndarray:
         wave = np.sin((x * math.cos(angle) + y * math.sin(angle)) * 2 * math.pi / period)
         canvas = canvas + wave[..., None] * rng.uniform(-20, 20, 3)
     return canvas.clip(0, 255)
-
-
-def _smooth(coarse: np.ndarray, width: int, height: int) -> np.ndarray:
-    return np.asarray(
-        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64
-    )
 
 
 def _place(

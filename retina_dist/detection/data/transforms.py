@@ -27,34 +27,13 @@ MIN_BOX_SIDE = 1.0
 
 
 @dataclass(kw_only=True)
-class EvalTransform:
-    """Resizes, and leaves out boxes with a side under a pixel.
+class Transform:
+    """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a
+    pixel; by default it only resizes, as in an evaluation.
 
     Takes and returns (image [3, h, w] uint8, boxes [n, 4] float32 xyxy, labels [n]); boxes are in
     pixels of the image they come with. The image returned is never larger than `canvas`, a (height,
     width) in pixels.
-    """
-
-    max_size: int
-
-    def __call__(
-        self,
-        image: Tensor,
-        boxes: Tensor,
-        labels: Tensor,
-        *,
-        min_size: int,
-        canvas: Shape,
-        key: Key = (),
-    ) -> Sample:
-        scale = _fitting_scale(image, min_size, self.max_size, canvas)
-        return _resized(image, boxes, labels, scale, canvas)
-
-
-@dataclass(kw_only=True)
-class TrainTransform(EvalTransform):
-    """Augments, resizes, and leaves out boxes that augmentation has cut away or made smaller than a
-    pixel.
 
     The order is: horizontal and vertical flip, photometric distortion (SSD, Liu et al. 2016,
     section 2.2, https://arxiv.org/abs/1512.02325), resize. `hflip`, `vflip` and `photometric` are
@@ -63,7 +42,8 @@ class TrainTransform(EvalTransform):
     2021, https://arxiv.org/abs/2012.07177). The same `key` gives the same result in every process.
     """
 
-    hflip: float = 0.5
+    max_size: int
+    hflip: float = 0.0
     vflip: float = 0.0
     photometric: float = 0.0
     scale_jitter: Sequence[float] | None = None

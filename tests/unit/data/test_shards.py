@@ -26,7 +26,7 @@ from retina_dist.data.sources import ArchiveMember
 from retina_dist.data.tree import Tree
 from retina_dist.detection.commands import write_shards
 from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.data.transforms import Transform
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.recognition import recognise
 from tests.coco_files import noise_images, split_of, write_coco
@@ -227,12 +227,12 @@ def test_damage_is_named_or_skipped(written: Path, kind: str, said: list[str]) -
         path.unlink()
         what = f"{where.file} (member {where.member}"
     spec = BatchSpec(0, (4,), padded_shape=(96, 96), min_size=32, weight=1.0)
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
+    dataset = DetectionDataset(annotations, Transform(max_size=96))
     with pytest.raises(ImageError) as caught:
         dataset[spec]
     for word in (where.file, where.member, f"byte {where.offset}", what):
         assert word in str(caught.value)
-    batch = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")[spec]
+    batch = DetectionDataset(annotations, Transform(max_size=96), bad_images="skip")[spec]
     assert batch.weight == 0
     assert where.member in said[0]
     assert check_image(("a", where, None), decode=True, max_pixels=10**6).problem == "unreadable"

@@ -22,7 +22,7 @@ from retina_dist.data.file_checks import check_images
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.data.sources import RemoteFile, read, read_all
 from retina_dist.detection.data.dataset import DetectionDataset
-from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.data.transforms import Transform
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
@@ -128,7 +128,7 @@ def test_a_batch_is_fetched_together_and_existence_by_one_listing(coco: Path) ->
     assert Remote.asked["read"] == 1
     assert Remote.asked["list"] == 2  # train2017 and the folder in it
     assert Remote.asked["info"] <= 1
-    dataset = DetectionDataset(split_of(url), EvalTransform(max_size=96))
+    dataset = DetectionDataset(split_of(url), Transform(max_size=96))
     Remote.asked.clear()
     Remote.most_together = 0
     dataset[BatchSpec(0, (0, 1, 2, 3), padded_shape=(96, 96), min_size=32)]
@@ -227,9 +227,7 @@ def test_a_network_that_fails_for_a_moment_is_asked_again(
 def test_a_network_that_stays_away_stops_the_run_even_where_bad_images_are_skipped(
     coco: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = DetectionDataset(
-        split_of(in_memory(coco)), EvalTransform(max_size=96), bad_images="skip"
-    )
+    dataset = DetectionDataset(split_of(in_memory(coco)), Transform(max_size=96), bad_images="skip")
     failing = Failing(monkeypatch, TimeoutError("no answer"), 100, "/1.jpg")
     with pytest.raises(
         DataError,
@@ -253,7 +251,7 @@ def test_bad_and_missing_images_are_errors_of_the_image(coco: Path, said: list[s
     annotations = split_of(f"remote://{coco}")
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").unlink()
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
+    dataset = DetectionDataset(annotations, Transform(max_size=96), bad_images="skip")
     batch = dataset[BatchSpec(0, (0, 1, 2, 3), padded_shape=(96, 96), min_size=32, weight=1.0)]
     assert batch.image_ids.tolist() == [100, 103]
     assert batch.weight == 0.5

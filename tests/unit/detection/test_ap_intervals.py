@@ -128,7 +128,8 @@ def ranking_of(text: str, objects: int) -> Ranking:
     right = np.array([[each == "+" for each in text]], bool)
     ignored = np.array([[each == "o" for each in text]], bool)
     images = np.arange(len(text))
-    return Ranking(np.linspace(1, 0, len(text)), images, right, ignored, np.arange(objects))
+    scores = np.linspace(1, 0, len(text))
+    return Ranking(scores, images, right, ignored, np.arange(objects), np.ones(len(text)))
 
 
 @pytest.mark.parametrize(

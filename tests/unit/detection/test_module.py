@@ -19,7 +19,7 @@ from retina_dist.data.module import start_fork_server
 from retina_dist.data.samplers import BatchSpec
 from retina_dist.detection.batch import NO_IMAGE, Batch, Sample, collate
 from retina_dist.detection.data.dataset import CocoDataModule, DetectionDataset
-from retina_dist.detection.data.transforms import EvalTransform
+from retina_dist.detection.data.transforms import Transform
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.settings import DetectionData
@@ -71,7 +71,7 @@ def same_steps(a: list[list[Batch]], b: list[list[Batch]]) -> bool:
 
 
 def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96))
+    dataset = DetectionDataset(annotations, Transform(max_size=96))
     assert len(dataset) == 10
     assert dataset.sizes.tolist() == [list(SIZES[i % 4]) for i in range(10)]
     batch = dataset[
@@ -91,7 +91,7 @@ def test_batch_holds_the_images_and_boxes_it_is_asked_for(annotations):
 def test_fillers_bring_a_batch_to_its_size(annotations):
     """Black images without boxes, at the end: for what was not read, and where images are few."""
     annotations.records[1].path.write_bytes(b"no image")
-    dataset = DetectionDataset(annotations, EvalTransform(max_size=96), bad_images="skip")
+    dataset = DetectionDataset(annotations, Transform(max_size=96), bad_images="skip")
 
     def batch(*indices: int, size: int) -> Batch:
         return dataset[

@@ -8,7 +8,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms.v2 import functional as F
 
 from retina_dist.data.buckets import resized_size
-from retina_dist.detection.data.transforms import EvalTransform, TrainTransform
+from retina_dist.detection.data.transforms import Transform
 
 CANVAS = (128, 160)
 
@@ -46,7 +46,7 @@ def test_resized_size_is_torchvisions(height, width, min_size, max_size):
 def test_eval_resizes_image_and_boxes():
     image = make_image(60, 80)
     boxes = torch.tensor([[0.0, 0.0, 80.0, 60.0], [8.0, 6.0, 16.0, 30.0]])
-    out, out_boxes, labels = EvalTransform(max_size=200)(
+    out, out_boxes, labels = Transform(max_size=200)(
         image, boxes, torch.tensor([4, 7]), min_size=90, canvas=(96, 128)
     )
     assert torch.equal(out, F.resize(image, [90, 120], antialias=True))
@@ -57,7 +57,7 @@ def test_eval_resizes_image_and_boxes():
 
 def test_boxes_under_a_pixel_go_with_their_labels():
     boxes = torch.tensor([[0.0, 0.0, 1.9, 40.0], [10.0, 10.0, 12.0, 12.0], [0.0, 0.0, 9.0, 1.0]])
-    _, kept, labels = EvalTransform(max_size=200)(
+    _, kept, labels = Transform(max_size=200)(
         make_image(100, 100), boxes, torch.tensor([1, 2, 3]), min_size=50, canvas=(64, 64)
     )
     assert kept.tolist() == [[5, 5, 6, 6]]  # half of 2 is a pixel, half of 1.9 and of 1 are less
@@ -65,7 +65,7 @@ def test_boxes_under_a_pixel_go_with_their_labels():
 
 
 def test_a_canvas_too_small_shrinks_the_image_and_keeps_its_shape():
-    image, boxes, _ = EvalTransform(max_size=200)(
+    image, boxes, _ = Transform(max_size=200)(
         make_image(60, 80), block(60, 80), torch.tensor([1]), min_size=120, canvas=(96, 160)
     )
     assert tuple(image.shape) == (3, 96, 128)  # not 120 x 160
@@ -82,7 +82,7 @@ def test_a_canvas_too_small_shrinks_the_image_and_keeps_its_shape():
     ],
 )
 def test_boxes_follow_the_pixels(settings):
-    transform = TrainTransform(max_size=200, **settings)
+    transform = Transform(max_size=200, **settings)
     seen = 0
     for seed in range(40):
         image, boxes, labels = transform(
@@ -108,7 +108,7 @@ def test_boxes_follow_the_pixels(settings):
 
 @pytest.mark.parametrize("size", [(60, 80), (2, 3), (1, 1)])
 def test_every_operation_survives_no_boxes_and_tiny_images(size):
-    transform = TrainTransform(max_size=200, hflip=1.0, photometric=1.0, scale_jitter=(0.1, 3.0))
+    transform = Transform(max_size=200, hflip=1.0, photometric=1.0, scale_jitter=(0.1, 3.0))
     for seed in range(10):
         for boxes in (torch.zeros(0, 4), torch.tensor([[0.0, 0.0, size[1], size[0]]])):
             labels = torch.zeros(len(boxes), dtype=torch.int64)
@@ -124,7 +124,7 @@ def test_every_operation_survives_no_boxes_and_tiny_images(size):
 
 
 def test_result_depends_on_the_key_alone():
-    transform = TrainTransform(max_size=200, hflip=0.5, photometric=0.5, scale_jitter=(0.5, 2.0))
+    transform = Transform(max_size=200, hflip=0.5, photometric=0.5, scale_jitter=(0.5, 2.0))
 
     def call(*key: int) -> list[torch.Tensor]:
         return list(
