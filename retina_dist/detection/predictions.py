@@ -56,7 +56,7 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
     for image in images:
         result = []
         for number, o in enumerate(image.objects):
-            x, y, width, height = _shares(o, image)
+            percents = [100 * share for share in _shares(o, image)]
             result.append(
                 {
                     "id": str(number),
@@ -67,10 +67,7 @@ def label_studio(images: Sequence[Predicted], classes: Sequence[str]) -> str:
                     "original_height": image.height,
                     "image_rotation": 0,
                     "value": {
-                        "x": 100 * x,
-                        "y": 100 * y,
-                        "width": 100 * width,
-                        "height": 100 * height,
+                        **dict(zip(("x", "y", "width", "height"), percents, strict=True)),
                         "rotation": 0,
                         "rectanglelabels": [o["category_name"]],
                     },

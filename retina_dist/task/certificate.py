@@ -101,7 +101,7 @@ class Certifier(ABC):
         """Models with a planted fault each, by what is wrong."""
         sound = self.predictor
         return {
-            "input in BGR order": changed(sound, prepare=partial(_prepare_bgr, sound)),
+            "input in BGR order": changed(sound, prepare=lambda x: sound.prepare(x.flip(0))),
             "fp16 weights": changed(sound, model=copy.deepcopy(sound.model).half().float()),
             "fp16 arithmetic": changed(sound, autocast=autocast(sound.device, "fp16")),
         }
@@ -161,8 +161,7 @@ class Certifier(ABC):
         return entries, digest.hexdigest()
 
 
-def _prepare_bgr(sound: Predictor, pixels: Tensor) -> object:
-    return sound.prepare(pixels.flip(0))
+
 
 
 def _answer(predictor: Predictor, pixels: Tensor, content: bytes) -> Entry:

@@ -224,7 +224,7 @@ class ImageTask(Task):
             f"({difference}); resume with the same data, or start with model.weights={source}."
         )
 
-    def shorten(self, first: Callable[[Any, int], Any]) -> None:
+    def shorten(self, first: Callable[[Any, int], object]) -> None:
         """Keep the images that `trainer.overfit_batches` and `fast_dev_run` want.
 
         `first` gives so many of a split.
