@@ -161,9 +161,6 @@ class Certifier(ABC):
         return entries, digest.hexdigest()
 
 
-
-
-
 def _answer(predictor: Predictor, pixels: Tensor, content: bytes) -> Entry:
     return predictor.to_dict(predictor.run_each(pixels)[0])
 
