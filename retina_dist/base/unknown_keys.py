@@ -146,7 +146,9 @@ gradient_checkpointing grad_checkpointing: model.activation_checkpointing=true
 use_deterministic_algorithms cudnn_deterministic: trainer.deterministic=true
 strategies backend backends dist_backend launcher distributed ddp: launchers | strategy=ddp
 local_world_size main_process_ip machine_rank dist_url master_addr master_port node_rank \
-local_rank rank gpu_ids: give it to the launcher, as in torchrun --nproc-per-node N
+rank gpu_ids: give it to the launcher, as in torchrun --nproc-per-node N
+local_rank: torch.distributed.launch gives it; start by torchrun --nproc-per-node N -m \
+retina_dist.train in its place
 report_to wandb clearml comet tracking: logging
 tensorboard_dir log_dir: output_dir
 mlflow_tracking_uri tracking_uri: logging.mlflow_uri

@@ -151,6 +151,17 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
         self.register_buffer("class_weights", None, persistent=False)
         self._anchors: dict[tuple[object, ...], list[Tensor]] = {}
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
+    ) -> object:
+        """As of any module. Raises ConfigError for a whole checkpoint, which holds one."""
+        if "model_arguments" in state_dict:
+            raise ConfigError(
+                "load_state_dict was given a checkpoint; write "
+                'rd.Detector.from_checkpoint(PATH).model, or give its ["model"].'
+            )
+        return super().load_state_dict(state_dict, strict, assign)
+
     def train(self, mode: bool = True) -> RetinaNet:
         """Set the mode; a backbone of known classes stays in eval mode, so no statistic changes."""
         super().train(mode)

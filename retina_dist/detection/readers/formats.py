@@ -168,9 +168,12 @@ class FileReader(AnnotationReader):
         elif split != "train":
             return None
         else:
+            of_script = ""
+            if data.name == "data":  # as that of a TorchDatasetConfig is called
+                of_script = "; a run on Datasets of a script is resumed by that script"
             raise ConfigError(
                 f"data={data.name} needs data.root=FOLDER, or data.train_annotations and "
-                "data.train_images."
+                f"data.train_images{of_script}."
             )
         within = None
         if images is not None:

@@ -64,6 +64,8 @@ def recognise(tree: Tree) -> list[str]:
     place = tree.root
     if not tree.is_whole:
         place = tree.root / tree.files[0]
+    if {"config.yaml", "checkpoints/manifest.json"} <= set(map(str, tree.files)):
+        raise DataError(f"{place} is the folder of a run; give that of its data.")
     raise DataError(f"{place} has no annotations of boxes: {_reason(tree)}.")
 
 

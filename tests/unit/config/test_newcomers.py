@@ -40,6 +40,7 @@ from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.readers.torch_dataset import TorchDatasetConfig
 from retina_dist.detection.settings import DetectionData, ModelConfig
+from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import check_metric
 from retina_dist.model.weights import find_weights, read_state
@@ -1036,3 +1037,19 @@ def test_commands_refuse_what_would_pass_silently(tmp_path: Path) -> None:
         load_config("predict", ["checkpoint=a.pt", "input=[a,b]"])
     doubled = "give data.train_images=FOLDER or data.val_images=FOLDER."
     assert in_settings_of(EvaluateConfig, doubled) == "give images=FOLDER."
+
+
+def test_a_run_is_no_data_set_and_a_checkpoint_no_state_dict(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("config.yaml", "checkpoints/manifest.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match="is the folder of a run; give that of its data"):
+        recognise(Tree(tmp_path))
+    model = build_retinanet(num_classes=1, backbone="resnet10_half", fpn_channels=64)
+    with pytest.raises(ConfigError, match=r"was given a checkpoint; write rd\.Detector"):
+        model.load_state_dict({"model": {}, "model_arguments": {}})
+    model.load_state_dict(model.state_dict())
+    with pytest.raises(ConfigError, match="start by torchrun --nproc-per-node N -m"):
+        parse("train", ["--local-rank=0"])
+    with pytest.raises(ConfigError, match="of a script is resumed by that script"):
+        read_split(DetectionData(name="data"), "train")
