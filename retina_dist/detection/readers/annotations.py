@@ -307,7 +307,7 @@ class BoxForm:
         if len(sides) and (np.abs(sides) <= 1).all():
             remedy = "multiply shares of the image by its width and height"
             return "no box is larger than one pixel", remedy
-        if self.fits:
+        if self.fits or self.part.centred:  # of YOLO, whose form is but suspected
             return None
 
         outside = int((~self.inside).sum())

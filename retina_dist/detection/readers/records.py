@@ -153,6 +153,10 @@ def drop_missing(records: list[ImageRecord], images: PathOrUrl, policy: str, rem
 
 def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
     """What to do about images of which this one is missing in a folder."""
+    path = missing.path
+    if isinstance(path, Path) and os.path.islink(path):
+        target = f"{path.name} is a link to {os.readlink(path)}, which is not there"
+        return f"{target}: restore it, or leave such out with data.missing_images=skip"
     ending = UNREAD.search(missing.file_name)
     if ending:
         return f"{ending[0]} is not read: convert them to .jpg beside them"

@@ -414,4 +414,10 @@ def _checked(names: object, path: PathOrUrl) -> list[str]:
             f"{path}: a class name is empty, repeated or not numbered 0, 1, 2, ...; "
             "write names: [CLASS, CLASS], in the order of their numbers."
         )
+    numbers = [text.partition(" ")[0] for text in texts]
+    if len(texts) > 1 and numbers == list(map(str, range(len(texts)))) and numbers != texts:
+        raise DataError(
+            f"{path} has numbers before the names; write the names alone, in the order of their "
+            "numbers."
+        )
     return texts

@@ -312,3 +312,29 @@ def test_classes_that_differ_by_case_alone_are_a_warning(tmp_path: Path) -> None
     assert samples.warnings == (
         "classes are spelt alike: 'Cat' and 'cat '; rename them if they are one",
     )
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    data = _csv(tmp_path, f"{HEADER}c.png,cat,1,2,30,40\n")
+    (tmp_path / "c.png").symlink_to("/absent/c.png")
+    with pytest.raises(
+        DataError, match=r"c\.png is a link to /absent/c\.png, which is not there: "
+    ):
+        read_split(data, "train")
+
+
+@pytest.mark.parametrize(
+    ("names", "line", "said"),
+    [
+        ("0 cat\n1 dog\n", "0 .5 .5 .2 .2", "has numbers before the names; write the names alone"),
+        ("cat\ndog\n", "0 .5 .5 -.2 .2\n" * 4, r"no box is left \(4 of zero or negative size\)"),
+    ],
+)
+def test_names_with_numbers_and_negative_sides_are_named(
+    names: str, line: str, said: str, tmp_path: Path
+) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text(line)
+    (tmp_path / "classes.txt").write_text(names)
+    with pytest.raises(DataError, match=said):
+        read_split(DetectionData(root=str(tmp_path)), "train")
