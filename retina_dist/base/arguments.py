@@ -167,11 +167,28 @@ def check_types(config: object, schema: type, prefix: str = "") -> None:
         if isinstance(value, str) and value == MISSING:
             raise ConfigError(f"{key} is not set; give {_public_name(schema)}({field.name}=…).")
         if not is_of(value, hint):
+            _check_plain(key, value, hint)
             limits = limits_of(schema, field.name)
             sentence = wrong_type(key, value, hint, limits)
             raise ConfigError(_in_python(sentence, key, value))
         if is_dataclass(value):
             check_types(value, type(value), f"{key}.")
+
+
+def _check_plain(key: str, value: object, hint: object) -> None:
+    """Raise ConfigError for a value, such as a tuple or NumPy's, that a plain type would hold."""
+    if value is None or isinstance(value, str | int | list | dict | type):
+        return
+    for kind in (list, float, int) if isinstance(value, tuple) else (float, int, str):
+        try:
+            plain = kind(value)  # type: ignore[call-overload, arg-type]
+        except (TypeError, ValueError):
+            continue
+        if is_of(plain, hint):
+            raise ConfigError(
+                f"{key} is of type {type(value).__name__}; "
+                f"write {kind.__name__}(VALUE), which is {plain!r}."
+            )
 
 
 def _in_python(sentence: str, key: str, value: object) -> str:

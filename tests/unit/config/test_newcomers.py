@@ -1053,3 +1053,25 @@ def test_a_run_is_no_data_set_and_a_checkpoint_no_state_dict(tmp_path: Path) -> 
         parse("train", ["--local-rank=0"])
     with pytest.raises(ConfigError, match="of a script is resumed by that script"):
         read_split(DetectionData(name="data"), "train")
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "said"),
+    [
+        (DetectionData, {"root": Path("a")}, r"data\.root is of type .*Path; write str\(VALUE\)"),
+        (
+            DetectionData,
+            {"root": "a", "min_sizes": (64,)},
+            r"tuple; write list\(VALUE\), .* \[64\]",
+        ),
+        (DetectionData, {"root": "a", "batch_size": np.int64(8)}, r"write int\(VALUE\), .* 8\."),
+        (OptimizerConfig, {"lr": np.float32(0.5)}, r"lr is of type float32; write float\(VALUE\)"),
+    ],
+)
+def test_a_value_of_another_library_names_the_plain_type(
+    section: type, given: dict[str, Any], said: str
+) -> None:
+    name = "data" if section is DetectionData else "optimizer"
+    sections = {"data": DetectionData(root="a"), "optimizer": OptimizerConfig(lr=np.float64(0.1))}
+    with pytest.raises(ConfigError, match=said):
+        Trainer(**{**sections, name: section(**given)}, max_duration="2steps")  # type: ignore[arg-type]
