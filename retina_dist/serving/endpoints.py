@@ -29,10 +29,12 @@ from pydantic import create_model
 from starlette.requests import ClientDisconnect
 
 from retina_dist.base import __version__
+from retina_dist.base.unknown_keys import alias
 from retina_dist.serving.batcher import Batcher
 from retina_dist.serving.scoring import RequestError, Scorer, read_images
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.task.model_card import model_card
+from retina_dist.task.predictor import LIMITS
 
 # Content-Security-Policy of the page, which may ask this server only.
 POLICY = (
@@ -140,6 +142,10 @@ class Endpoint:
                 raise RequestError(
                     401, "the API key is missing or wrong; send it as Authorization: Bearer KEY."
                 )
+        for name in request.query_params:
+            limit = alias(name, LIMITS) or name
+            if limit in LIMITS:
+                raise RequestError(400, f"{name} is not of a request; start serve with {limit}=….")
         body = await read_body(request, int(self.config.max_body_mb * 1e6))
         kind = request.headers.get("content-type", "")
         return await self._while_connected(request, self._score(kind, body))
@@ -199,12 +205,24 @@ def create_app(scorer: Scorer, config: ServeConfig) -> FastAPI:
     )
     answers: Any = GenericAlias(list, scorer.Answer)
     response = create_model("ScoreResponse", images=(answers, ...))
+    for status in (404, 405):
+        app.add_exception_handler(status, _other_route)
     app.get("/", include_in_schema=False)(endpoint.show_page)
     app.post("/score", response_model=response)(endpoint.score)
     app.get("/healthz", response_class=PlainTextResponse)(endpoint.healthz)
     app.get("/readyz", response_class=PlainTextResponse)(endpoint.readyz)
     app.get("/metrics", response_class=PlainTextResponse)(endpoint.show_metrics)
     return app
+
+
+async def _other_route(request: Request, error: Exception) -> JSONResponse:
+    """The answer to another path or method than those of `create_app`."""
+    detail = "no such path or method; POST images to /score, or GET /, /healthz or /readyz."
+    return JSONResponse(
+        {"detail": detail},
+        vars(error).get("status_code", 404),
+        vars(error).get("headers"),
+    )
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -246,6 +246,22 @@ def test_the_docs_load_nothing_from_elsewhere_and_nothing_redirects(client: Test
     )
 
 
+def test_another_route_or_a_limit_in_a_request_names_the_remedy(client: TestClient) -> None:
+    for answer, status in {
+        client.post("/predict"): 404,
+        client.get("/score"): 405,
+    }.items():
+        assert answer.status_code == status
+        assert "POST images to /score" in answer.json()["detail"]
+    for name, limit in {"conf": "score_threshold", "nms_threshold": "nms_threshold"}.items():
+        answer = client.post(f"/score?{name}=0.5")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            400,
+            f"{name} is not of a request; start serve with {limit}=….",
+        )
+    assert client.post("/score?trace=1").status_code == 415
+
+
 # Settings
 
 
