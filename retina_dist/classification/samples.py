@@ -273,7 +273,7 @@ def _from_folders(tree: Tree, split: str) -> list[Row] | None:
         return None
     images = list(filter(is_image, tree.files))
     start = _depth_of_classes(images)
-    rows: list[Row] = []
+    rows = []
     alone = []
     for image in images:
         folders = image.split("/")[:-1]
@@ -352,8 +352,8 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
     if len(own) > 1:
         raise DataError(f"{tree.root}: {own[0]} and {own[1]} are both of {split}; remove one.")
     named = split_of(own[0], by_word=True)
-    rows: list[Row] = []
-    seen: set[str] = set()
+    rows = []
+    seen = set()
     missing = []
     for where, name, label in _labelled(tree, own[0]):
         if not name or not label:

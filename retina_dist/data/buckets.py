@@ -68,7 +68,7 @@ class Buckets:
 
         Two of those set the height and the width.
         """
-        found: set[Shape] = set()
+        found = set()
         for pair in combinations_with_replacement(range(len(self)), 2):
             for height, width in self.padded_shapes[:, pair].max(axis=1).tolist():
                 found.add((height, width))
@@ -105,7 +105,7 @@ def make_buckets(
     base = int(stored.max()) + 1  # one number a size, which sorts as the pair does
     kinds, image_kind = np.unique(stored[:, 0] * base + stored[:, 1], return_inverse=True)
     stored = np.column_stack(np.divmod(kinds, base))
-    resized: list[list[Shape]] = []
+    resized = []
     for height, width in stored.tolist():
         resized.append([resized_size(height, width, size, max_size) for size in min_sizes])
     padded = -(-np.array(resized, dtype=np.int64) // divisor) * divisor  # [kinds, S, 2]

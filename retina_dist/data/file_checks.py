@@ -44,7 +44,7 @@ def check_images(
     """
     if images == "none":
         return [ImageCheck(name) for name, *_ in files]
-    checks: list[ImageCheck] = []
+    checks = []
     check_one = partial(check_image, decode=images == "decode", max_pixels=max_pixels)
     remote = any(is_remote(source) for _, source, _ in files)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -259,7 +259,7 @@ class TensorBatch:
             ) from error
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values: dict[str, object] = {}
+        values = {}
         for name, value in vars(self).items():
             values[name] = function(value) if isinstance(value, Tensor) else value
         return type(self)(**values)

@@ -109,10 +109,10 @@ class TrainSampler:
         num_slots = self.virtual_ranks or self.world_size  # of a group, over all ranks
         slot_size = divide_up(self._full_step, num_slots * self.accumulate)
         num_groups = 1 if self.virtual_ranks else self.num_micro_batches(step)
-        slots: list[IntArray] = []
+        slots = []
         for group in np.array_split(batch, num_groups):
             slots += own_slots(group, num_slots, self.rank, self.world_size)
-        specs: list[BatchSpec] = []
+        specs = []
         for slot in slots:
             spec = BatchSpec(
                 epoch=epoch,
@@ -155,7 +155,7 @@ class EvalSampler:
 
     def __iter__(self) -> Iterator[BatchSpec]:
         min_size = self.buckets.min_sizes[-1]
-        batches: list[IntArray] = []
+        batches = []
         for bucket in range(len(self.buckets)):
             batches += _cut(np.flatnonzero(self.buckets.of_image == bucket), self.batch_size)
         for batch in batches[self.rank :: self.world_size]:
@@ -227,8 +227,8 @@ def plan_epoch(
     """
     of_image = buckets.of_image[images % buckets.num_images]
     members = [images[of_image == bucket] for bucket in range(len(buckets))]
-    steps: list[IntArray] = []
-    last: list[IntArray] = []
+    steps = []
+    last = []
     for bucket in range(len(buckets)):
         left = members[bucket]
         if rng is not None:

@@ -110,7 +110,7 @@ def read_index(folder: PathOrUrl, split: str, *, complete: bool) -> dict[int, Ar
         )
     if complete:
         _check_lengths(folder, index.shards)
-    members: dict[int, ArchiveMember] = {}
+    members = {}
     for shard in index.shards:
         for image_id, name, offset, length, crc32 in shard.images:
             members[image_id] = ArchiveMember(str(folder), shard.file, offset, length, crc32, name)
@@ -151,7 +151,7 @@ def write_splits(
         for text in part.warnings:
             logger.warning(f"{split}: {text}")
     write_bytes(folder / UNFINISHED, b"run the same command again\n")
-    last: dict[str, bytes] = {}
+    last = {}
     # train, which every training needs, is complete last
     for split, part in reversed(list(splits.items())):
         shards: list[Shard] = []

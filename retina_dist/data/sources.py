@@ -112,7 +112,7 @@ def read_all(sources: Sequence[Source]) -> list[bytes | ImageError]:
 
     Raises DataError if the storage cannot be reached, which does not make an image bad.
     """
-    contents: dict[int, bytes | OSError] = {}
+    contents = {}
     remote: dict[str, dict[int, Part]] = {}  # by folder and number of the source
     for i, source in enumerate(sources):
         if is_remote(source):

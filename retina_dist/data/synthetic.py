@@ -174,7 +174,7 @@ def coverage(
 
 def outline(kind: str) -> list[tuple[float, float]]:
     """The corners of a shape of radius 1 around the origin."""
-    corners: list[tuple[float, float]] = []
+    corners = []
     if kind == "cross":
         arm = ARM
         for _ in range(4):

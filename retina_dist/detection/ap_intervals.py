@@ -77,9 +77,9 @@ def resample(result: CocoResult, matched: list[list[Ranking]] | None = None) -> 
     """
     matched = matched or rankings(result.coco, result.rows, result.image_ids)
     weights = left_out_weights(len(result.image_ids))
-    values: dict[str, float] = {}
-    samples: dict[str, np.ndarray] = {}
-    reasons: dict[str, str] = {}
+    values = {}
+    samples = {}
+    reasons = {}
 
     def add(name: str, value: float | None, estimates: np.ndarray, ranked: list[Ranking]) -> None:
         mean = _mean_of_known(estimates)

@@ -45,7 +45,7 @@ def with_area(detections: Detections) -> Detections:
 
 def joined(parts: Sequence[Detections]) -> list[Tensor]:
     """Boxes, scores and labels of all images."""
-    columns: list[Tensor] = []
+    columns = []
     for name in ("boxes", "scores", "labels"):
         columns.append(torch.cat(list(map(itemgetter(name), parts))))
     return columns

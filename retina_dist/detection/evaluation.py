@@ -49,7 +49,7 @@ def evaluate(config: EvaluateConfig) -> tuple[CocoResult, str]:
     folder = Path(config.output_dir) if config.output_dir and is_main else None
     detector = None
     max_pixels = MAX_PIXELS
-    times: dict[str, float] = {}
+    times = {}
     if config.results:
         result, annotations = _of_results(config)
     else:

@@ -112,7 +112,7 @@ def count_only(model: nn.Module, real: Tensor | None, recomputes: bool = False) 
 
     With `recomputes`, running statistics stay as they are.
     """
-    norms: list[BatchNorm2d] = []
+    norms = []
     if real is not None or recomputes:
         norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
     for norm in norms:

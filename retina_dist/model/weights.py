@@ -162,9 +162,9 @@ def load_fitting(
     the `network` fits, or far more than class layers do not.
     """
     own = model.state_dict()
-    fitting: dict[str, Tensor] = {}
-    left_over: list[str] = []
-    misfits: dict[str, str] = {}
+    fitting = {}
+    left_over = []
+    misfits = {}
     for name, value in state.items():
         target = rename(name)
         if target not in own:

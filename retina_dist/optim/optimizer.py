@@ -25,7 +25,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[Grou
     `backbone_lr_scale` is for `model.backbone_parameters()`; raises ConfigError for a model
     without that method.
     """
-    backbone: set[nn.Parameter] = set()
+    backbone = set()
     if settings.backbone_lr_scale != 1:
         named: Callable[[], Iterable[nn.Parameter]] | None = getattr(
             model, "backbone_parameters", None
@@ -39,7 +39,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[Grou
 
     norms = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
     groups: dict[tuple[float, float], Group] = {}
-    seen: set[nn.Parameter] = set()  # tied weights are one parameter of two modules
+    seen = set()  # tied weights are one parameter of two modules
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad or parameter in seen:
@@ -170,7 +170,7 @@ def load_optimizer(
 
 def _unchanged(made: Group, saved_made: Group, saved: Group) -> Group:
     """The values of a saved group whose settings are those of this run."""
-    values: Group = {}
+    values = {}
     none = object()  # where a group lacks the setting
     for key, value in saved.items():
         if key != "params" and saved_made.get(key, none) == made.get(key, none):

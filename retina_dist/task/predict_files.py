@@ -52,7 +52,7 @@ def plan_predictions(pattern: str, output_dir: str | None) -> PredictionPlan:
         number += 1
         folder = Path(f"predictions-{number}")
 
-    pictures: dict[Path, Path] = {}
+    pictures = {}
     for number, file in enumerate(files):
         name = file.stem
         if folder / f"{name}.jpg" in pictures:
@@ -79,7 +79,7 @@ def predict_files(
     picture that the disk refuses.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
-    outputs: dict[int, tuple[Path, object]] = {}
+    outputs = {}
     for number, (path, file) in enumerate(plan.pictures.items()):
         try:
             pixels = read_image(file, max_pixels=max_pixels)
