@@ -207,10 +207,8 @@ class ClassificationTask(ImageTask):
     def write_results(self, result: ClassificationResult, folder: Path) -> None:
         from retina_dist.classification.analysis import analyse
 
-        val = self.val
-        assert val is not None, "there is a validation"
-        analyse(result, val.names, folder)
-        write_details(folder, partial(val.read_image, max_pixels=self.config.data.max_pixels))
+        analyse(result, self.val.names, folder)
+        write_details(folder, partial(self.val.read_image, max_pixels=self.config.data.max_pixels))
 
 
 def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:

@@ -296,7 +296,6 @@ class DataModule(Generic[AnyBatch]):
     ) -> None:
         self._num_workers = settings.num_workers
         self._pin_memory = device.type == "cuda"
-        self._val: tuple[ImageDataset[AnyBatch], EvalSampler] | None = None
         if train is not None:
             self.train_dataset, buckets = train
             self.train_sampler = TrainSampler(
@@ -336,7 +335,7 @@ class DataModule(Generic[AnyBatch]):
         """This rank's share of the validation images, each image once over all ranks; possibly
         nothing.
         """
-        assert self._val is not None, "there is a validation split"
+
         return self._read(*self._val)
 
     def _read(

@@ -315,6 +315,5 @@ class DetectionTask(ImageTask):
         from retina_dist.detection.analysis import analyse
         from retina_dist.detection.pictures import write_report_details
 
-        assert self.val is not None, "there is a validation"
         analyse(result, folder)
         write_report_details(result, self.val, folder, self.config.data.max_pixels)
