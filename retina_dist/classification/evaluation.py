@@ -10,6 +10,7 @@ import torch
 from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import write_json
+from retina_dist.base.settings import defaults_of
 from retina_dist.classification.analysis import analyse
 from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
@@ -25,16 +26,16 @@ from retina_dist.task.predictor import LIMITS, data_of_checkpoint
 from retina_dist.task.settings import EvaluateConfig, PredictorConfig
 from retina_dist.task.temperature import calibrate
 
-# Settings of commands that only a detector has, with their values unless given.
+# Settings of commands that only a detector has.
 OF_DETECTORS = {
-    "format": "coco",
-    "results": None,
-    "annotations": None,
-    "images": None,
-    "box_format": None,
-    "tile": None,
-    "max_detections": None,
-    **dict.fromkeys(LIMITS),
+    "format",
+    "results",
+    "annotations",
+    "images",
+    "box_format",
+    "tile",
+    "max_detections",
+    *LIMITS,
 }
 
 
@@ -97,9 +98,9 @@ def format_table(result: ClassificationResult, resampled: Resampled) -> str:
 
 def refuse_settings_of_detectors(config: OfCheckpoint) -> None:
     """Raise ConfigError for a setting that only a detector has."""
-    for key, default in OF_DETECTORS.items():
-        value = getattr(config, key, default)
-        if value != default:
+    for key, default in defaults_of(config).items():
+        value = getattr(config, key)
+        if key in OF_DETECTORS and value != default:
             raise ConfigError(
                 f"{key}={value} is for detection, and a classifier has no boxes; leave it out."
             )
