@@ -16,14 +16,13 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.metrics import ClassificationResult
 from retina_dist.classification.samples import Samples
 from retina_dist.classification.settings import ClassificationData
-from retina_dist.config.run_config import OfCheckpoint
 from retina_dist.reporting.analysis import lines_of
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.pictures import write_details
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.select import make_strategy
 from retina_dist.task.predictor import LIMITS, data_of_checkpoint
-from retina_dist.task.settings import EvaluateConfig, PredictorConfig
+from retina_dist.task.settings import DetectionLimits, EvaluateConfig, PredictorConfig
 from retina_dist.task.temperature import calibrate
 
 # Settings of commands that only a detector has.
@@ -96,7 +95,7 @@ def format_table(result: ClassificationResult, resampled: Resampled) -> str:
     return "\n".join(lines)
 
 
-def refuse_settings_of_detectors(config: OfCheckpoint) -> None:
+def refuse_settings_of_detectors(config: DetectionLimits) -> None:
     """Raise ConfigError for a setting that only a detector has."""
     for key, default in defaults_of(config).items():
         value = getattr(config, key)
