@@ -527,7 +527,7 @@ def unknown_key(
         return f"{key} is not a setting; the experiment's first line must be # @package _global_."
     near = [key.lower()]
     if near[0] not in known:
-        near = _nearest(key, known, value)
+        near = nearest(key, known, value)
     hint = f"leave it out, or see the keys with {command} --help."
     if key.isupper() and "_" in key:  # a variable of the environment
         hint = f"write it before the command: {key}={value} {command}."
@@ -540,7 +540,7 @@ def unknown_key(
     return f"{key} is not a setting; {hint}"
 
 
-def _nearest(key: str, known: Collection[str], value: object) -> list[str]:
+def nearest(key: str, known: Collection[str], value: object) -> list[str]:
     """The known keys that `key` may mean, or a clause that tells."""
     key = key.lower()  # as Detectron2's are in capitals
     section, _, end = key.rpartition(".")

@@ -68,6 +68,10 @@ RECIPES = {
     "detection": "experiment=finetune",
     "classification": "experiment=finetune_classifier",
 }
+# which say where the data are, as data.root does
+FILE_KEYS = [
+    f"data.{split}_{what}" for split in ("train", "val") for what in ("annotations", "images")
+]
 DRAWN = ("shapes.json", "drawn.json")  # in the root of drawn data
 # an entry of the data, settings of drawn ones or a recipe
 CHOOSES_DATA = re.compile(r"data|data\.(shapes|drawn|synthetic)\b.*|experiment")
@@ -237,7 +241,7 @@ def _holds_runs(folder: str) -> bool:
 def place_of_data(overrides: Iterable[str]) -> tuple[str, str]:
     """The key and value of the first override that says where the data are, "null" without one."""
     given = _values(overrides)
-    for key in ("data.root", "data.train_annotations", "data.train_images"):
+    for key in ("data.root", *FILE_KEYS):
         if key in given:
             return key, given[key]
     return "", "null"

@@ -24,7 +24,7 @@ from retina_dist.base.console import configure_logging, print_redacted
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output, is_disk_full
 from retina_dist.base.settings import MISSING, limits_of
-from retina_dist.base.unknown_keys import alias, in_settings_of
+from retina_dist.base.unknown_keys import alias, in_settings_of, nearest
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config import compose
 from retina_dist.config.run_config import RunConfig
@@ -230,6 +230,7 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
     config, known = compose.described(name, settings, options.also)
     key = flag.lstrip("-").replace("-", "_")
     meant = alias(key, [*known, *vars(config)], value)
+    meant = meant or next(iter(nearest(key, known, value)), "")
     if key in known or getattr(config, key, None) == MISSING:
         meant = key
     if not meant:

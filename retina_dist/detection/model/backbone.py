@@ -42,7 +42,7 @@ def children_of(name: str) -> tuple[str, ...]:
         if family in FAMILIES:
             known[listed] = FAMILIES[family]
     if name not in known:
-        near = [*difflib.get_close_matches(name, known, 1), "resnet50 or convnext_tiny"]
+        near = [*difflib.get_close_matches(name.lower(), known, 1), "resnet50 or convnext_tiny"]
         families = ", ".join(kind.__name__ for kind in FAMILIES)
         raise ConfigError(
             f"model.backbone={name} is not known; use resnet10 or a {families} of torchvision, "

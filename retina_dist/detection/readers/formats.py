@@ -6,6 +6,7 @@ The table of formats is the family "reader" of `base.registry`, in the order of 
 from __future__ import annotations
 
 import posixpath
+import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -429,6 +430,8 @@ def tree_of(root: str) -> Tree:
             remedy = f"give data.root={folder_of(path)}"
             if path.suffix not in (".yaml", ".yml"):
                 remedy += f", or data.train_annotations={path}"
+        if re.match(r"[A-Za-z]:", root):
+            remedy = "write a path of Windows as here, such as /mnt/c/Users/me/data under WSL"
         if is_packed(path):
             remedy = "unpack it, and give the folder"
         raise DataError(f"data.root={path} is not a folder; {remedy}.")

@@ -99,7 +99,8 @@ def _reason(tree: Tree) -> str:
         return "it is empty; mount or copy the data there, or give another folder"
     keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"
     if tree.ending(".csv", ".tsv"):
-        keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME]"
+        keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME,"
+        keys += "y1:NAME,x2:NAME,y2:NAME]"
     if not tree.is_whole or isinstance(tree.root, Url):
         return f"{_seen(tree)}; {keys}"
     for above in tree.root.absolute().parents[:2]:

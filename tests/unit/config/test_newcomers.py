@@ -432,6 +432,9 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
         ("train", "--opt adamw", "written KEY=VALUE: optimizer=adamw."),
         ("train", "-e 3", "written KEY=VALUE: trainer.max_duration=3epochs."),
         ("train", "--nproc-per-node 2", "give it to the launcher, before -m, as in torchrun"),
+        ("train", "--data-root a", "written KEY=VALUE: data.root=a."),
+        ("train", "--weight-decay 0.1", "written KEY=VALUE: optimizer.weight_decay=0.1."),
+        ("train", "--hflp 0.1", "written KEY=VALUE: data.hflip=0.1."),
         ("train", "-x 3", "settings are written KEY=VALUE, see python -m retina_dist.train --help"),
     ],
 )
@@ -440,8 +443,16 @@ def test_an_option_is_answered_with_the_setting(command: str, flag: str, said: s
         parse(command, flag.split())
 
 
-def test_images_without_annotations_draw_no_shapes() -> None:
-    assert data_entry("train", ["data.train_images=a"]) == ["data=auto"]
+def test_data_named_in_part_draw_no_shapes() -> None:
+    for key in ("train_images", "val_images", "val_annotations"):
+        assert data_entry("train", [f"data.{key}=a"]) == ["data=auto"]
+
+
+def test_a_path_of_windows_and_a_network_in_capitals_are_answered() -> None:
+    with pytest.raises(DataError, match="is not a folder; write a path of Windows as here, such"):
+        tree_of("C:Usersmedata")
+    with pytest.raises(ConfigError, match=r"such as resnet50\."):
+        build_retinanet(num_classes=1, backbone="ResNet-50")
 
 
 REFUSED_LINES = {
