@@ -1,6 +1,7 @@
 """The classifier as an ONNX, PT2 or state_dict file, compared with the original before that."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def export(config: ExportConfig) -> float:
     """
     output = Path(config.output)
     check_ending(output)
-    refuse_settings_of_detectors(config)
+    refuse_settings_of_detectors(replace(config, images=None))  # here they are to compare on
     if config.size is not None:
         raise ConfigError(
             f"size={config.size} is for detectors; leave it out, and a classifier takes its "

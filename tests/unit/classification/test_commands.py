@@ -127,6 +127,14 @@ def test_an_export_is_compared_before_it_has_its_name(
         assert not other.exists()
 
 
+def test_an_export_is_compared_on_images_that_are_given(
+    checkpoint: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [f"checkpoint={checkpoint}", f"output={tmp_path}/model.pt", f"images={drawn}/val"]
+    commands.export(load_config("export", [*command, "num_images=2"]))
+    assert "of a probability on 2 images" in capsys.readouterr().out
+
+
 def test_a_temperature_divides_the_logits_everywhere(
     checkpoint: Path, drawn: Path, tmp_path: Path
 ) -> None:
