@@ -22,7 +22,7 @@ class TrainTransform:
 
     def __init__(self, settings: ClassificationData) -> None:
         self.crop_scale = tuple(settings.crop_scale)
-        steps: list[torch.nn.Module] = [v2.RandomHorizontalFlip(settings.hflip)]
+        steps = [v2.RandomHorizontalFlip(settings.hflip)]
         if settings.vflip:
             steps.append(v2.RandomVerticalFlip(settings.vflip))
         if settings.augment:

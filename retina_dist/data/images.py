@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -78,7 +77,7 @@ def read_image(
         return made
     with _opened(path, max_pixels, content, formats) as image:
         try:
-            pixels: Tensor | None = None
+            pixels = None
             if isinstance(image, JpegImageFile):
                 pixels = _decode_jpeg(image, max_pixels)
             if pixels is None:
@@ -209,7 +208,7 @@ def _opened(
         warnings.simplefilter("ignore")
         try:
             if content is None:
-                file: BinaryIO = open_regular(str(path))
+                file = open_regular(str(path))
             else:
                 file = io.BytesIO(content)
             at_end.enter_context(file)

@@ -337,7 +337,7 @@ def _ending(file: str) -> str:
 
 def grouped(files: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
     """Files by a key of each, such as its folder."""
-    found: dict[str, list[str]] = defaultdict(list)
+    found = defaultdict(list)
     for file in files:
         found[key(file)].append(file)
     return found

@@ -48,7 +48,7 @@ def first_of_same(sources: Sequence[Source]) -> list[int]:
     Only files of one size whose first bytes are equal are read to their ends.
     """
     firsts = list(range(len(sources)))
-    by_head: dict[bytes, list[int]] = defaultdict(list)
+    by_head = defaultdict(list)
     chunks = [sources[i : i + AT_ONCE] for i in range(0, len(sources), AT_ONCE)]
     with ThreadPoolExecutor(THREADS) as pool:
         for row, head in enumerate(chain.from_iterable(pool.map(_heads, chunks))):

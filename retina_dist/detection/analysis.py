@@ -214,7 +214,7 @@ def errors_of(result: CocoResult) -> Entry | None:
     import hotcoco
 
     known = set(result.image_ids)
-    content: dict[str, list[Entry]] = {"images": [{"id": i} for i in known], "annotations": []}
+    content = {"images": [{"id": i} for i in known], "annotations": []}
     # only what decides: hotcoco refuses a flat polygon, or a width of null
     content["categories"] = [{"id": x["id"], "name": x["name"]} for x in result.coco["categories"]]
     for number, entry in enumerate(result.coco["annotations"], start=1):

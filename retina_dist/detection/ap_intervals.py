@@ -317,7 +317,7 @@ class Scene:
 
 def scenes(coco: dict[str, Any], rows: np.ndarray, image_ids: Sequence[int]) -> Iterator[Scene]:
     """One of each image, of detection `rows` [n, 7] by image."""
-    labels: dict[int, list[Object]] = defaultdict(list)
+    labels = defaultdict(list)
     for entry in coco["annotations"]:
         labels[entry["image_id"]].append(entry)
     starts = np.searchsorted(rows[:, 0], image_ids, side="left")

@@ -83,7 +83,7 @@ def _norm_of_kind(old: nn.Module, norm: str) -> nn.Module:
         return old
     if norm == "frozen_bn":
         # it drops num_batches_tracked
-        new: nn.Module = FrozenBatchNorm2d(old.num_features, eps=old.eps)
+        new = FrozenBatchNorm2d(old.num_features, eps=old.eps)
     else:
         kind = SyncBatchNorm2d if norm == "sync_bn" else BatchNorm2d
         new = kind(old.num_features, eps=old.eps, momentum=old.momentum)

@@ -130,7 +130,7 @@ def recomputation(
     """`context_fn` of torch.utils.checkpoint: computed again, norms leave out the same padding
     samples and change no statistic.
     """
-    real: Tensor | None = None
+    real = None
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             real = module._real

@@ -133,7 +133,7 @@ class Certifier(ABC):
         What only other forms are compared with, such as tiles, has no tolerance. Raises UserError
         for a form that does not run.
         """
-        answers: dict[str, list[Entry]] = defaultdict(list)
+        answers = defaultdict(list)
         digest = hashlib.sha256()
         for number, source in enumerate(self.sources):
             set_status(f"certificate, {number} of {len(self.sources)} images")

@@ -112,7 +112,7 @@ class Exporter:
         if form == ".pt":
             torch.save(self.state, path)
             return
-        graph: Any = self.graph()
+        graph = self.graph()
         if form == ".pt2":
             file = io.BytesIO()
             torch.export.save(graph, file, extra_files=self._texts())

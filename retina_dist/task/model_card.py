@@ -39,7 +39,7 @@ def model_card(predictor: Predictor, checkpoint: str, intended_use: str | None =
     if len(names) > MAX_CLASSES:
         classes += f" and {len(names) - MAX_CLASSES} more"
 
-    card: Card = {
+    card = {
         "Model": {
             "name": f"{predictor.kind} {redacted(checkpoint)}",
             "classes": classes,

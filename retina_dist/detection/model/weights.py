@@ -59,7 +59,7 @@ def load_weights(
         )
     if found.categories and GroupedClassLayer not in map(type, model.modules()):
         state = merged_state(state, len(found.categories))
-    why_not: str | None = None
+    why_not = None
     if categories is not None and found.categories is not None:
         state, why_not = _with_class_order(state, found.categories, categories)
     report = load_fitting(
