@@ -93,17 +93,18 @@ def _lines(series: Series, common: Trace) -> Iterator[Trace]:
 
 def results(runs: Runs) -> Iterator[Chart]:
     """Metrics, and each class, with their 95 % intervals."""
-    known = [(run, run.analysis) for run in runs if run.analysis]
+    known = [run for run in runs if run.analysis.metrics]
     if not known:
         return
     layout = {"barmode": "group", "showlegend": len(runs) > 1}
-    first, _ = known[0]
-    named = [name for name, metric in first.metrics.items() if metric.value is not None]
-    yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run, _ in known], layout)
+    named = [name for name, metric in known[0].metrics.items() if metric.value is not None]
+    yield Chart("Metrics", [_bars(run, runs, named, run.metrics, "y") for run in known], layout)
 
     values: dict[str, float] = {}
-    for _, each in reversed(known):
-        values |= {name: m.value for name, m in each.classes.items() if m.value is not None}
+    for run in reversed(known):
+        for name, metric in run.analysis.classes.items():
+            if metric.value is not None:
+                values[name] = metric.value
     ranked = sorted(values, key=values.__getitem__)
     title = "Each class"
     if len(ranked) > MAX_CLASSES:
@@ -111,7 +112,7 @@ def results(runs: Runs) -> Iterator[Chart]:
         title = f"The worst and the best {half} of {len(ranked)} classes"
         ranked = ranked[:half] + ranked[-half:]
 
-    bars = [_bars(run, runs, ranked, each.classes, "x") for run, each in known]
+    bars = [_bars(run, runs, ranked, run.analysis.classes, "x") for run in known]
     yield Chart(title, bars, layout, max(320, 90 + 24 * len(known) * len(ranked)))
 
 
@@ -170,7 +171,7 @@ def precision_recall(runs: Runs) -> Iterator[Chart]:
 def confusion(runs: Runs) -> Iterator[Chart]:
     """Predictions by true class; of very many classes only the table of the page."""
     for run in runs:
-        matrix = run.analysis and run.analysis.confusion
+        matrix = run.analysis.confusion
         if not matrix or len(matrix.labels) > MAX_CLASSES:
             continue
         counts = np.array(matrix.counts)
@@ -203,7 +204,7 @@ def errors(runs: Runs) -> Iterator[Chart]:
     """The AP50 that the correction of each type of error would add."""
     traces = []
     for run in runs:
-        known = run.analysis and run.analysis.errors
+        known = run.analysis.errors
         if known:
             gains = {name.replace("_", " "): Metric(e.gain) for name, e in known.types.items()}
             traces.append(_bars(run, runs, list(reversed(gains)), gains, "x"))
@@ -217,7 +218,7 @@ def calibration(runs: Runs) -> Iterator[Chart]:
     dotted = {"mode": "lines", "line": {"color": "#8a929c", "dash": "dot"}, "hoverinfo": "skip"}
     traces: list[Trace] = [{"name": "calibrated", "x": [0, 1], "y": [0, 1], **dotted}]
     for run in runs:
-        known = run.analysis and run.analysis.calibration
+        known = run.analysis.calibration
         if not known:
             continue
         look = _of_run(run, runs)

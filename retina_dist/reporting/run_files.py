@@ -240,7 +240,7 @@ class ListedImage(Struct):
 
 
 class Analysis(Struct):
-    """analysis.json."""
+    """analysis.json, which has metrics; `metrics` is empty without the file."""
 
     task: str = ""
     images: Count = 0
@@ -320,9 +320,7 @@ class RunFiles:
         self.result = read_typed(folder / "result.json", Result)
         self.timings = read_typed(folder / "timings.json", Timings)
         self.details = read_typed(folder / "details.json", Details)
-        self.analysis: Analysis | None = None
-        if (folder / "analysis.json").is_file():
-            self.analysis = read_typed(folder / "analysis.json", Analysis)
+        self.analysis = read_typed(folder / "analysis.json", Analysis)
         self.series: dict[str, Series] = {}
         file = folder / "metrics.csv"
         if file.is_file():
@@ -332,9 +330,8 @@ class RunFiles:
     @property
     def metrics(self) -> dict[str, Metric]:
         """Those of analysis.json by name; without it, values of the last validation."""
-        if self.analysis and self.analysis.metrics:
-            return self.analysis.metrics
-        return {short(name): Metric(value) for name, value in self.result.metrics.items()}
+        of_result = {short(name): Metric(value) for name, value in self.result.metrics.items()}
+        return self.analysis.metrics or of_result
 
     @property
     def step_of_metrics(self) -> int | None:
@@ -381,9 +378,8 @@ class RunFiles:
     def pictures(self) -> dict[str, list[tuple[ListedImage, Picture]]]:
         """The images of each list of analysis.json in the folder, with their JPEG as `source`."""
         lists: dict[str, list[tuple[ListedImage, Picture]]] = defaultdict(list)
-        known = self.analysis or Analysis()
-        for kind, listed in zip(LISTS, (known.worst, known.confident, known.best), strict=True):
-            for image in listed[:MAX_LISTED]:
+        for kind in LISTS:
+            for image in getattr(self.analysis, kind)[:MAX_LISTED]:
                 picture = self.details.images.get(str(image.image_id))
                 if picture:
                     picture.source = jpeg_source(self.folder / "images" / Path(picture.file).name)

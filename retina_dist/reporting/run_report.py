@@ -13,7 +13,7 @@ from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
 from retina_dist.reporting.page import REPORT, format_number, write_page
-from retina_dist.reporting.run_files import Analysis, RunFiles, are_paired, short
+from retina_dist.reporting.run_files import RunFiles, are_paired, short
 
 MAX_MORE = 1e7  # images that anyone would label
 
@@ -89,7 +89,7 @@ def warnings_of(runs: Sequence[RunFiles]) -> list[str]:
         why = run.result.unfinished
         if why and (run.starts or run.result.status):
             sentences.append(f"{run.name} {why}; its numbers are not those of a whole training.")
-        if run.analysis and run.analysis.limit:
+        if run.analysis.limit:
             sentences.append(f"{run.name}: {run.analysis.limit}")
     return sentences
 
@@ -110,9 +110,10 @@ def paired_differences(first: RunFiles, second: RunFiles) -> dict[str, Interval]
 
 def why_not_comparable(first: RunFiles, second: RunFiles) -> str:
     """A sentence, where two results are known to be of other images or classes; else ""."""
-    data: set[object] = {
-        (each.images, frozenset(each.classes)) for each in (first.analysis, second.analysis) if each
-    }
+    data: set[object] = set()
+    for each in (first.analysis, second.analysis):
+        if each.metrics:
+            data.add((each.images, frozenset(each.classes)))
     before = Resampled.load(first.folder)
     after = Resampled.load(second.folder)
     if before and after:
@@ -152,7 +153,7 @@ def _values(run: RunFiles) -> dict[str, float | None]:
     """The metrics of a run by name, and the first one of each class."""
     values = {name: metric.value for name, metric in run.metrics.items()}
     main = next(iter(values), "")
-    for name, metric in (run.analysis or Analysis()).classes.items():
+    for name, metric in run.analysis.classes.items():
         values[f"{main}/{name}"] = metric.value
     return values
 
@@ -172,7 +173,7 @@ def describe_equality(first: RunFiles, second: RunFiles) -> str:
         return f"{both} have the same bits, in each row of digest.csv."
     apart = paired_differences(first, second).values()
     if apart and not any(abs(each.value) > 0 or each.high > each.low for each in apart):
-        images = pluralize((second.analysis or Analysis()).images or "all", "image")
+        images = pluralize(second.analysis.images or "all", "image")
         return f"{both}: no difference in {images}, in any metric and any part of them."
     return ""
 
@@ -195,7 +196,7 @@ def conclude(first: RunFiles, second: RunFiles) -> str:
     if not found.holds_zero:
         better = second if found.low > 0 else first
         return f"{better.name} is better on these images: {fact}."
-    images = (second.analysis or Analysis()).images
+    images = second.analysis.images
     if not images:
         return f"cannot tell: {fact}."
     more = found.more_images(images)
