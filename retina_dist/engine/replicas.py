@@ -41,9 +41,7 @@ def average_statistics(
     statistics: list[Tensor] = []
     for norm in live_norms(model):
         if not adds_over_ranks(norm):
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            statistics += [norm.running_mean, norm.running_var]
+            statistics += filter(torch.is_floating_point, norm.buffers(recurse=False))
     if not statistics:
         return
 
@@ -98,11 +96,8 @@ def check_shares(
     Each has at least one. The sums of their `weights` have the mean 1 over ranks, or less where a
     run `skips` images.
     """
-    rows = [[sum(weights), len(weights)]]
-    if strategy.world_size > 1:
-        own = torch.tensor(rows, dtype=torch.float64, device=strategy.device)
-        rows = strategy.all_gather(own).tolist()
-    sums, counts = zip(*rows, strict=True)
+    own = torch.tensor([[sum(weights), len(weights)]], dtype=torch.float64, device=strategy.device)
+    sums, counts = strategy.all_gather(own).T.tolist()
     mean = sum(sums) / len(sums)
     if len(set(counts)) > 1 or not counts[0]:
         raise ReplicaMismatch(
@@ -186,17 +181,14 @@ def check_replicas(
         raise ReplicaMismatch(
             f"after step {step} the ranks hold different numbers of tensors and settings: {counts}."
         )
-    plain: dict[str, int] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, value in named.items():
+    names = list(named)
+    own = torch.empty(len(named), dtype=torch.int64, device=strategy.device)
+    for i, (name, value) in enumerate(named.items()):
         if isinstance(value, Tensor):
-            tensors[name] = checksum(value).to(strategy.device)[None]
+            own[i] = checksum(value)
         else:
             digest = hashlib.sha256(f"{name}={value!r}".encode()).digest()
-            plain[name] = int.from_bytes(digest[:8], "little", signed=True)
-    names = [*tensors, *plain]
-    digests = torch.tensor(list(plain.values()), dtype=torch.int64, device=strategy.device)
-    own = torch.cat([*tensors.values(), digests])
+            own[i] = int.from_bytes(digest[:8], "little", signed=True)
     everyone = strategy.all_gather(own[None])  # [world_size, T]
     different = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if not different:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,7 @@ class DDPStrategy(DistributedStrategy):
         return x
 
 
+@dataclass
 class FreshPrefix:
     """How the ranks of a start agree on a prefix of the store that no earlier start has used.
 
@@ -306,11 +308,12 @@ class FreshPrefix:
     its name is there.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
-        self.store = store
-        self.rank = rank
-        self.world_size = world_size
-        self.timeout_s = timeout_s
+    store: dist.Store
+    rank: int
+    world_size: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
         self.token = uuid.uuid4().hex
 
     def agree(self) -> str:
