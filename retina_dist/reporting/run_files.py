@@ -24,7 +24,7 @@ from retina_dist.base.settings import flattened
 from retina_dist.base.text import name_of_run
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.tracking.loggers import STEP, read_rows
+from retina_dist.tracking.loggers import read_metrics
 
 FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
 LISTS = ("worst", "confident", "best")  # of images in analysis.json
@@ -454,29 +454,20 @@ def read_series(file: Path) -> dict[str, Series]:
     last: the few of the validations stay beside the many of the steps. Raises DataError unless a
     CsvLogger wrote the file.
     """
-    totals = Counter(tuple(cells) for cells in _filled(file))
+    totals = Counter(tuple(values) for _, values in read_metrics(file))
     seen: Counter[tuple[str, ...]] = Counter()
     series: dict[str, Series] = defaultdict(Series)
-    for cells in _filled(file):
-        key = tuple(cells)
+    for step, values in read_metrics(file):
+        key = tuple(values)
         place = seen[key] * MAX_POINTS
         span = max(1, totals[key] - 1)
         seen[key] += 1
         if place // span == (place - MAX_POINTS) // span:
             continue
 
-        step = int(cells.pop(STEP))
         if step > 2**53:
             raise ValueError(f"a step has {len(str(step))} digits")
-        for name, text in cells.items():
+        for name, value in values.items():
             series[name].steps.append(step)
-            series[name].values.append(float(text))
+            series[name].values.append(value)
     return dict(series)
-
-
-def _filled(file: Path) -> Iterator[dict[str, str]]:
-    """The cells of each row that are not empty, by column."""
-    rows = read_rows(file)
-    header = next(rows)
-    for row in rows:
-        yield {name: text for name, text in zip(header, row, strict=True) if text}

@@ -31,7 +31,7 @@ from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.digest import COLUMNS, OF_EACH_STEP, DigestRow, read_digests
-from retina_dist.tracking.loggers import read_rows
+from retina_dist.tracking.loggers import read_metrics
 from retina_dist.tracking.settings import LoggingConfig
 
 Metrics = Iterable[tuple[int, dict[str, float]]]  # the step and the values of each row
@@ -138,7 +138,7 @@ class Audit:
 
     def _check_metrics(self) -> str:
         logged: dict[int, str] = {}
-        for step, values in _metrics_of(self.folder):
+        for step, values in read_metrics(self.folder / "metrics.csv"):
             if step > self.rows[0].step:
                 logged[step] = metrics_digest(values, logged.get(step, ""))
         for step, row in self.steps.items():
@@ -189,7 +189,8 @@ class Audit:
         else:
             self._compare_rows(rows, window)
             return f"{window}: images, losses, gradients, metrics, weights and optimizer are equal"
-        return f"{window}: {_equal_digits(_metrics_of(self.folder), _metrics_of(again))}"
+        logged = read_metrics(self.folder / "metrics.csv")
+        return f"{window}: {_equal_digits(logged, read_metrics(again / 'metrics.csv'))}"
 
     def _compare_rows(self, rows: Sequence[DigestRow], window: Window) -> None:
         if not window.checkpoint:
@@ -250,15 +251,6 @@ def fit_again(
     records = LoggingConfig(tensorboard=False, mlflow="false", plots=False, digest=digest)
     run = replace(config, resume=checkpoint, output_dir=folder, trainer=trainer, logging=records)
     fit(run, callbacks)
-
-
-def _metrics_of(folder: Path) -> Metrics:
-    """Those of metrics.csv."""
-    rows = read_rows(folder / "metrics.csv")
-    _, *names = next(rows)
-    for step, *cells in rows:
-        values = {name: float(x) for name, x in zip(names, cells, strict=True) if x}
-        yield int(step), values
 
 
 def _equal_digits(run: Metrics, again: Metrics) -> str:

@@ -216,6 +216,14 @@ class TensorBoardLogger(MetricLogger):
         self._writer.close()
 
 
+def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """The step and the values of each row of a metrics.csv, as `read_rows` reads it."""
+    rows = read_rows(path)
+    _, *names = next(rows)
+    for step, *cells in rows:
+        yield int(step), {name: float(x) for name, x in zip(names, cells, strict=True) if x}
+
+
 def read_rows(path: Path) -> Iterator[list[str]]:
     """The columns of metrics.csv or digest.csv, then its rows, without one that was cut short.
 
