@@ -127,18 +127,13 @@ def measure(config: ScalingConfig) -> dict[str, object]:
     configure_torch(config.trainer)
     with build_strategy(config) as strategy:
         total = config.data.batch_size * strategy.world_size * config.trainer.micro_batches
-        config = replace(  # without validation, at a rate that cannot diverge
+        duration = f"{config.warmup + config.steps}steps"
+        config = replace(  # at a rate that cannot diverge
             config,
             data=replace(config.data, batch_size=total),
             optimizer=replace(config.optimizer, lr=1e-7),
             schedule=ScheduleConfig(name="constant", warmup="0steps"),
-            trainer=replace(
-                config.trainer,
-                max_duration=f"{config.warmup + config.steps}steps",
-                stop_after=None,
-                validate_every="0steps",
-                checkpoint_every="0steps",
-            ),
+            trainer=replace(config.trainer, max_duration=duration),
         )
         seed_everything(config.seed)
         task = strategy.run_collectively(lambda: task_class(config)(config, strategy))

@@ -177,9 +177,7 @@ def measure(
     config = replace(
         config,
         data=replace(config.data, batch_size=batch_size),
-        trainer=replace(
-            config.trainer, max_duration="1epochs", validate_every="0steps", accumulate=1
-        ),
+        trainer=replace(config.trainer, max_duration="1epochs", accumulate=1),
         schedule=replace(config.schedule, name="constant", warmup="0steps"),
     )
     plan = build_plan(config, 100_000, 1)

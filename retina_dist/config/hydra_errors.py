@@ -10,6 +10,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from retina_dist.base.errors import ConfigError, UserError, first_line
+from retina_dist.base.files import is_packed
 from retina_dist.base.other_names import value_meant
 from retina_dist.base.text import as_override
 from retina_dist.base.unknown_keys import unclosed
@@ -153,7 +154,7 @@ def _instead_of_entry(group: str, value: str) -> str:
 def _instead_of_data(value: str, is_yaml: bool) -> str:
     """Message for an archive, file or folder of data."""
     root = ""
-    if value.lower().endswith((".zip", ".tar", ".gz", ".tgz")):
+    if is_packed(value):
         return f"data={value} is an archive; unpack it, and give data=auto data.root=FOLDER."
     if value.lower().startswith("yolo") or is_yaml:
         root = "data.root=FOLDER"

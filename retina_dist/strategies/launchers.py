@@ -91,11 +91,6 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int:
     return counts[node]
 
 
-def ranks_of_node(text: str, node: int) -> int:
-    """A plain number; most launchers say the size of the process's own node."""
-    return int(text)
-
-
 class Names(NamedTuple):
     """The variables of one launcher; the first two make it that launcher's."""
 
@@ -121,7 +116,8 @@ class Launcher:
     also: str = ""  # a variable that must be set, too
     foreign: Callable[[Environment], bool] = lambda environment: False
     meeting: Callable[[Environment], Meeting] = torch_meeting
-    ranks_of_node: Callable[[str, int], int] = ranks_of_node  # reads `names.local_world_size`
+    # reads `names.local_world_size`: most launchers say the size of the process's own node
+    ranks_of_node: Callable[[str, int], int] = lambda text, node: int(text)
     fills_one_node: bool = True  # where the node's size is not said and its number is 0 or not said
     clears: tuple[str, ...] = ()  # further variables, by their beginnings, that its processes have
     title: str = ""  # in messages, by default the name
