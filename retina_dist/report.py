@@ -74,11 +74,11 @@ def compare(run: Path, other: Path, annotations: str | None, output: Path | None
             f"annotations={annotations} is for a COCO results json, not for two folders; "
             "leave it out."
         )
-    if run.resolve() == other.resolve():
-        raise ConfigError(f"other={other} is the run itself; give another to compare it with.")
     with TemporaryDirectory() as folder:
         first = _evaluated(run, annotations, Path(folder) / "first")
         second = _evaluated(other, annotations, Path(folder) / "second")
+        if run.resolve() == other.resolve():
+            raise ConfigError(f"other={other} is the run itself; give another to compare it with.")
         tell_apart(first, second)
         answer = f"{table_of(first, second)}\n\n{conclude(first, second)}"
         why = why_not_comparable(first, second)

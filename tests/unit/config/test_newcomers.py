@@ -1034,6 +1034,8 @@ def test_items_that_differ_each_time_are_refused() -> None:
 def test_commands_refuse_what_would_pass_silently(tmp_path: Path) -> None:
     (tmp_path / "list.txt").touch()
     (tmp_path / "image").touch()
+    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / "x").mkdir()
     with pytest.raises(ConfigError, match=r"has no ending \.json"):
         convert.convert(ConvertConfig(root=str(tmp_path), output=str(tmp_path / "yolo")))
     with pytest.raises(ConfigError, match="is the run itself; give another"):
