@@ -205,7 +205,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if not isinstance(data, DetectionData):
             raise ConfigError(
                 f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER), or "
-                "TorchDatasetConfig(train=…, val=…, categories=[…]) of your own Datasets."
+                "a TorchDatasetConfig of your own Datasets."
             )
         validate(data, "data.")
         annotations = read_split(data, "val", self.categories)

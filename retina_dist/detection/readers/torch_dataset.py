@@ -177,7 +177,7 @@ class ItemReader:
         if first[0] != second[0] or not torch.equal(first[1], second[1]):
             raise DataError(
                 f"{self}[{number}] differs each time that it is read; leave random changes out of "
-                "it, and give them to the Trainer as augmentation=FUNCTION."
+                "it, and give them to rd.Trainer as its augmentation."
             )
 
     def _content(self, number: int, box_format: str) -> tuple[list[Entry], Tensor]:
