@@ -135,8 +135,7 @@ class ClassificationTask(ImageTask):
         return batch.to(self.strategy.device)
 
     def unaugmented(self) -> ClassificationData:
-        data: ClassificationData = self.config.data
-        return data.with_values(
+        return self.config.data.with_values(
             crop_scale=[1.0, 1.0],
             hflip=0.0,
             vflip=0.0,

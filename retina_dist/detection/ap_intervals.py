@@ -121,7 +121,7 @@ def leave_out(ranked: Sequence[Ranking], weights: np.ndarray) -> np.ndarray:
     competing = (detected & np.isfinite(known)).sum(axis=0).clip(min=1)
     best_is_right = (share > 0).sum(axis=0)
     # A class tells nothing of its own best detection: its `guess` stands in for it.
-    return np.asarray(known + share * (best_is_right - 1 + guess) / competing)
+    return known + share * (best_is_right - 1 + guess) / competing
 
 
 def _average(ranking: Ranking, weights: np.ndarray, at_recalls: bool) -> np.ndarray:
@@ -187,7 +187,7 @@ def _counts_above(
     """
     counted = ~ranking.ignored
     always = np.asarray(counted.all(axis=0))
-    varying = np.asarray(counted.any(axis=0)) & ~always
+    varying = counted.any(axis=0) & ~always
     some = np.flatnonzero(ranking.right.any(axis=0))  # where counts are needed
     counts_at_some = _running_sums(weights, ranking.images, always, some)
     for right, ignored in zip(ranking.right, ranking.ignored, strict=True):
@@ -212,7 +212,7 @@ def _running_sums(
     taken = torch.from_numpy(images[picked[: bounds.max(initial=0)]])
     starts = torch.from_numpy(np.concatenate(([0], bounds[:-1]))[: len(places)])
     sums = embedding_bag(taken, torch.from_numpy(weights), starts, mode="sum").numpy()
-    return np.asarray(sums.cumsum(axis=0))
+    return sums.cumsum(axis=0)
 
 
 def _mean_of_known(estimates: np.ndarray) -> np.ndarray:
@@ -221,7 +221,7 @@ def _mean_of_known(estimates: np.ndarray) -> np.ndarray:
     """
     counts = np.isfinite(estimates).sum(axis=(0, 1))
     total = np.nansum(estimates, axis=(0, 1))
-    return np.asarray(total / np.where(counts, counts, np.nan))
+    return total / np.where(counts, counts, np.nan)
 
 
 def _too_little(ranked: Sequence[Ranking], estimate: float) -> str:

@@ -222,8 +222,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         data = data.with_values(
             min_sizes=[self.min_size], val_min_size=None, max_size=self.max_size
         )
-        evaluator: CocoEvaluator = super().evaluator_of(val, data, strategy)
-        return evaluator
+        return super().evaluator_of(val, data, strategy)
 
     def prepare(self, image: AnyImage) -> Batch:
         """The image, resized as for the validation, in the smallest padded shape that holds it.

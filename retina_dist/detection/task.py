@@ -166,8 +166,7 @@ class DetectionTask(ImageTask):
     def checkpoint_state(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """The categories that a checkpoint's labels number."""
         # Of any type: `load_checkpoint_state` checks it.
-        state: dict[str, object] = checkpoint.get("categories", {})
-        return state
+        return checkpoint.get("categories", {})
 
     def classes_in(self, state: Mapping[str, object], source: object) -> Sequence[str]:
         try:
@@ -234,9 +233,8 @@ class DetectionTask(ImageTask):
         )
 
     def unaugmented(self) -> DetectionData:
-        data: DetectionData = self.config.data
-        return data.with_values(
-            min_sizes=[max(data.min_sizes)],
+        return self.config.data.with_values(
+            min_sizes=[max(self.config.data.min_sizes)],
             scale_jitter=None,
             repeat_threshold=None,
             hflip=0.0,

@@ -103,8 +103,7 @@ def build_optimizer(groups: list[Group], settings: OptimizerSettings) -> torch.o
     """
     if not groups:
         raise ConfigError("the model has no trainable parameter; raise model.trainable_layers.")
-    optimizer: torch.optim.Optimizer = class_of(settings)(groups, settings)
-    return optimizer
+    return class_of(settings)(groups, settings)
 
 
 def describe_groups(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Group]:

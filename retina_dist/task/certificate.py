@@ -124,8 +124,7 @@ class Certifier(ABC):
         if file not in self.runners:
             path = Path(file)
             self.runners[file] = self.exporter.read(path, path.suffix)
-        answer: Entry = predictor.to_dict(self.exported(predictor, self.runners[file], pixels))
-        return answer
+        return predictor.to_dict(self.exported(predictor, self.runners[file], pixels))
 
     def compare(self, forms: Mapping[str, Form]) -> tuple[dict[str, Entry], str]:
         """What is known of each form, and the SHA-256 of the images that all have seen.

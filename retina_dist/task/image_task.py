@@ -283,7 +283,7 @@ class ImageTask(Task):
             from retina_dist.data.augmentation import augmentation_of
 
             share["augment"] = augmentation_of(config.augmentation)
-        module: TaskData = self.data_module(
+        return self.data_module(
             data,
             train=self.train,
             val=self.val,
@@ -291,7 +291,6 @@ class ImageTask(Task):
             device=self.strategy.device,
             **share,
         )
-        return module
 
     def build_evaluator(self, data: Any) -> Validator | None:
         """Metrics of a model over the validation set; None without one."""

@@ -281,8 +281,7 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         with strategy_of(settings) as job, configure_logging(job.rank), heartbeat():
             val = job.run_collectively(lambda: self.val_of(data))
             with self.on(job.device):
-                result: Result = self.evaluator_of(val, data, job).evaluate(self.model)
-                return result
+                return self.evaluator_of(val, data, job).evaluate(self.model)
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:

@@ -103,7 +103,7 @@ def build_model(
     """
     check_labels(settings, num_classes)
     stated = settings.num_classes
-    model: DetectionModel = class_of(settings)(settings, stated or num_classes)
+    model = class_of(settings)(settings, stated or num_classes)
     if pretrained:
         model.load_pretrained(categories)
     return model

@@ -109,8 +109,7 @@ def focal_loss(
         if class_weights is not None:
             each = each * class_weights
         return (each.sum(dim=-1) * rows).sum(dim=1).sum()
-    loss: Tensor = _Focal.apply(logits, classes, rows, alpha, gamma, class_weights)
-    return loss
+    return _Focal.apply(logits, classes, rows, alpha, gamma, class_weights)
 
 
 def focal_loss_by_element(

@@ -285,8 +285,7 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
             strides.append([padded_shape[0] // height, padded_shape[1] // width])
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             self.anchor_generator.set_cell_anchors(torch.float32, device)
-            levels: list[Tensor] = self.anchor_generator.grid_anchors(sizes, strides)
-            return levels
+            return self.anchor_generator.grid_anchors(sizes, strides)
 
     def losses(
         self, outputs: dict[str, Tensor], anchors: Tensor, batch: Batch
