@@ -83,8 +83,6 @@ class RetinaNet(DetectionModel, TorchvisionRetinaNet):
     head: RetinaNetHead
     proposal_matcher: Matcher
     transform: GeneralizedRCNNTransform
-    score_thresh: float
-    nms_thresh: float
     detections_per_img: int
     topk_candidates: int
 
