@@ -122,11 +122,12 @@ def _bars(
     """The values of `names` along an axis."""
     found = [metrics.get(name, Metric()) for name in names]
     # an interval may leave out its value, which is not corrected for bias
-    known = [(each.value or 0.0, each.low, each.high) for each in found]
+    known = [(each.value, each.low, each.high) for each in found]
+    value, low, high = np.array(known, float).reshape(-1, 3).T
     whiskers = {
         "symmetric": False,
-        "array": [None if high is None else max(0.0, high - value) for value, _, high in known],
-        "arrayminus": [None if low is None else max(0.0, value - low) for value, low, _ in known],
+        "array": _rounded(np.maximum(high - value, 0)),
+        "arrayminus": _rounded(np.maximum(value - low, 0)),
         "thickness": 1.2,
         "width": 3,
     }
