@@ -150,10 +150,9 @@ def redacted_tree(value: object, is_secret: bool = False) -> Any:
     Of what `is_secret` each text and number is masked; true, false and None tell nothing.
     """
     if isinstance(value, dict):
-        content = {}
-        for key, inner in value.items():
-            content[key] = redacted_tree(inner, is_secret or _is_secret(key))
-        return content
+        return {
+            key: redacted_tree(inner, is_secret or _is_secret(key)) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return type(value)(redacted_tree(inner, is_secret) for inner in value)
     if not is_secret:

@@ -272,11 +272,9 @@ def readers_of(family: str, key: str) -> list[str]:
     """The entries of a family whose settings have `key`."""
     if not FAMILIES[family].settings:
         return []
-    readers = []
-    for name in names(family):
-        if key in lookup(family, name).settings.__dataclass_fields__:
-            readers.append(name)
-    return readers
+    return [
+        name for name in names(family) if key in lookup(family, name).settings.__dataclass_fields__
+    ]
 
 
 def as_dict(config: DataclassInstance) -> Content:

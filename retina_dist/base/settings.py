@@ -185,11 +185,8 @@ def section_of(hint: object) -> type | None:
 
 def sections_of(schema: type) -> dict[str, type]:
     """The dataclass of each of a schema's own sections that is not optional."""
-    sections = {}
-    for name, hint in _hints(schema).items():
-        if isinstance(hint, type) and is_dataclass(hint):
-            sections[name] = hint
-    return sections
+    hints = _hints(schema).items()
+    return {name: hint for name, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
 
 
 def settings_by_key(

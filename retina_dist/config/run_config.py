@@ -153,9 +153,12 @@ class NoAugmentationSettings(AugmentationSettings):
 
 
 class NoAugmentation:
-    """The entry of a sample as it is, which is never made."""
+    """A sample as it is; never made."""
 
     settings = NoAugmentationSettings
+
+    def __call__(self, *sample: object) -> object:
+        return sample
 
 
 def norm_for(norm: str | None, weights: str | None) -> str:

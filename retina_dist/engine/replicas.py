@@ -60,11 +60,8 @@ def adds_over_ranks(module: nn.Module) -> bool:
 
 def live_norms(model: nn.Module) -> list[_BatchNorm]:
     """The batch norms whose running statistics a forward pass changes."""
-    norms = []
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None:
-            norms.append(module)
-    return norms
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
+    return [norm for norm in norms if norm.training and norm.running_mean is not None]
 
 
 def live_statistics(model: nn.Module) -> list[Tensor]:

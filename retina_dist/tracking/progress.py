@@ -200,10 +200,7 @@ class Progress(Callback):
             "train/lr": "lr {:.3g}",
             "time/images_per_s": "{:.1f} img/s",
         }
-        parts = []
-        for name, form in forms.items():
-            if name in metrics:
-                parts.append(form.format(metrics[name]))
+        parts = [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
         if self.peak_gib:
             parts.append(f"{self.peak_gib():.1f} GiB")
         now = self.clock()
