@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist import parity
 from retina_dist.base.errors import ConfigError, UserError
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import task_class
-from retina_dist.parity import ParityConfig
 from retina_dist.strategies.start_processes import run_job
+from retina_dist.testing import parity
 from retina_dist.testing.bits import train_digests
+from retina_dist.testing.parity import ParityConfig
 from tests.commands import run_command
 
 PLUGINS = Path(__file__).parents[1] / "plugins"

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "detection": OF_TASKS,
     "classification": OF_TASKS,
     "testing": {
+        "benchmark.report",  # LaunchedConfig
         "config",
         "engine",
         "optim",

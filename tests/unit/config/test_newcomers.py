@@ -30,9 +30,9 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
-from retina_dist.convert import ConvertConfig
 from retina_dist.data.images import find_images, pixels_of
 from retina_dist.data.tree import Tree
+from retina_dist.detection.convert import ConvertConfig
 from retina_dist.detection.detector import Detector
 from retina_dist.detection.model.retinanet import build_retinanet
 from retina_dist.detection.model.weights import weights_of

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from retina_dist import convert
 from retina_dist.base.errors import ConfigError, DataError, UserError
 from retina_dist.classification.samples import read_samples
 from retina_dist.config.compose import load_config
-from retina_dist.convert import ConvertConfig
 from retina_dist.data.images import find_images
 from retina_dist.data.parsing import csv_rows, parse_xml
 from retina_dist.data.tree import Tree
+from retina_dist.detection import convert
+from retina_dist.detection.convert import ConvertConfig
 from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import DetectionData

@@ -15,9 +15,9 @@ from PIL import Image
 from retina_dist.base.errors import CheckpointError, ConfigError, DataError, UserError
 from retina_dist.base.files import check_folder
 from retina_dist.config.compose import load_config
-from retina_dist.convert import ConvertConfig, convert
 from retina_dist.data.images import find_images
 from retina_dist.detection import commands, evaluation
+from retina_dist.detection.convert import ConvertConfig, convert
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
 from tests.coco_files import write_coco
 from tests.unit.serving.server import content, make_image

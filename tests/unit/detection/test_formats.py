@@ -13,8 +13,8 @@ from PIL import Image
 
 from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.registry import names
-from retina_dist.convert import ConvertConfig, convert
 from retina_dist.data.tree import Tree
+from retina_dist.detection.convert import ConvertConfig, convert
 from retina_dist.detection.readers.annotations import Annotations
 from retina_dist.detection.readers.load import load_annotations
 from retina_dist.detection.readers.recognition import recognise

@@ -17,7 +17,8 @@ from retina_dist import __version__
 from retina_dist.base.errors import DataError
 from retina_dist.base.files import write_json
 from retina_dist.reporting.run_files import Start
-from retina_dist.reproduce import (
+from retina_dist.run.audit import Audit, Window, _equal_digits
+from retina_dist.run.reproduce import (
     DIFFERENT,
     EQUAL,
     UNDECIDED,
@@ -26,7 +27,6 @@ from retina_dist.reproduce import (
     reproduce,
     work,
 )
-from retina_dist.run.audit import Audit, Window, _equal_digits
 from retina_dist.strategies.start_processes import command
 from tests import tampering
 from tests.commands import run_command, run_process
@@ -50,7 +50,7 @@ def audit(case: Case, **settings: object) -> int:
         work(config, folder / "result.json")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retina_dist.reproduce.run_job", run_job)
+        patch.setattr("retina_dist.run.reproduce.run_job", run_job)
         return reproduce(config)
 
 
@@ -157,7 +157,7 @@ def test_what_could_not_run_is_not_called_different(
     def fail(*_: object, **how: object) -> None:
         raise DataError("no such folder")
 
-    monkeypatch.setattr("retina_dist.reproduce.fit_again", fail)
+    monkeypatch.setattr("retina_dist.run.reproduce.fit_again", fail)
     assert audit(honest) == UNDECIDED
     page = capsys.readouterr().out
     assert "run again: 0 of 8 steps" in page
@@ -187,7 +187,9 @@ def test_other_versions_decide_nothing(honest: Case) -> None:
 
 def test_no_job_is_started_for_no_window(honest: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Audit, "windows", lambda *_: [])
-    monkeypatch.setattr("retina_dist.reproduce.run_job", lambda *_, **how: pytest.fail("started"))
+    monkeypatch.setattr(
+        "retina_dist.run.reproduce.run_job", lambda *_, **how: pytest.fail("started")
+    )
     place = [f"data.root={honest.data}"]
     assert reproduce(ReproduceConfig(run=str(honest.run), overrides=place)) == EQUAL
 
@@ -211,7 +213,7 @@ def test_windows_run_in_the_layout_of_the_run_where_it_counts(
 ) -> None:
     jobs = []
     monkeypatch.setattr(
-        "retina_dist.reproduce.run_job", lambda *job, **how: jobs.append((job, how))
+        "retina_dist.run.reproduce.run_job", lambda *job, **how: jobs.append((job, how))
     )
     trainer = SimpleNamespace(virtual_ranks=virtual_ranks)
     start = Start(launcher="horovodrun", processes=3, threads=2)

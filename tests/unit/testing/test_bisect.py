@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from retina_dist.bisect import Trace, bisect, trace
 from retina_dist.config.compose import load_config
 from retina_dist.run.assemble import fit
+from retina_dist.testing.bisect import Trace, bisect, trace
 from tests.planted_faults import FAULTS, STEP, planted
 
 TINY = (

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from retina_dist import bisect
 from retina_dist.base.errors import DataError
-from retina_dist.bisect import Trace, differing_step, locate, print_differences
 from retina_dist.config.compose import load_config
 from retina_dist.run.records import start_of, write_start
 from retina_dist.strategies.launch_environment import Launch
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.strategies.start_processes import command, launcher_like
+from retina_dist.testing import bisect
+from retina_dist.testing.bisect import Trace, differing_step, locate, print_differences
 from retina_dist.testing.step_trace import (
     STAGES,
     Stages,
@@ -247,7 +247,7 @@ def test_a_step_is_repeated_in_the_layout_of_the_start_that_took_it(
         calls.append((*job[:2], how["threads"], how["python"], how["further"]))
         return {"began_at": 0, "states": {}, "stages": {}}
 
-    monkeypatch.setattr("retina_dist.bisect.run_job", run_job)
+    monkeypatch.setattr("retina_dist.testing.bisect.run_job", run_job)
     bisect.repeat(config, "a", 6, 5)
     bisect.repeat(config, "b", 7, 6)
     threads = torch.get_num_threads()
