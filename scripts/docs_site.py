@@ -57,7 +57,7 @@ OF_SETTINGS = {
     "LoggingConfig": "logging",
 }
 METHODS = {
-    "Trainer": ("_Run.fit", "Trainer.evaluate", "Trainer.detector"),
+    "Trainer": ("TrainerBase.fit", "Trainer.evaluate", "Trainer.detector"),
     "ClassifierTrainer": ("ClassifierTrainer.evaluate", "ClassifierTrainer.classifier"),
 }
 CONTRACTS = (
