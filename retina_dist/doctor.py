@@ -15,7 +15,6 @@ image. Exit code 1 if there are errors, 2 if the settings or the annotation file
 
 import sys
 
-from retina_dist.base.console import heartbeat
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.task.settings import DoctorConfig
@@ -28,9 +27,8 @@ def main(config: DoctorConfig) -> None:
     if config.cluster:
         errors = check_cluster(config, config.expect_gb_s, config.output)
     else:
-        with heartbeat():
-            command = "examine_labels" if config.checkpoint else "examine"
-            report = command_of_task(task_class(config), command)(config)
+        command = "examine_labels" if config.checkpoint else "examine"
+        report = command_of_task(task_class(config), command)(config)
         report.show(config.output)
         errors = report.count("error")
     if errors:

@@ -16,14 +16,11 @@ class; for a classifier accuracies and, with two classes, sensitivity, specifici
 from functools import partial
 from pathlib import Path
 
-from retina_dist.base.errors import ConfigError
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import command_of_task
 from retina_dist.reporting.page import page_if_possible
 from retina_dist.reporting.run_report import write_report
 from retina_dist.serving.server import on_loopback
-from retina_dist.strategies.launch_environment import detect_launch
-from retina_dist.task.predictor import task_of
+from retina_dist.task.predictor import command_of
 from retina_dist.task.settings import EvaluateConfig
 
 
@@ -31,15 +28,12 @@ from retina_dist.task.settings import EvaluateConfig
 def main(config: EvaluateConfig) -> None:
     """Print the table, once, or the certificate."""
     if config.certify:
-        if detect_launch().world_size > 1:
-            raise ConfigError("certify is for one process; leave out the launcher.")
-        command_of_task(task_of(config), "certify")(config, on_loopback)
+        command_of(config, "certify")(config, on_loopback)
         return
-    table = command_of_task(task_of(config), "evaluate")(config)
-    if detect_launch().rank:
-        return
-    print(table)
-    if config.output_dir:
+    table = command_of(config, "evaluate")(config)
+    if table:  # on the main rank
+        print(table)
+    if table and config.output_dir:
         folder = Path(config.output_dir)
         print(f"\n{page_if_possible(partial(write_report, folder), folder)}")
 

@@ -9,15 +9,14 @@ versions are in the file. `.pt` is a state_dict for torchvision's own class, and
 """
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import command_of_task
-from retina_dist.task.predictor import task_of
+from retina_dist.task.predictor import command_of
 from retina_dist.task.settings import ExportConfig
 
 
 @entry_point("export", ExportConfig)
 def main(config: ExportConfig) -> None:
     """Export."""
-    command_of_task(task_of(config), "export")(config)
+    command_of(config, "export")(config)
 
 
 if __name__ == "__main__":

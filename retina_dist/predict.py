@@ -8,15 +8,14 @@ predictions, predictions-2 and so on.
 """
 
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import command_of_task
-from retina_dist.task.predictor import task_of
+from retina_dist.task.predictor import command_of
 from retina_dist.task.settings import PredictConfig
 
 
 @entry_point("predict", PredictConfig)
 def main(config: PredictConfig) -> None:
     """Draw and write."""
-    command_of_task(task_of(config), "predict")(config)
+    command_of(config, "predict")(config)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from retina_dist.reporting.run_report import (
     write_comparison,
     write_report,
 )
-from retina_dist.run.sweep_table import TABLE, write_sweep_report
+from retina_dist.reporting.sweep_table import TABLE, write_sweep_report
 
 
 @dataclass
@@ -92,10 +92,9 @@ def _evaluated(result: Path, annotations: str | None, folder: Path) -> RunFiles:
     """The files of a run; of a COCO results json those of its evaluation, written to `folder`."""
     if not result.is_file() or result.suffix == ".pt":
         return RunFiles(result)
-    from retina_dist.detection.commands import evaluate
-    from retina_dist.task.settings import EvaluateConfig
+    from retina_dist.detection.commands import evaluate_results
 
-    evaluate(EvaluateConfig(results=str(result), annotations=annotations, output_dir=str(folder)))
+    evaluate_results(result, annotations, folder)
     return RunFiles(folder, result)
 
 

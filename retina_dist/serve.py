@@ -7,20 +7,15 @@ After SIGTERM, accepted requests are answered (with 503 after `shutdown_s`), the
 0. TLS is left to a reverse proxy.
 """
 
-from functools import partial
-
 from retina_dist.config.entry_point import entry_point
-from retina_dist.config.run_config import command_of_task
 from retina_dist.serving.server import serve
 from retina_dist.serving.settings import ServeConfig
-from retina_dist.task.predictor import task_of
 
 
 @entry_point("serve", ServeConfig)
 def main(config: ServeConfig) -> None:
     """Serve."""
-    predictor_of = command_of_task(task_of(config), "predictor_of")
-    serve(config, partial(predictor_of, config))
+    serve(config)
 
 
 if __name__ == "__main__":

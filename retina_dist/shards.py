@@ -8,8 +8,6 @@ For training from object storage. Takes the data settings of a training. The out
 self-contained: it has the annotations too.
 """
 
-from retina_dist.base.console import heartbeat
-from retina_dist.base.errors import ConfigError
 from retina_dist.config.entry_point import entry_point
 from retina_dist.config.run_config import command_of_task, task_class
 from retina_dist.task.settings import ShardsConfig
@@ -18,10 +16,7 @@ from retina_dist.task.settings import ShardsConfig
 @entry_point("shards", ShardsConfig)
 def main(config: ShardsConfig) -> None:
     """Write shards."""
-    if config.dry_run:
-        raise ConfigError("shards are written at once; leave dry_run=true out.")
-    with heartbeat():
-        command_of_task(task_class(config), "write_shards")(config)
+    command_of_task(task_class(config), "write_shards")(config)
 
 
 if __name__ == "__main__":

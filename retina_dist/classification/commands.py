@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from retina_dist.base.console import print_redacted
+from retina_dist.base.console import heartbeat, print_redacted
 from retina_dist.base.files import write_csv
 from retina_dist.base.text import pluralize
 from retina_dist.classification.certificate import certify as certify
@@ -50,6 +50,7 @@ def predict(config: PredictConfig) -> Path:
     return plan.folder
 
 
+@heartbeat()
 def write_shards(config: ShardsConfig) -> None:
     """Write both splits to `output`."""
     parts = read_splits(cast(ClassificationData, config.data))

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.text import pluralize
 from retina_dist.classification.samples import Samples
@@ -21,6 +22,7 @@ MAX_IMBALANCE = 5.0  # images of the largest class for one of the smallest
 MIN_IMAGES = 10  # of a class
 
 
+@heartbeat()
 def examine(config: DoctorConfig) -> DoctorReport:
     """Read the data that the settings name, and look at every image.
 

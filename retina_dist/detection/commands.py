@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from retina_dist.base.console import print_redacted
+from retina_dist.base.console import heartbeat, print_redacted
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.files import is_packed, write_json, write_text
 from retina_dist.base.text import pluralize, truncate
@@ -49,6 +49,11 @@ def evaluate(config: EvaluateConfig) -> str:
     if config.results:
         _check_json("results", config.results)
     return evaluation.evaluate(config)[1]
+
+
+def evaluate_results(results: Path, annotations: str | None, folder: Path) -> None:
+    """Evaluate COCO results of any tool; the metrics and what they are of go into `folder`."""
+    evaluate(EvaluateConfig(results=str(results), annotations=annotations, output_dir=str(folder)))
 
 
 def _check_json(key: str, path: str, others: str = "") -> None:
@@ -149,6 +154,7 @@ def _named_below(
     return named
 
 
+@heartbeat()
 def write_shards(config: ShardsConfig) -> None:
     """Write both splits to `output`."""
     data = replace(cast(DetectionData, config.data), keep_empty_images=True)

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.text import escape, pluralize
 from retina_dist.data.file_checks import ImageCheck, check_images, file_findings
@@ -35,6 +36,7 @@ NAME_WIDTH = 24
 Objects = Mapping[str, Mapping[str, int]]  # class -> size or "all" -> boxes
 
 
+@heartbeat()
 def examine(config: DoctorConfig) -> DoctorReport:
     """Read both splits and their image files, and compare the boxes with the model's anchors.
 

@@ -19,6 +19,7 @@ import torch
 from pycocotools import mask
 from torchvision.transforms.v2.functional import to_pil_image
 
+from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ImageError
 from retina_dist.base.files import write_json, write_text
 from retina_dist.data.images import read_image
@@ -67,6 +68,7 @@ class Suspect:
     replaces: int | None  # the id of the annotation in question, None for a missing one
 
 
+@heartbeat()
 def examine_labels(config: DoctorConfig) -> DoctorReport:
     """Rank the labels of both splits that the detector of `config.checkpoint` doubts.
 

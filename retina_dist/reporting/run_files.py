@@ -26,7 +26,8 @@ from retina_dist.base.yaml_files import load_yaml
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.tracking.loggers import read_metrics
 
-FILES = ("config.yaml", "metrics.csv", "result.json", "metrics.json", "analysis.json")
+RESULT = "result.json"  # for sweeps, benchmarks and scripts that compare runs
+FILES = ("config.yaml", "metrics.csv", RESULT, "metrics.json", "analysis.json")
 LISTS = ("worst", "confident", "best")  # of images in analysis.json
 MAX_LISTED = 6  # images of a list that are shown
 MAX_POINTS = 1500  # of a curve
@@ -317,7 +318,7 @@ class RunFiles:
                 content = load_yaml(inside(file))
                 self.settings = flattened(msgspec.convert(content, dict[str, object]))
         self.starts = read_typed(folder / "command.json", list[Start])
-        self.result = read_typed(folder / "result.json", Result)
+        self.result = read_result(folder)
         self.timings = read_typed(folder / "timings.json", Timings)
         self.details = read_typed(folder / "details.json", Details)
         self.analysis = read_typed(folder / "analysis.json", Analysis)
@@ -412,6 +413,11 @@ def read_typed(file: Path, kind: type[T]) -> T:
         # json, unlike msgspec, reads halves of characters, of which names of files can consist
         content = json.loads(read_bytes(inside(file)), parse_constant=lambda _: None)
         return msgspec.convert(content, kind)
+
+
+def read_result(folder: Path) -> Result:
+    """The content of result.json; empty without the file. Raises DataError for another shape."""
+    return read_typed(folder / RESULT, Result)
 
 
 def are_paired(first: Resampled | None, second: Resampled | None, metric: str) -> bool:

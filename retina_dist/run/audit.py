@@ -18,6 +18,7 @@ from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.compose import load_config
 from retina_dist.config.run_config import RunConfig
 from retina_dist.engine.checkpoint.store import STEP_FILE, load_checkpoint
+from retina_dist.reporting.run_files import read_result
 from retina_dist.run.assemble import fit
 from retina_dist.run.digest_recorder import (
     counted_settings,
@@ -26,12 +27,13 @@ from retina_dist.run.digest_recorder import (
     state_digests,
     versions_digest,
 )
-from retina_dist.run.records import LOSS, describe_versions, read_result, start_of, versions
+from retina_dist.run.records import describe_versions, start_of, versions
 from retina_dist.run.resume import checkpoint_folder
 from retina_dist.strategies.settings import StrategySettings
 from retina_dist.tracking.callbacks import Callback
 from retina_dist.tracking.digest import COLUMNS, OF_EACH_STEP, DigestRow, read_digests
 from retina_dist.tracking.loggers import read_metrics
+from retina_dist.tracking.progress import LOSS
 from retina_dist.tracking.settings import LoggingConfig
 
 Metrics = Iterable[tuple[int, dict[str, float]]]  # the step and the values of each row

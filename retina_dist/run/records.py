@@ -26,12 +26,10 @@ from retina_dist.base.text import pluralize
 from retina_dist.config.compose import config_dir
 from retina_dist.config.run_config import RunConfig, changed_settings
 from retina_dist.engine.task import Facts
-from retina_dist.reporting.run_files import Result, Start, read_typed
+from retina_dist.reporting.run_files import RESULT, Start, read_typed
 from retina_dist.strategies.base import DistributedStrategy
 
 COMMAND = "command.json"
-RESULT = "result.json"  # for sweeps, benchmarks and scripts that compare runs
-LOSS = "train/loss"
 
 
 def describe_job(strategy: DistributedStrategy) -> str:
@@ -143,8 +141,3 @@ def versions() -> dict[str, str]:
 def describe_versions(found: Mapping[str, str | None]) -> str:
     """Such as "torch 2.15.0, python 3.12.3"."""
     return ", ".join(f"{name} {value or '?'}" for name, value in found.items())
-
-
-def read_result(folder: Path) -> Result:
-    """The content of result.json; empty without the file. Raises DataError for another shape."""
-    return read_typed(folder / RESULT, Result)

@@ -7,9 +7,8 @@ from tempfile import TemporaryDirectory
 from retina_dist.base.errors import UserError
 from retina_dist.base.files import write_json
 from retina_dist.base.settings import MISSING, setting
-from retina_dist.reporting.run_files import read_typed
+from retina_dist.reporting.run_files import read_result, read_typed
 from retina_dist.run.audit import Audit, Window, fit_again, settings_of
-from retina_dist.run.records import read_result
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.strategies.launchers import ALONE
 from retina_dist.strategies.start_processes import LAUNCHERS, launcher_like, run_job

@@ -40,8 +40,7 @@ from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.compose import command_of, translate_hydra_errors, typed
 from retina_dist.config.entry_point import reported_errors
 from retina_dist.config.run_config import RunConfig
-from retina_dist.reporting.run_files import read_typed
-from retina_dist.run.records import RESULT, read_result
+from retina_dist.reporting.run_files import RESULT, read_result, read_typed
 from retina_dist.run.resume import CHECKPOINTS
 from retina_dist.strategies.launch_environment import detect_launch
 from retina_dist.tracking.settings import MLFLOW_PARENT
@@ -59,7 +58,7 @@ def run_sweep_job(
     processes, one that fails alone ends the sweep, because the others may be waiting for it. With
     resume=auto a job that was trained to its end has nothing to do.
     """
-    from retina_dist.run.sweep_table import write_table
+    from retina_dist.reporting.sweep_table import write_table
 
     launch = detect_launch()
     started = time.perf_counter()
@@ -170,7 +169,7 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Exit with 2 where no job was trained to its end."""
-        from retina_dist.run.sweep_table import print_table, rows_of
+        from retina_dist.reporting.sweep_table import print_table, rows_of
 
         folder = Path(str(config.hydra.sweep.dir))
         rows = rows_of(folder)

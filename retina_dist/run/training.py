@@ -27,13 +27,14 @@ from retina_dist.engine.profile import profiled
 from retina_dist.engine.state import TrainState
 from retina_dist.engine.task import Facts, Metrics, Task, TaskData
 from retina_dist.engine.train_loop import TrainLoop
+from retina_dist.reporting.run_files import RESULT
 from retina_dist.run.build import build_train_step, monitor_of
-from retina_dist.run.records import LOSS, RESULT, versions
+from retina_dist.run.records import versions
 from retina_dist.run.resume import Run, checkpoint_folder
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.tracking.callbacks import Callback, CallbackList, TrainingStart
 from retina_dist.tracking.loggers import LoggerCollection, RunLoggers, TensorBoardLogger, TrackedRun
-from retina_dist.tracking.progress import Progress
+from retina_dist.tracking.progress import LOSS, Progress
 
 if TYPE_CHECKING:
     from retina_dist.run.digest_recorder import DigestRecorder

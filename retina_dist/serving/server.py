@@ -21,7 +21,7 @@ from retina_dist.base.console import print_redacted
 from retina_dist.base.errors import ConfigError
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.strategies.single_device import SingleDeviceStrategy
-from retina_dist.task.predictor import Predictor
+from retina_dist.task.predictor import Predictor, command_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -32,17 +32,18 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 UNUSABLE = (OSError, OverflowError, ValueError, TypeError)  # the last two for invalid host names
 
 
-def serve(config: ServeConfig, load_predictor: Callable[[torch.device], Predictor]) -> None:
-    """Serve until SIGTERM or SIGINT. `load_predictor(device)` loads the model.
+def serve(config: ServeConfig) -> None:
+    """Serve the model of `config.checkpoint` until SIGTERM or SIGINT.
 
     Raises ConfigError if the extra is missing or the address cannot be used.
     """
+    load_predictor = command_of(config, "predictor_of")
     # uvicorn replaces it, and raises the signal again at its end
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     device = SingleDeviceStrategy(config.device).device
     if config.max_batch is None:
         config = replace(config, max_batch=8 if device.type == "cuda" else 1)
-    server = server_of(partial(load_predictor, device), config)
+    server = server_of(partial(load_predictor, config, device), config)
 
     with listen(config.host, config.port) as listener:
         host = f"[{config.host}]" if ":" in config.host else config.host

@@ -9,7 +9,7 @@ import copy
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, get_args
@@ -37,6 +37,7 @@ from retina_dist.config.run_config import (
     TASKS,
     ModelSettings,
     OfCheckpoint,
+    command_of_task,
     data_settings_of,
     task_of_checkpoint,
 )
@@ -349,6 +350,14 @@ def task_of(config: OfCheckpoint) -> type[Task]:
                     f"name its entry again: {group}=NAME --config-dir FOLDER."
                 )
     return lookup("task", task_of_checkpoint(content))
+
+
+def command_of(config: OfCheckpoint, name: str) -> Callable[..., Any]:
+    """The command NAME of the task that the command's `checkpoint` was trained for.
+
+    Raises ConfigError as `task_of` and `command_of_task`.
+    """
+    return command_of_task(task_of(config), name)
 
 
 def data_of_checkpoint(

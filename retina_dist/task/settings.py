@@ -7,6 +7,7 @@ from retina_dist.base.settings import MISSING, setting
 from retina_dist.base.text import as_override
 from retina_dist.config.run_config import OfCheckpoint, RunConfig
 from retina_dist.data.settings import MAX_PIXELS
+from retina_dist.strategies.launch_environment import detect_launch
 
 
 @dataclass
@@ -89,6 +90,8 @@ class EvaluateConfig(PredictorConfig):
     def check(self) -> None:
         """Raise ConfigError where settings exclude each other."""
         super().check()
+        if self.certify and detect_launch().world_size > 1:
+            raise ConfigError("certify is for one process; leave out the launcher.")
         if self.certify and (self.results or self.calibrate or self.max_detections):
             raise ConfigError(
                 "certify compares a checkpoint with files that were exported from it; leave out "
@@ -198,3 +201,9 @@ class ShardsConfig(RunConfig):
 
     output: str = setting(MISSING, "a folder or a URL", writes="folder or URL")
     shard_mb: int = setting(256, "MiB of a tar file, made in memory", at_least=1, at_most=1024)
+
+    def check(self) -> None:
+        """Raise ConfigError for a dry run, which there is none of."""
+        super().check()
+        if self.dry_run:
+            raise ConfigError("shards are written at once; leave dry_run=true out.")

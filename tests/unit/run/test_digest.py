@@ -20,13 +20,13 @@ from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.replicas import LANES, _keys, keyed_sum
+from retina_dist.reporting.run_files import read_result
 from retina_dist.run.assemble import train
 from retina_dist.run.digest_recorder import (
     counted_settings,
     metrics_digest,
     state_digests,
 )
-from retina_dist.run.records import read_result
 from retina_dist.strategies.single_device import SingleDeviceStrategy
 from retina_dist.testing.thread_ranks import on_ranks
 from retina_dist.tracking.digest import FILE, DigestRow, read_digests, sha256_of

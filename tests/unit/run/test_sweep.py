@@ -16,9 +16,9 @@ from retina_dist.base.errors import DataError, Preempted
 from retina_dist.base.files import write_json
 from retina_dist.engine.nonfinite import Divergence
 from retina_dist.reporting.intervals import Resampled
-from retina_dist.reporting.run_files import Result
-from retina_dist.run.records import LOSS, RESULT
-from retina_dist.run.sweep_table import SweepRow, compare_with_best
+from retina_dist.reporting.run_files import RESULT, Result
+from retina_dist.reporting.sweep_table import SweepRow, compare_with_best
+from retina_dist.tracking.progress import LOSS
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 Sweep = Callable[..., int]

@@ -12,8 +12,8 @@ from retina_dist.base.files import write_csv
 from retina_dist.base.text import aligned, escape
 from retina_dist.reporting.intervals import Resampled
 from retina_dist.reporting.page import COLORS, REPORT, Chart, page_if_possible, write_page
-from retina_dist.reporting.run_files import Result, are_paired
-from retina_dist.run.records import LOSS, RESULT, read_result
+from retina_dist.reporting.run_files import RESULT, Result, are_paired, read_result
+from retina_dist.tracking.progress import LOSS
 
 TABLE = "sweep.csv"
 
