@@ -51,11 +51,6 @@ def evaluate(config: EvaluateConfig) -> str:
     return evaluation.evaluate(config)[1]
 
 
-def evaluate_results(results: Path, annotations: str | None, folder: Path) -> None:
-    """Evaluate COCO results of any tool; the metrics and what they are of go into `folder`."""
-    evaluate(EvaluateConfig(results=str(results), annotations=annotations, output_dir=str(folder)))
-
-
 def _check_json(key: str, path: str, others: str = "") -> None:
     """Raise ConfigError for a folder or an archive; `others` is what else may be given."""
     if is_packed(path):

@@ -7,12 +7,12 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 
-from retina_dist.base.errors import DataError
+from retina_dist.base.errors import ConfigError, DataError
 from retina_dist.base.text import aligned, pluralize
 from retina_dist.reporting.analysis import MAX_IN_MATRIX, confusions_of
 from retina_dist.reporting.charts import SECTIONS
 from retina_dist.reporting.intervals import Interval, Resampled
-from retina_dist.reporting.page import REPORT, format_number, write_page
+from retina_dist.reporting.page import REPORT, format_number, page_if_possible, write_page
 from retina_dist.reporting.run_files import RunFiles, are_paired, short
 
 MAX_MORE = 1e7  # images that anyone would label
@@ -52,6 +52,24 @@ def write_comparison(first: RunFiles, second: RunFiles, out: Path | None = None)
     name = re.sub(r"[^\w.-]+", "-", second.name)
     beside = first.source if first.source.is_dir() else first.source.parent
     return _write_page([first, second], out or beside / f"compared_{name}.html")
+
+
+def print_comparison(first: RunFiles, second: RunFiles, out: Path | None = None) -> None:
+    """Print the metrics of two results, which is better, and where their report is.
+
+    Raises ConfigError for one result twice, DataError for two tasks.
+    """
+    if first.source.resolve() == second.source.resolve():
+        raise ConfigError(
+            f"other={second.source} is the run itself; give another to compare it with."
+        )
+    tell_apart(first, second)
+    answer = f"{table_of(first, second)}\n\n{conclude(first, second)}"
+    why = why_not_comparable(first, second)
+    if why:
+        answer = f"{why}\n\n{table_of(first, second)}"
+    print(describe_equality(first, second) or answer, end="\n\n")
+    print(page_if_possible(partial(write_comparison, first, second, out)))
 
 
 def tell_apart(first: RunFiles, second: RunFiles) -> None:

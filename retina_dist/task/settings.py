@@ -1,6 +1,7 @@
-"""The settings of the commands on a checkpoint or on a data set, for every task."""
+"""The settings of the commands on a checkpoint, a data set or results, for every task."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import MISSING, setting
@@ -207,3 +208,35 @@ class ShardsConfig(RunConfig):
         super().check()
         if self.dry_run:
             raise ConfigError("shards are written at once; leave dry_run=true out.")
+
+
+@dataclass
+class ReportConfig:
+    """`python -m retina_dist.report`."""
+
+    run: str = setting(MISSING, "the folder of a run, an evaluation or a sweep")
+    other: str | None = setting(
+        None, "another run, beside it; each may also be a COCO results json"
+    )
+    annotations: str | None = setting(None, "the ground truth of COCO results, a json")
+    output: str | None = setting(
+        None, "null: report.html in `run`, compared_OTHER.html with `other`", writes="file"
+    )
+    debug: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError for another file than HTML, and for annotations without results."""
+        if self.output and not self.output.endswith(".html"):
+            raise ConfigError(f"output={self.output} is not HTML, as a report is; give FILE.html.")
+        if self.annotations and not self.other:
+            raise ConfigError(
+                f"annotations={self.annotations} is read where two results are compared; "
+                "leave it out."
+            )
+        run = Path(self.run)
+        other = Path(self.other or "")
+        if self.annotations and run.is_dir() and other.is_dir():
+            raise ConfigError(
+                f"annotations={self.annotations} is for a COCO results json, not for two folders; "
+                "leave it out."
+            )

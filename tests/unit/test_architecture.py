@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retina_dist.__main__ import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "retina_dist"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -18,19 +20,33 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # too much. The floors, from the lowest: base; what knows no other room; engine; config; data, task,
 # run; the two tasks; the commands.
 RUN_CONFIG = "config.run_config"  # the settings of a run, as types
-OF_TASKS = {"config", "data", "engine", "model", "reporting", "strategies", "task"}
+OF_TASKS = {
+    RUN_CONFIG,
+    "data",
+    "engine.checkpoint.store",
+    "model",
+    "reporting",
+    "strategies",
+    "task",
+}
 ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "model": set(),
     "optim": set(),
     "strategies": set(),
     "tracking": set(),
-    "reporting": {"tracking"},
-    "engine": {"optim", "strategies", "tracking.callbacks"},
-    "config": {"engine", "optim", "strategies", "tracking"},
+    "reporting": {"tracking.loggers", "tracking.progress"},
+    "engine": {"optim", "strategies.base", "tracking.callbacks"},
+    "config": {
+        "engine.plan",
+        "engine.task",
+        "optim.settings",
+        "strategies",
+        "tracking.settings",
+    },
     "data": {RUN_CONFIG, "reporting.findings"},
-    "task": {"data", "engine", "model", "strategies", RUN_CONFIG},
-    "serving": {"data.images", "task", "strategies", RUN_CONFIG},
+    "task": {"data", "engine", "model.weights", "strategies", RUN_CONFIG},
+    "serving": {"data.images", "strategies.single_device", "task"},
     "run": {"config", "engine", "model", "optim", "reporting", "strategies", "tracking"},
     "detection": OF_TASKS,
     "classification": OF_TASKS,
@@ -38,13 +54,22 @@ ALLOWED: dict[str, set[str]] = {
         "benchmark.report",  # LaunchedConfig
         "config",
         "engine",
-        "optim",
+        "optim.settings",
         "reporting",
         "run",
         "strategies",
         "tracking",
     },
-    "benchmark": {"detection", "optim", "run", "serving", *OF_TASKS},
+    "benchmark": {
+        "config",
+        "data",
+        "detection",
+        "engine",
+        "optim.settings",
+        "reporting.page",
+        "run",
+        "strategies",
+    },
 }
 WITH_HYDRA = {
     "config.compose",
@@ -130,6 +155,15 @@ def test_a_room_imports_the_floors_below_it(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         for target in modules_of(path):
             assert is_below(target, allowed), f"{module_of(path)} imports {target}"
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"benchmark", "compare"}))
+def test_a_command_is_its_usage_and_main(command: str) -> None:
+    """What it does stands in a room, and so do its settings."""
+    path = PACKAGE / f"{command}.py"
+    assert not [node for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
+    assert len({room_of(target) for target in modules_of(path)}) <= 4
+    assert len(path.read_text().splitlines()) <= 80
 
 
 def test_no_two_rooms_import_each_other() -> None:
