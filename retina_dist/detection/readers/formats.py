@@ -21,7 +21,14 @@ from retina_dist.data.tree import Head, Tree, grouped, split_of
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoContent
-from retina_dist.detection.readers.items import Item, Items, LeftOut, class_names, numbered
+from retina_dist.detection.readers.items import (
+    Item,
+    LeftOut,
+    class_names,
+    coco_of,
+    numbered,
+    with_sizes,
+)
 from retina_dist.detection.settings import (
     ANNOTATION_SETTINGS,
     FILE_SETTINGS,
@@ -288,18 +295,19 @@ class FolderReader(FileReader):
             return None
 
         folder, found = self.with_folder(place.folder, scan.items[place.split])
-        ids = scan.ids or numbered(scan.names)
-        items = Items(found, ids, folder, self.shares, scan.warnings[place.split])
+        warnings = scan.warnings[place.split]
         if self.shares:
-            items = items.sized(self.settings.max_pixels)
+            found, said = with_sizes(found, folder, self.settings.max_pixels)
+            warnings = warnings + said
+        ids = scan.ids or numbered(scan.names)
         facts: Entry = {}
         if scan.facts:
             facts = {"info": scan.facts, "licenses": [{"name": scan.facts.get("license")}]}
         return Content(
-            items.as_coco() | facts,
+            coco_of(found, ids, shares=self.shares) | facts,
             folder,
             root if len(place.tree.files) > 1 else root / place.tree.files[0],
-            items.warnings,
+            warnings,
             remedy="put each image where docs/data.md shows it",
             box_format="xywh",
             has_corners=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from retina_dist.base.errors import ImageError
@@ -63,61 +62,55 @@ class LeftOut(NamedTuple):
         return f"{pluralize(len(self.names), self.noun)} {self.why}: {truncate(self.names, 1)}"
 
 
-@dataclass(frozen=True)
-class Items:
-    """One split of a data set. `ids` has the classes of all splits, so it is the same for each."""
+def with_sizes(
+    items: Iterable[Item], images: PathOrUrl, max_pixels: int
+) -> tuple[list[Item], list[str]]:
+    """The items with the sizes of the files in the folder `images`, where they have none.
 
-    items: Sequence[Item]
-    ids: Mapping[str, int]
-    images: PathOrUrl
-    shares: bool = False  # corners are shares of the image's sides
-    warnings: list[str] = field(default_factory=list)
+    An image that cannot be read, or that has more than `max_pixels`, loses its boxes, with a
+    warning: it is an error later, unless images may be missing.
+    """
+    sized = []
+    lost = 0
+    for item in items:
+        try:
+            if item.size is None:
+                path = images / item.file
+                item = item._replace(size=image_sizes(path, max_pixels)[0])  # type: ignore[arg-type]
+        except ImageError:
+            lost += len(item.boxes)
+            item = item._replace(boxes=())
+        sized.append(item)
+    if not lost:
+        return sized, []
+    what = f"{pluralize(lost, 'box')} left out, of images whose size cannot be read"
+    return sized, [f"{what} in {images}; restore them"]
 
-    def sized(self, max_pixels: int) -> Items:
-        """The same with the sizes of the image files, where items have none, which shares are
-        multiplied by.
 
-        An image that cannot be read, or that has more than `max_pixels`, loses its boxes, with a
-        warning: it is an error later, unless images may be missing.
-        """
-        items = []
-        lost = 0
-        for item in self.items:
-            try:
-                size = item.size
-                if size is None:
-                    path = self.images / item.file
-                    size = image_sizes(path, max_pixels)[0]  # type: ignore[arg-type]
-                items.append(item._replace(size=size))
-            except ImageError:
-                lost += len(item.boxes)
-                items.append(item._replace(size=None, boxes=()))
-        if not lost:
-            return replace(self, items=items)
+def coco_of(items: Iterable[Item], ids: Mapping[str, int], *, shares: bool) -> Entry:
+    """The items as COCO's dictionary; image ids count from 1.
 
-        what = f"{pluralize(lost, 'box')} left out, of images whose size cannot be read"
-        warning = f"{what} in {self.images}; restore them"
-        return replace(self, items=items, warnings=[*self.warnings, warning])
-
-    def as_coco(self) -> Entry:
-        """The split as COCO's dictionary; image ids count from 1."""
-        images: list[Entry] = []
-        annotations: list[Entry] = []
-        for number, item in enumerate(self.items, start=1):
-            image: Entry = {"id": number, "file_name": item.file}
-            width, height = item.size or (1, 1)
-            if item.size:
-                image |= {"width": width, "height": height}
-            images.append(image)
-
-            if not self.shares:
-                width = height = 1
-            for name, (x1, y1, x2, y2), crowd in item.boxes:
-                box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
-                entry = {"image_id": number, "category_id": self.ids[name], "bbox": box}
-                annotations.append(entry | {"iscrowd": int(crowd)})
-        categories = [{"id": i, "name": name} for name, i in self.ids.items()]
-        return {"images": images, "annotations": annotations, "categories": categories}
+    Args:
+        items: one split of a data set.
+        ids: of the classes of all splits, so the same for each.
+        shares: corners are shares of the image's sides.
+    """
+    images: list[Entry] = []
+    annotations: list[Entry] = []
+    for number, item in enumerate(items, start=1):
+        image: Entry = {"id": number, "file_name": item.file}
+        width = height = 1
+        if item.size:
+            image |= {"width": item.size[0], "height": item.size[1]}
+        if item.size and shares:
+            width, height = item.size
+        images.append(image)
+        for name, (x1, y1, x2, y2), crowd in item.boxes:
+            box = [x1 * width, y1 * height, (x2 - x1) * width, (y2 - y1) * height]
+            entry = {"image_id": number, "category_id": ids[name], "bbox": box}
+            annotations.append(entry | {"iscrowd": int(crowd)})
+    categories = [{"id": i, "name": name} for name, i in ids.items()]
+    return {"images": images, "annotations": annotations, "categories": categories}
 
 
 def class_names(items: Iterable[Item]) -> set[str]:
