@@ -217,19 +217,18 @@ def measure(
     base = seconds[config.paths[0]]
     rows = []
     for name, times in seconds.items():
-        row = {"path": name, "batch_size": batch_size, "canvas": list(canvas)}
-        rows.append(row | _speed(times, base, batch_size) | facts[name])
+        median = statistics.median(times)
+        row = {
+            "path": name,
+            "batch_size": batch_size,
+            "canvas": list(canvas),
+            "ms": round(median * 1000, 3),
+            "images_per_s": round(batch_size / median, 3),
+            # the lowest, the median and the highest
+            "ratio": np.quantile(np.divide(base, times), (0, 0.5, 1)).round(4).tolist(),
+        }
+        rows.append(row | facts[name])
     return rows
-
-
-def _speed(times: Sequence[float], base: Sequence[float], batch_size: int) -> dict[str, object]:
-    """A path's figures: its median step, and its lowest, median and highest ratio to `base`."""
-    median = statistics.median(times)
-    return {
-        "ms": round(median * 1000, 3),
-        "images_per_s": round(batch_size / median, 3),
-        "ratio": np.quantile(np.divide(base, times), (0, 0.5, 1)).round(4).tolist(),
-    }
 
 
 def _run(step: Step, count: int) -> None:
