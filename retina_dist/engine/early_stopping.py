@@ -5,17 +5,14 @@ its files by it.
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from torch.optim.optimizer import StateDict
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.settings import Limits
 
-Mode = Literal["max", "min"]
 
-
-def default_mode(metric: str) -> Mode:
+def default_mode(metric: str) -> str:
     """A loss or an error is best when it is lowest, every other metric when it is highest.
 
     >>> [default_mode(metric) for metric in ("val/loss_classification", "val/mae", "val/accuracy")]
