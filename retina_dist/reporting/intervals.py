@@ -155,7 +155,7 @@ class Resampled:
 
     @classmethod
     def load(cls, folder: Path) -> Resampled | None:
-        """What `save` wrote into `folder`; None without the file.
+        """What `save` wrote into `folder`; None without the file, or before version 2.
 
         Raises:
             DataError: the file cannot be read.
@@ -165,6 +165,8 @@ class Resampled:
             return None
         try:
             with np.load(file, allow_pickle=False) as content:
+                if "samples" in content and "reasons" not in content:
+                    return None
                 arrays = dict(content)
             values = arrays["values"]
             samples = arrays["samples"]

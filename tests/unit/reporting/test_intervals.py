@@ -122,6 +122,11 @@ def test_a_reason_replaces_the_interval_and_that_of_a_difference(tmp_path: Path)
     assert known.difference(unknown, "AP").holds_zero
 
 
+def test_a_file_of_an_older_version_is_left_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "resamples.npz", images="", names=[], values=[], samples=[])
+    assert Resampled.load(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     "damage", [lambda content: b"", lambda content: b"text", lambda content: content[:-40]]
 )
