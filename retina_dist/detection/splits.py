@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from retina_dist.base.errors import DataError, set_status
 from retina_dist.base.text import pluralize
-from retina_dist.detection.readers.annotations import Annotations, BoxForm, without_empty
+from retina_dist.detection.readers.annotations import (
+    Annotations,
+    BoxForm,
+    repeated_boxes,
+    without_empty,
+)
 from retina_dist.detection.readers.categories import Categories, Entry
 from retina_dist.detection.readers.formats import AnnotationReader
 from retina_dist.detection.readers.load import annotations_of, pausing_gc
 from retina_dist.detection.readers.records import fill_sizes
 from retina_dist.detection.settings import DetectionData
-
-# of image, class and box, so that the sum tells rows apart
-WEIGHTS = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])
 
 
 def read_split(
@@ -79,18 +79,8 @@ def _read(
     fault = form.fault(place) if is_strict else None
     if fault is not None:
         raise DataError(f"{content.source}: {place}: {'; '.join(fault)}.")
-    part.warnings += form.suspected() + _repeated(part)
+    part.warnings += form.suspected() + repeated_boxes(part)
     return part.hold_out(fraction) if fraction else {split: part}
-
-
-def _repeated(part: Annotations) -> list[str]:
-    """A warning where most boxes are there twice, as of a file that was joined to itself."""
-    truth = part.truth
-    columns = (truth.image_rows, truth.category_ids, *truth.boxes.T)
-    rows = np.column_stack(columns)
-    if not len(rows) or len(np.unique(rows @ WEIGHTS)) > len(rows) / 2:
-        return []
-    return [f"most of {pluralize(len(rows), 'box')} are there twice; remove the copies"]
 
 
 def read_splits(

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 ROUNDING = 0.01  # pixels: what six digits of a share of a side leave
 CLIPPED = "reaching out of the image"
+# of image, class and box, so that the sum tells rows apart
+ROW_WEIGHTS = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0])
 MIN_BOXES = 4  # Below this many boxes, do not guess how they were written.
 MIN_BOXES_CENTRED = 20  # nor below this many that x, y is a centre
 
@@ -359,3 +361,13 @@ class BoxForm:
         with np.errstate(invalid="ignore"):
             fits = (low >= -slack) & (high <= self.sizes + slack) & (high > low)
         return np.asarray(fits.all(axis=1))
+
+
+def repeated_boxes(part: Annotations) -> list[str]:
+    """A warning where most boxes are there twice, as of a file that was joined to itself."""
+    truth = part.truth
+    columns = (truth.image_rows, truth.category_ids, *truth.boxes.T)
+    rows = np.column_stack(columns)
+    if not len(rows) or len(np.unique(rows @ ROW_WEIGHTS)) > len(rows) / 2:
+        return []
+    return [f"most of {pluralize(len(rows), 'box')} are there twice; remove the copies"]
