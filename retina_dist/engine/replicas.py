@@ -93,8 +93,11 @@ def check_shares(
     Each has at least one. The sums of their `weights` have the mean 1 over ranks, or less where a
     run `skips` images.
     """
-    own = torch.tensor([[sum(weights), len(weights)]], dtype=torch.float64, device=strategy.device)
-    sums, counts = strategy.all_gather(own).T.tolist()
+    rows = [[sum(weights), len(weights)]]
+    if strategy.world_size > 1:  # one process waits for no device, and has fake tensors in a plan
+        own = torch.tensor(rows, dtype=torch.float64, device=strategy.device)
+        rows = strategy.all_gather(own).tolist()
+    sums, counts = zip(*rows, strict=True)
     mean = sum(sums) / len(sums)
     if len(set(counts)) > 1 or not counts[0]:
         raise ReplicaMismatch(
