@@ -212,24 +212,20 @@ def clean(
     good = ~crowd
     dropped: dict[str, int] = {}
     for fault, mask in faults.items():
-        if (mask & ~crowd).any():
-            dropped[fault] = int((mask & ~crowd).sum())
+        count = int((mask & ~crowd).sum())
+        if count:
+            dropped[fault] = count
         good &= ~mask
     order = np.flatnonzero(good)[np.argsort(rows[good], kind="stable")]
 
-    boxes: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    if records:
-        ends = np.searchsorted(rows[order], np.arange(1, len(records) + 1))
-        boxes = _parts(inside[order], ends)
-        label_of = categories.label_of
-        numbers = [label_of[i] for i in truth.category_ids[order].tolist()]
-        labels = _parts(np.array(numbers, dtype=np.int64), ends)
+    ends = np.searchsorted(rows[order], np.arange(1, len(records) + 1))
+    label_of = categories.label_of
+    labels = [label_of[i] for i in truth.category_ids[order].tolist()]
     return Annotations(
         truth=truth,
         records=tuple(records),
-        boxes=boxes,
-        labels=labels,
+        boxes=_parts(inside[order], ends),
+        labels=_parts(np.array(labels, dtype=np.int64), ends),
         categories=categories,
         sizes=sizes,
         num_crowd=int(crowd.sum()),

@@ -21,14 +21,7 @@ from retina_dist.data.tree import Head, Tree, grouped, split_of
 from retina_dist.detection.readers.categories import Entry
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoContent
-from retina_dist.detection.readers.items import (
-    Item,
-    LeftOut,
-    class_names,
-    coco_of,
-    numbered,
-    with_sizes,
-)
+from retina_dist.detection.readers.items import Item, LeftOut, coco_of, with_sizes
 from retina_dist.detection.settings import (
     ANNOTATION_SETTINGS,
     FILE_SETTINGS,
@@ -299,7 +292,8 @@ class FolderReader(FileReader):
         if self.shares:
             found, said = with_sizes(found, folder, self.settings.max_pixels)
             warnings = warnings + said
-        ids = scan.ids or numbered(scan.names)
+        names = sorted(scan.names)
+        ids = scan.ids or {name: i for i, name in enumerate(names, start=1)}
         facts: Entry = {}
         if scan.facts:
             facts = {"info": scan.facts, "licenses": [{"name": scan.facts.get("license")}]}
@@ -338,7 +332,7 @@ class FolderReader(FileReader):
                         f"remove one, or name one with data.{item.split}_annotations=FILE."
                     )
                 scan.items[key[0]].append(item)
-                scan.names.update(class_names([item]))
+                scan.names.update(box.name for box in item.boxes)
         self.count_left_out(scan, place)
         return scan
 

@@ -111,13 +111,3 @@ def coco_of(items: Iterable[Item], ids: Mapping[str, int], *, shares: bool) -> E
             annotations.append(entry | {"iscrowd": int(crowd)})
     categories = [{"id": i, "name": name} for name, i in ids.items()]
     return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def class_names(items: Iterable[Item]) -> set[str]:
-    """The classes of their boxes."""
-    return {box.name for item in items for box in item.boxes}
-
-
-def numbered(names: Iterable[str]) -> dict[str, int]:
-    """Ids from 1 in alphabetical order."""
-    return {name: i for i, name in enumerate(sorted(set(names)), start=1)}
