@@ -76,7 +76,8 @@ def with_sizes(
         try:
             if item.size is None:
                 path = images / item.file
-                item = item._replace(size=image_sizes(path, max_pixels)[0])  # type: ignore[arg-type]
+                size = image_sizes(path, max_pixels)[0]  # type: ignore[arg-type]
+                item = item._replace(size=size)
         except ImageError:
             lost += len(item.boxes)
             item = item._replace(boxes=())
