@@ -222,6 +222,10 @@ OUTSIDE = "^HOROVOD_RANK={} is outside HOROVOD_SIZE=2; unset them, or start by"
             ({"HOROVOD_RANK": rank, "HOROVOD_SIZE": "2"}, OUTSIDE.format(rank))
             for rank in ("2", "-1")
         ),
+        *(
+            ({**SRUN, "MASTER_PORT": port}, f"MASTER_PORT={port} is not a port; give")
+            for port in ("0", "65536")
+        ),
         ({**SRUN, "MASTER_PORT": "http"}, "srun set .*, MASTER_PORT=http, which are not all whole"),
     ],
 )
