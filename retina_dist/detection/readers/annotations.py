@@ -364,6 +364,6 @@ def repeated_boxes(part: Annotations) -> list[str]:
     truth = part.truth
     columns = (truth.image_rows, truth.category_ids, *truth.boxes.T)
     rows = np.column_stack(columns)
-    if not len(rows) or len(np.unique(rows @ ROW_WEIGHTS)) > len(rows) / 2:
+    if not len(rows) or len(np.unique(rows @ ROW_WEIGHTS, equal_nan=False)) > len(rows) / 2:
         return []
     return [f"most of {pluralize(len(rows), 'box')} are there twice; remove the copies"]

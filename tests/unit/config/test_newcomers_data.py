@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,6 +18,7 @@ from retina_dist.data.parsing import csv_rows, parse_xml
 from retina_dist.data.tree import Tree
 from retina_dist.detection import convert
 from retina_dist.detection.convert import ConvertConfig
+from retina_dist.detection.readers.annotations import repeated_boxes
 from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import DetectionData
@@ -274,6 +277,8 @@ def test_boxes_that_are_there_twice_are_a_warning(second: str, tmp_path: Path) -
     assert train is not None
     said = [text for text in train.warnings if "most of 2 boxes are there twice" in text]
     assert len(said) == ("cat" in second)
+    truth = replace(train.truth, boxes=np.full((2, 4), np.nan))  # of images without a size
+    assert not repeated_boxes(replace(train, truth=truth))
 
 
 def test_results_and_images_alone_are_no_annotations(tmp_path: Path) -> None:
