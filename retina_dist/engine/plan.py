@@ -259,7 +259,7 @@ class Plan:
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",
         }
-        if self.lr >= 1:
+        if self.lr >= max(1, self.batch_size / 256):  # ten times that of Goyal et al. 2017
             rows["lr"] += "; nearly every network diverges with it: lower optimizer.lr"
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"

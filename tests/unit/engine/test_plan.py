@@ -87,6 +87,14 @@ def test_learning_rate_rules(rule: str, lr: float) -> None:
     assert plan(batch_size=64, lr_rule=rule, lr_reference_batch=16).lr == pytest.approx(lr)
 
 
+@pytest.mark.parametrize(("batch_size", "lr", "warned"), [(16, 1, 1), (16, 0.9, 0), (8192, 3.2, 0)])
+def test_a_rate_that_diverges_is_told_from_one_of_large_batches(
+    batch_size: int, lr: float, warned: bool
+) -> None:
+    text = str(plan(num_images=8192, batch_size=batch_size, lr=lr))
+    assert ("lower optimizer.lr" in text) == warned
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
