@@ -529,7 +529,7 @@ def unknown_key(
     if near[0] not in known:
         near = nearest(key, known, value)
     hint = f"leave it out, or see the keys with {command} --help."
-    if key.isupper() and "_" in key:  # a variable of the environment
+    if key.isupper() and "_" in key and "." not in key:  # a variable of the environment
         hint = f"write it before the command: {key}={value} {command}."
     if others:
         hint = f"it is one of {' and '.join(others)}: leave it out."

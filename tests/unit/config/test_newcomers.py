@@ -186,6 +186,7 @@ REMEDIES = {
     "optimizer.lr=${oc.env:RETINA_UNSET}": "write export RETINA_UNSET=VALUE before",
     "optimizer.lr=${lr}": "'lr' not found; write a whole key, such as ${optimizer.lr}",
     "CUDA_VISIBLE_DEVICES=0": "before the command: CUDA_VISIBLE_DEVICES=0 python -m retina_dist.tr",
+    "TEST.FOO_BAR=1": "or see the keys with python -m retina_dist.train --help",
     "precision=fp64": "leave it out, or compare in float64 with python -m retina_dist.parity.",
     "eps=5": "did you mean optimizer.eps?",
     "data/root=mine": "write data.root=mine.",
