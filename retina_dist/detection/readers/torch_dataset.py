@@ -174,7 +174,7 @@ class ItemReader:
     def _check_is_same(self, number: int, box_format: str) -> None:
         """Raise DataError for an item that differs from one reading to the next."""
         first, second = (self._content(number, box_format) for _ in range(2))
-        if first[0] != second[0] or not torch.equal(first[1], second[1]):
+        if str(first[0]) != str(second[0]) or not torch.equal(first[1], second[1]):
             raise DataError(
                 f"{self}[{number}] differs each time that it is read; leave random changes out of "
                 "it, and give them to rd.Trainer as its augmentation."

@@ -1027,9 +1027,14 @@ def test_items_that_differ_each_time_are_refused() -> None:
             boxes = torch.rand(1, 4).sort().values * 8
             return torch.zeros(3, 8, 8), boxes[:, [0, 1, 2, 3]], [0]
 
-    settings = TorchDatasetConfig(train=Changing(), categories=["a"])
+    class Constant(Changing):
+        def __getitem__(self, number: int) -> Any:
+            return torch.zeros(3, 8, 8), torch.tensor([[torch.nan, 0, 4, 4]]), [0]
+
+    settings = TorchDatasetConfig(train=Changing(), val=Constant(), categories=["a"])
     with pytest.raises(DataError, match=r"\[0\] differs each time .* its augmentation"):
         settings.datasets["train"].coco("xyxy")
+    assert len(settings.datasets["val"].coco("xyxy")["annotations"]) == 8
 
 
 def test_commands_refuse_what_would_pass_silently(tmp_path: Path) -> None:
