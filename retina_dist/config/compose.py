@@ -221,7 +221,7 @@ def repeated(overrides: Sequence[str]) -> str:
     if config_file(given.get("resume")) and "experiment" in given:
         return "experiment takes the place of all settings of the run; leave it out to keep them."
     folder = given.get("output_dir", "")
-    if re.search("(?<![:/])//|^[^/]+/$", folder) or (folder[-1:] == "/" and _holds_runs(folder)):
+    if re.search("(?<![:/])//", folder) or _lacks_name(folder):
         return f"output_dir={folder} has no name behind a slash, as of an unset variable."
     last: dict[str, str] = {}
     for override in overrides:
@@ -232,10 +232,12 @@ def repeated(overrides: Sequence[str]) -> str:
     return ""
 
 
-def _holds_runs(folder: str) -> bool:
-    """Whether runs are below a folder, which is none itself."""
+def _lacks_name(folder: str) -> bool:
+    """Whether a folder ends as `runs/$UNSET` does: it is the place of runs, and none itself."""
     place = Path(folder)
-    return any(place.glob("*/config.yaml")) and not (place / "config.yaml").exists()
+    if not folder.endswith("/") or (place / "config.yaml").exists():
+        return False
+    return folder.count("/") == 1 or any(place.glob("*/config.yaml"))
 
 
 def place_of_data(overrides: Iterable[str]) -> tuple[str, str]:

@@ -580,8 +580,10 @@ def test_help_of_a_word_is_the_page(
     assert pages[0] == pages[1]
 
 
-def test_a_folder_whose_name_is_an_unset_variable_is_named(tmp_path: Path) -> None:
-    for folder in ("out/", "out//1"):
+def test_a_folder_whose_name_is_an_unset_variable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("out/", "out//1", "/"):
         assert "has no name behind a slash, as of an unset" in repeated([f"output_dir={folder}"])
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").touch()
@@ -589,6 +591,8 @@ def test_a_folder_whose_name_is_an_unset_variable_is_named(tmp_path: Path) -> No
     completed = f"{tmp_path}/runs/mine/"  # by the shell
     for folder in ("out/1", "s3://bucket/out", "file:///out/1", "runs/new/", completed):
         assert not repeated([f"output_dir={folder}", "data.root=/data/"])
+    monkeypatch.chdir(tmp_path / "runs")
+    assert not repeated(["output_dir=mine/"])
 
 
 def test_the_files_of_a_run_name_the_run(tmp_path: Path) -> None:
