@@ -58,7 +58,10 @@ def _check_call(
         hint = f"write {name}({', '.join(needed)})"
         if others:
             hint += f", perhaps with {truncate(others)}, by name"
-        for key in kwargs.keys() - signature.parameters:
+        unknown = kwargs.keys() - signature.parameters
+        if str(error).startswith("too many"):
+            unknown.add("positional")
+        for key in unknown:
             hint = alias(f"{function.__name__}.{key}", ()) or hint
             for near in get_close_matches(key, signature.parameters, 1, 0.7):
                 hint = f"did you mean {near}? Or {hint}"

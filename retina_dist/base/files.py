@@ -89,14 +89,16 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
         raise ConfigError(f"{key}={text} is a URL; give a local {kind}.")
 
     path = Path(text)
+    if not folder and (str(text).endswith("/") or (os.path.isdir(text) and not path.suffix)):
+        raise ConfigError(
+            f"{key}={text} names a folder; give a file in it, {key}={path}/NAME with its ending."
+        )
     problem = ""
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)  # raises for NUL, and for a name that is too long
             if not (path.is_dir() if folder else path.is_file()):
                 problem = f"exists and is not a {kind}"
-        if not folder and str(text).endswith("/"):
-            problem = "names a folder"
         place = nearest_existing(path if folder else path.absolute().parent)
         tempfile.TemporaryFile(dir=place).close()
     except (OSError, ValueError) as error:

@@ -66,6 +66,9 @@ key boxes alone are found, in ["boxes"]: masks keypoints mask
 strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch
 strategy horovod: hvd
 strategy single: none single-device
+ending give .onnx, which trtexec --onnx=FILE converts: .engine .trt .plan
+ending give .onnx, which the tools of this format convert: .tflite .mlmodel .mlpackage .xml .bin .pb
+ending give .pt2, or .pt for a state_dict: .pth .torchscript .ts .ckpt .safetensors
 task detection: detect det object-detection boxes
 task classification: classify cls image-classification
 command train: fit finetune fine-tune resume sweep tune

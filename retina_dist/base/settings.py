@@ -305,7 +305,11 @@ _REMEDIES = {
     str: "it in quotes, in Python str(VALUE)",
     bool: "true or false",
 }
-_OWN = {"DetectionData": ", or rd.TorchDatasetConfig(…) for your own Dataset"}
+_OWN = {
+    "DetectionData": ", or rd.TorchDatasetConfig(…) for your own Dataset",
+    "OptimizerConfig": ", such as name='sgd', lr=0.01",
+    "ModelConfig": ", which builds torchvision's RetinaNet",
+}
 _MEANT = {
     ("data", "ClassificationData"): "give it to rd.ClassifierTrainer",
     ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",

@@ -25,7 +25,8 @@ lr_scheduler scheduler: schedule
 optim optimiser: optimizer
 warmup_epochs lr_warmup_epochs warmup_ratio: schedule.warmup=1epoch
 warmup_iters warmup_steps num_warmup_steps lr_warmup warmup: warmup=3 | schedule.warmup=1000steps
-ims_per_batch bs b batchsize: batch_size | data.batch_size
+ims_per_batch bs b batchsize: batch_size | data.batch_size | other
+a: run
 n_jobs workers j n_workers num_workers: num_workers | data.num_workers | leave it out
 size: shard_mb=256 | data.min_sizes=[640] | data.image_size | size=[640,640] | the size of the \
 training is used; leave it out
@@ -338,6 +339,7 @@ maxcount samples_per_shard pattern: shard_mb
 rd.retina_dist.model rd.retina_dist.retinanet rd.retina_dist.yolo rd.retina_dist.load_model \
 rd.retina_dist.load rd.retina_dist.predict rd.retina_dist.evaluate: call \
 rd.build_retinanet(num_classes=N), or rd.Detector.from_checkpoint(RUN) for a trained one
+rd.retina_dist.compare: use retina-dist compare RUN RUN
 rd.retina_dist.train rd.retina_dist.fit: call rd.Trainer(data=…, optimizer=…, max_duration=…).fit()
 rd.retina_dist.dataset rd.retina_dist.dataconfig rd.retina_dist.cocodataset \
 rd.retina_dist.dataloader: write rd.DetectionData(root=FOLDER), or rd.TorchDatasetConfig(…) for \
@@ -353,7 +355,7 @@ torchdatasetconfig.collate_fn detectiondata.collate_fn torchdatasetconfig.sample
 made here; leave it out
 trainer.callback: write callbacks=[MyCallback()]
 trainer.train_dataset trainer.eval_dataset trainer.train_dataloader trainer.train_dataloaders \
-trainer.val_dataloaders trainer.datamodule trainer.dataset: give \
+trainer.val_dataloaders trainer.datamodule trainer.dataset fit.positional: give the trainer \
 data=rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets
 rd.cocoresult.map rd.cocoresult.ap rd.cocoresult.map50 rd.cocoresult.ap50 rd.cocoresult.box \
 rd.cocoresult.results_dict rd.cocoresult.maps rd.cocoresult.metrics: read stats["AP"], \
@@ -396,7 +398,8 @@ from_checkpoint.score_threshold from_checkpoint.conf from_checkpoint.nms_thresho
 set_limits(score_threshold=0.3) after
 rd.detector.conf rd.detector.score_threshold: call set_limits(score_threshold=0.3)
 predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou \
-predict.topk predict.top_k predict.k predict.max_det: call set_limits(score_threshold=0.3) of the \
+predict.positional predict.topk predict.top_k predict.k predict.max_det: call \
+set_limits(score_threshold=0.3) of the \
 detector before
 predict.batch_size predict.batch predict.device predict.save predict.verbose: images are taken \
 one by one on the device of from_checkpoint(PATH, device=…)

@@ -11,7 +11,7 @@ from retina_dist.base.redaction import MASK
 from retina_dist.base.registry import names_class
 from retina_dist.base.settings import Content, is_known, leaves, settings_by_key
 from retina_dist.base.yaml_files import load_yaml
-from retina_dist.config.run_config import section_types
+from retina_dist.config.run_config import name_of_root, section_types
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
         run: Content = load_yaml(file)
         task = (run.get("task") or {}).get("name")
         own = [key for key in sorted(given) if not key.startswith("hydra")]
-        for key in (*OF_ONE_START, *own):
+        for key in (*OF_ONE_START, *own, *_renamed(composed, run, given)):
             _take(key, composed, run)
     except (OSError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -50,6 +50,16 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
     schema, sections = section_types(schema, run)
     _remove_unknown(run, settings_by_key(schema, sections=sections), given, file)
     return run
+
+
+def _renamed(composed: Content, run: Content, given: set[str]) -> list[str]:
+    """`data.name`, set after another `data.root`, where the run's is of its own."""
+    data = run.get("data") or {}
+    is_own = data.get("name") != name_of_root(data.get("root"))
+    if is_own or "data.root" not in given or not given.isdisjoint(("data", "data.name")):
+        return []
+    composed["data"]["name"] = name_of_root(composed["data"]["root"])
+    return ["data.name"]
 
 
 def _take(key: str, source: Content, target: Content) -> None:

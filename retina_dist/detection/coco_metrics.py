@@ -227,7 +227,7 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
     """Rows [n, 7] of a COCO results json for the ground truth `coco`.
 
     An `image_id` that is a text is the name of an image's file without its ending, as ultralytics
-    writes it.
+    writes it. The numbers that `predict` gave are those of its images.json beside the file.
 
     Raises:
         DataError: the file cannot be read, or an entry of it is wrong; names both.
@@ -244,11 +244,11 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
         "category": {each["id"] for each in coco["categories"]},
     }
     id_of = _ids_by_stem(coco)
+    id_of |= _ids_of_predict(path, entries, id_of)
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
-            if isinstance(entry["image_id"], str):
-                entry["image_id"] = id_of.get(entry["image_id"], entry["image_id"])
+            entry["image_id"] = id_of.get(entry["image_id"], entry["image_id"])
             x, y, width, height = entry["bbox"]
             row = (entry["image_id"], x, y, width, height, entry["score"], entry["category_id"])
             # json lets NaN and Infinity pass; null and text are a TypeError here
@@ -277,12 +277,38 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
     return rows
 
 
-def _ids_by_stem(coco: Entry) -> dict[str, int]:
+def _ids_by_stem(coco: Entry) -> dict[object, int]:
     """The id of each image by its file's name without ending; {} where two have one name."""
-    ids = {Path(each["file_name"]).stem: each["id"] for each in coco["images"]}
+    ids: dict[object, int] = {Path(each["file_name"]).stem: each["id"] for each in coco["images"]}
     if len(ids) < len(coco["images"]):
         return {}
     return ids
+
+
+def _ids_of_predict(
+    path: Path, entries: list[Any], by_stem: dict[object, int]
+) -> dict[object, int]:
+    """The id in the ground truth of each image, by the number that `predict` gave it.
+
+    {} where no images.json of `predict` with these numbers is beside the results. Raises DataError
+    for an image without ground truth.
+    """
+    given = set()
+    names = {}
+    with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
+        given = {entry["image_id"] for entry in entries}
+        content = json.loads(read_bytes(path.with_name("images.json")))
+        if set(content) == {"images", "categories"}:
+            names = {each["id"]: Path(each["file_name"]).stem for each in content["images"]}
+    if not by_stem or not given <= names.keys():
+        return {}
+    for number in sorted(given):
+        if names[number] not in by_stem:
+            raise DataError(
+                f"{path}: the ground truth has no image {names[number]}, as images.json names "
+                f"image {number}; predict on the images of the ground truth alone."
+            )
+    return {number: by_stem[names[number]] for number in given}
 
 
 class Part(NamedTuple):

@@ -43,7 +43,8 @@ def read_split(
     part = _read(data, split, categories, check, reader or data.reader()).get(split)
     if part is None and split == "val" and data.val_split != "val":
         raise DataError(
-            f"data={data.name} has no such split, data.val_split={data.val_split}; leave it out."
+            f"data={data.name} has no such split, data.val_split={data.val_split}; leave it out, "
+            "or give data.val_annotations=FILE data.val_images=FOLDER in its place."
         )
     if part and split == "train" and not data.keep_empty_images:
         return without_empty(part)

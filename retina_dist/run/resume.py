@@ -289,6 +289,8 @@ def check_resume(source: PathOrUrl, elsewhere: object) -> None:
     if isinstance(source, Url) or (elsewhere and source.is_dir()):
         return
     if source.is_file() or source.suffix == ".pt":
+        if source.suffix != ".pt" and _has_checkpoints(source.parent / CHECKPOINTS):
+            raise CheckpointError(f"{source} is no checkpoint; write resume={source.parent}.")
         load_checkpoint(source)
     elif not _has_checkpoints(source / CHECKPOINTS) and not _has_checkpoints(source):
         raise _no_checkpoint(source)

@@ -21,6 +21,7 @@ from retina_dist.base import __version__
 from retina_dist.base.console import heartbeat
 from retina_dist.base.errors import ConfigError, UserError, describe_error, set_status
 from retina_dist.base.files import write_atomically
+from retina_dist.base.other_names import value_meant
 from retina_dist.base.torch_files import load_torch
 from retina_dist.data.images import AnyImage, find_images
 from retina_dist.task.model_card import write_card
@@ -39,7 +40,8 @@ Runner = Callable[[Tensor], Sequence[Tensor]]
 def check_ending(output: Path) -> None:
     """Raise ConfigError for a file that no exporter writes, or whose packages are missing."""
     if output.suffix not in ENDINGS:
-        raise ConfigError(f"output={output} has no known ending; use one of {', '.join(ENDINGS)}.")
+        hint = value_meant("ending", output.suffix, ()) or f"use one of {', '.join(ENDINGS)}"
+        raise ConfigError(f"output={output} has no known ending; {hint}.")
     if output.with_name("manifest.json").exists():
         raise ConfigError(f"output={output} is among a run's checkpoints; give another folder.")
     missing = [package for package in ONNX_PACKAGES if find_spec(package) is None]

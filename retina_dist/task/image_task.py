@@ -218,7 +218,7 @@ class ImageTask(Task):
         only_one_has = sorted({*theirs} ^ {*ours}, key=[*theirs, *ours].index)
         difference = "another order"
         if only_one_has:
-            difference = ", ".join(map(repr, only_one_has[:3]))
+            difference = f"in one alone: {', '.join(map(repr, only_one_has[:3]))}"
         raise CheckpointError(
             f"{source} was trained on other classes than data={self.config.data.name} has "
             f"({difference}); resume with the same data, or start with model.weights={source}."

@@ -196,10 +196,11 @@ class FileReader(AnnotationReader):
         place = self.place("train")
         if place is None:
             return super()._without_any()
-        first = lookup("reader", _recognise(place.tree)[0])
+        name = _recognise(place.tree)[0]
+        first = lookup("reader", name)
         if isinstance(self, first):
             return f"its {self.title} names none: complete it, or give other data"
-        return f"they are in {first.title}: give data=auto, which recognises that"
+        return f"they are in {first.title}: give data.format={name}"
 
     def has_in(self, place: Place) -> bool:
         """Whether the split lies there."""

@@ -109,10 +109,10 @@ class ItemReader:
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, type) or not has_items:
-            raise ConfigError(
-                f"{split}={dataset} is not a dataset; "
-                "give an instance with __getitem__ and __len__, which makes no batches."
-            )
+            remedy = "an instance with __getitem__ and __len__, which makes no batches"
+            if hasattr(dataset, "dataset"):
+                remedy = f"{split}=loader.dataset, of which batches are made here"
+            raise ConfigError(f"{split}={dataset} is not a dataset; give {remedy}.")
         self.dataset = dataset
         self.split = split
         self.names = names

@@ -30,6 +30,8 @@ from retina_dist.classification.classifier import TrainedClassifier
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
+from retina_dist.config.resumed_settings import settings_of_run
+from retina_dist.config.run_config import RunConfig
 from retina_dist.data.images import find_images, pixels_of
 from retina_dist.data.tree import Tree
 from retina_dist.detection.convert import ConvertConfig
@@ -216,6 +218,8 @@ OF_OTHER_COMMANDS = {
     ("shards", "data.root=a", "output=b", "size=64"): "did you mean shard_mb=64?",
     ("report", "run=a", "format=pdf"): "which a browser prints as PDF; leave it out.",
     ("report", "checkpoint=a.pt"): "did you mean run?",
+    ("report", "a=runs/a"): "did you mean run?",
+    ("report", "run=runs/a", "b=runs/b"): "did you mean other?",
     ("reproduce", "run=a", "data.root=b"): "did you mean overrides=[data.root=/data/mine]?",
     ("bisect", "good=a", "bad=b"): "did you mean a?",
     ("predict", "checkpoint=a.pt", "input=a", "gpu=0"): "did you mean device=cuda:0?",
@@ -407,10 +411,25 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {**REQUIRED, "data": torch.utils.data.DataLoader([1])},  # type: ignore[arg-type]
     ),
-    r"model=Linear is not a section; give rd\.ModelConfig\(NAME=VALUE\)\.": (
+    r"model=Linear is not a section; give rd\.ModelConfig\(.*, which builds torchvision's Re": (
         Trainer,
         (),
         {**REQUIRED, "model": torch.nn.Linear(1, 1)},
+    ),
+    r"optimizer=SGD is not a section; give rd\.OptimizerConfig\(.*, such as name='sgd', lr=0\.01": (
+        Trainer,
+        (),
+        {**REQUIRED, "optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters())},
+    ),
+    r"fit: too many positional arguments; give the trainer data=rd\.TorchDatasetConfig\(": (
+        Trainer.fit,
+        (None, [1]),
+        {},
+    ),
+    "train=.* is not a dataset; give train=loader.dataset, of which batches are made here": (
+        TorchDatasetConfig,
+        (),
+        {"train": torch.utils.data.DataLoader([1]), "categories": ["a"]},  # type: ignore[arg-type]
     ),
 }
 
@@ -567,6 +586,19 @@ def test_an_export_spares_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     with pytest.raises(ConfigError, match=r"best\.pt is among a run's checkpoints"):
         check_ending(tmp_path / "best.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a.engine", "give .onnx, which trtexec"),
+        ("a.pth", "give .pt2, or .pt"),
+        ("a.onx", "use one of"),
+    ],
+)
+def test_an_export_in_the_form_of_another_tool_names_the_ending(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"output={name} has no known ending; {said}"):
+        check_ending(Path(name))
 
 
 def test_help_of_a_word_is_the_page(
@@ -726,6 +758,34 @@ def test_a_dry_run_refuses_the_checkpoint_that_the_run_would_refuse(
             train(load_config("train", [*again, given]))
     assert train(load_config("train", again)) == {}
     assert sorted(Path("run").rglob("*")) == files
+
+
+def test_a_resume_of_another_file_of_a_run_names_the_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match="cannot be read as a file of tensors"):
+        check_resume(tmp_path / "config.yaml", None)
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    with pytest.raises(CheckpointError, match=f"no checkpoint; write resume={tmp_path}."):
+        check_resume(tmp_path / "config.yaml", None)
+
+
+@pytest.mark.parametrize(
+    ("of_run", "given", "name"),
+    [
+        ("{name: old, root: a/old}", "data.root=b/new", "new"),
+        ("{name: mine, root: a/old}", "data.root=b/new", "mine"),
+        ("{name: old, root: a/old}", "data.hflip=0", "old"),
+        ("{name: old, root: a/old}", "data.name=own", "own"),
+    ],
+)
+def test_other_data_of_a_resume_have_their_own_name(
+    of_run: str, given: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"data: {of_run}\n")
+    composed = {"resume": str(tmp_path), "data": {"root": "b/new", "name": "own"}}
+    run = settings_of_run(composed, RunConfig, {given.partition("=")[0]})
+    assert run["data"]["name"] == name
 
 
 def test_data_of_a_resume_outside_of_a_run_are_read_as_those_of_a_start(tmp_path: Path) -> None:
@@ -950,6 +1010,7 @@ def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
     trainer = Trainer(**REQUIRED)  # type: ignore[arg-type]
     meant = {
         "Model": (retina_dist, r"retina_dist has no attribute Model; call rd\.build_retinanet"),
+        "compare": (retina_dist, r"no attribute compare; use retina-dist compare RUN RUN\."),
         "fut": (retina_dist, r"retina_dist has no attribute fut; it has "),
         "Callbck": (retina_dist, r"retina_dist has no attribute Callbck; use Callback\."),
         "train": (trainer, r"Trainer has no attribute train; call fit\(\)"),

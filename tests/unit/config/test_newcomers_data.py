@@ -17,6 +17,7 @@ from retina_dist.data.images import find_images
 from retina_dist.data.parsing import csv_rows, parse_xml
 from retina_dist.data.tree import Tree
 from retina_dist.detection import convert
+from retina_dist.detection.coco_metrics import read_results
 from retina_dist.detection.convert import ConvertConfig
 from retina_dist.detection.readers.annotations import repeated_boxes
 from retina_dist.detection.readers.formats import tree_of
@@ -56,6 +57,42 @@ def test_folders_above_classes_are_a_warning(tmp_path: Path) -> None:
     assert samples is not None
     said = "folders in held_out repeat the names of other folders; if these are splits"
     assert said in samples.warnings[0]
+
+
+def test_a_format_that_is_not_there_names_the_one_that_is(tmp_path: Path) -> None:
+    _yolo(tmp_path)
+    (tmp_path / "val" / "val.txt").touch()
+    config = ConvertConfig(root=str(tmp_path), format="coco", output=f"{tmp_path}/a.json")
+    with pytest.raises(DataError, match="they are in YOLO.*: give format=yolo"):
+        convert.convert(config)
+    with pytest.raises(DataError, match=r"they are in YOLO.*: give data\.format=yolo"):
+        read_split(DetectionData(root=str(tmp_path), format="coco"), "train")
+    config.format = "yolo"
+    assert convert.convert(config)["images"]
+
+
+def test_results_of_predict_are_of_the_images_that_it_names(tmp_path: Path) -> None:
+    """Its numbers count the files, and may be those of other images in the annotations."""
+    truth = {
+        "images": [{"id": 0, "file_name": "b.jpg"}, {"id": 1, "file_name": "x/a.jpg"}],
+        "categories": [{"id": 3}],
+    }
+    found = {"image_id": 0, "category_id": 3, "bbox": [0, 0, 2, 2], "score": 0.5}
+    results = tmp_path / "results.json"
+
+    def image_of(names: object) -> float:
+        (tmp_path / "images.json").write_text(json.dumps(names))
+        results.write_text(json.dumps([found]))
+        return float(read_results(results, truth)[0, 0])
+
+    named = [{"id": 0, "file_name": "photos/a.jpg"}, {"id": 1, "file_name": "photos/c.jpg"}]
+    assert image_of({"images": named, "categories": []}) == 1
+    assert image_of({"images": named[1:], "categories": []}) == 0  # of other numbers
+    for other in ({"images": named, "categories": [], "annotations": []}, named, {}):
+        assert image_of(other) == 0
+    found["image_id"] = 1
+    with pytest.raises(DataError, match=r"truth has no image c, as images\.json names image 1;"):
+        image_of({"images": named, "categories": []})
 
 
 def test_converting_writes_json_alone(tmp_path: Path) -> None:
@@ -293,7 +330,7 @@ def test_results_and_images_alone_are_no_annotations(tmp_path: Path) -> None:
 
 def test_data_in_another_format_than_said_name_what_reads_them(tmp_path: Path) -> None:
     data = _csv(tmp_path, f"{HEADER}a.png,cat,1,2,30,40\n")
-    with pytest.raises(DataError, match="they are in CSV: give data=auto"):
+    with pytest.raises(DataError, match="they are in CSV: give data.format=csv"):
         read_split(data.with_values(format="coco"), "train")
 
 

@@ -171,7 +171,10 @@ def test_evaluate_judges_on_no_other_split_than_test(tmp_path: Path) -> None:
     given = [f"checkpoint={tmp_path}/a.pt", "num_workers=0", "device=cpu"]
     result, _ = evaluation.evaluate(load_config("evaluate", [*given, "split=val"]))
     assert 0 < len(result.image_ids) < 8
-    with pytest.raises(DataError, match="has no such split, data.val_split=test"):
+    with pytest.raises(
+        DataError,
+        match="such split, data.val_split=test; leave it out, or give data.val_annotations=",
+    ):
         evaluation.evaluate(load_config("evaluate", [*given, "split=test"]))
 
 

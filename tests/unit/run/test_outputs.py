@@ -64,8 +64,15 @@ def test_outputs_that_cannot_be_written(
 
 def test_the_name_of_a_folder_is_no_file(tmp_path: Path) -> None:
     """Else a file of that name would be written."""
-    with pytest.raises(ConfigError, match="output=.*/new/ names a folder; give another file"):
+    with pytest.raises(
+        ConfigError, match="output=.*/new/ names a folder; give a file in it, o.*/new/N"
+    ):
         check_outputs(DoctorConfig(output=f"{tmp_path}/new/"))
+    (tmp_path / "old").mkdir()
+    with pytest.raises(
+        ConfigError, match="/old names a folder; give a file in it, output=.*/old/N"
+    ):
+        check_outputs(DoctorConfig(output=f"{tmp_path}/old"))
 
 
 def test_outputs_that_can_be_written_leave_no_trace(tmp_path: Path) -> None:
