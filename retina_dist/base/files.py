@@ -89,10 +89,8 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
         raise ConfigError(f"{key}={text} is a URL; give a local {kind}.")
 
     path = Path(text)
-    if not folder and (str(text).endswith("/") or (os.path.isdir(text) and not path.suffix)):
-        raise ConfigError(
-            f"{key}={text} names a folder; give a file in it, {key}={path}/NAME with its ending."
-        )
+    if not folder:
+        _check_names_file(path, str(text), key)
     problem = ""
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -105,6 +103,13 @@ def check_output(text: str | Path, key: str, *, folder: bool = False) -> None:
         problem = problem or f"cannot be written ({getattr(error, 'strerror', None) or error})"
     if problem:
         raise ConfigError(f"{key}={text} {problem}; give another {kind}.")
+
+
+def _check_names_file(path: Path, text: str, key: str) -> None:
+    if text.endswith("/") or (os.path.isdir(path) and not path.suffix):
+        raise ConfigError(
+            f"{key}={text} names a folder; give a file in it, {key}={path}/NAME with its ending."
+        )
 
 
 def nearest_existing(path: Path) -> Path:
