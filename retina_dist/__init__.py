@@ -50,7 +50,8 @@ class _Absent:
         if package == __name__ and not end.startswith("_"):
             files = os.listdir(os.path.dirname(__file__))
             modules = [file[:-3] for file in files if file.endswith(".py")]
-            raise ImportError(_no_attribute(end, modules), name=name)
+            # with its `name`, `from retina_dist import NAME` would pass over it
+            raise ModuleNotFoundError(_no_attribute(end, modules))
 
 
 sys.meta_path.append(_Absent)
