@@ -653,7 +653,8 @@ def _remedy_of_word(
     name, _, given = word.partition(":")
     before = "".join(overrides[:number][-1:])
     around = [before, *overrides[number + 1 : number + 2]]
-    if unclosed(before) or any(map(re.compile("=|.*[,=]$").match, around)):
+    is_apart = any(other.endswith((",", "=")) or other.startswith("=") for other in around)
+    if is_apart or unclosed(before):
         return "leave out the spaces around = and between the items of a list"
     key, _, value = before.partition("=")
     if os.path.exists(f"{value} {word}"):
