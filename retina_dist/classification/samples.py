@@ -195,7 +195,7 @@ def _refuse_labelled(tree: Tree) -> None:
     if found or folders >= {"images", "labels"}:
         what = f"boxes for a detector, such as {found[0]}" if found else "YOLO's images and labels"
         data = as_override("data.root", tree.root)
-        raise DataError(f"{tree.root} holds {what}; give task=detection data=auto {data}.")
+        raise DataError(f"{tree.root} holds {what}; give experiment=finetune {data} alone.")
 
 
 def _is_voc(head: Head) -> bool:
@@ -299,6 +299,10 @@ def _in_no_folder(tree: Tree, image: str) -> DataError:
     remedy = f"move each image into {folder}/CLASS"
     if tree.ending(".txt", ".xml", ".json"):
         remedy += ", or give experiment=finetune for boxes"
+    tables = tree.ending(".csv", ".tsv")
+    if tables:
+        columns = truncate(tree.head(tables[0]).keys)
+        remedy += f", or name the columns of {tables[0]} file and label in place of {columns}"
     return DataError(f"{folder} holds images but no folder for each class; {remedy}.")
 
 

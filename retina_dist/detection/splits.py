@@ -1,9 +1,15 @@
 """The training and validation splits that data settings name: found, read, checked."""
 
+import os
+import posixpath
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from retina_dist.base.errors import DataError, set_status
-from retina_dist.base.text import pluralize
+from retina_dist.base.text import pluralize, truncate
+from retina_dist.data.sources import ImageSource
 from retina_dist.detection.readers.annotations import (
     Annotations,
     BoxForm,
@@ -84,6 +90,30 @@ def _read(
     return part.hold_out(fraction) if fraction else {split: part}
 
 
+def _shared(train: Annotations, val: Annotations) -> list[str]:
+    """A warning with the images of val that train has too: of one name, with the same boxes."""
+    rows = {posixpath.basename(record.file_name): i for i, record in enumerate(val.records)}
+    shared = []
+    for record, boxes in zip(train.records, train.boxes, strict=True):
+        row = rows.get(posixpath.basename(record.file_name))
+        if row is None or not len(boxes) or not np.array_equal(boxes, val.boxes[row]):
+            continue
+        num_bytes = _num_bytes(record.path)
+        if num_bytes and num_bytes == _num_bytes(val.records[row].path):
+            shared.append(record.file_name)
+    if not shared:
+        return []
+    count = pluralize(len(shared), "image")
+    return [f"train holds {count} of val, too: {truncate(shared, 1)}; remove the copies from one"]
+
+
+def _num_bytes(source: ImageSource) -> int | None:
+    """The size of a local file; None for others."""
+    if isinstance(source, str | Path) and os.path.exists(source):
+        return os.path.getsize(source)
+    return None
+
+
 def read_splits(
     data: DetectionData,
     num_classes: int | None = None,
@@ -106,6 +136,8 @@ def read_splits(
             val.warnings.append(
                 "val has the images and boxes of train; name others, or leave it out"
             )
+        elif val:
+            val.warnings += _shared(train, val)
     if not data.keep_empty_images:
         train = without_empty(train)
     return train, val

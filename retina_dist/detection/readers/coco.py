@@ -67,7 +67,8 @@ class CocoReader(FileReader):
             files = " and ".join(found[:3])
             remedy = "keep one"
             if place.split != "test":
-                remedy = f"name one with data.{place.split}_annotations=FILE"
+                remedy = f"name one with data.{place.split}_annotations=FILE, merge them, or "
+                remedy += "rename one for another split, as val.json"
             raise DataError(f"{root} has two COCO json of {place.split}: {files}; {remedy}.")
         file = found[0]
         source = root / file

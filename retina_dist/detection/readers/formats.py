@@ -29,7 +29,7 @@ from retina_dist.detection.settings import (
     DetectionData,
 )
 
-UNLABELLED = "annotate them, or take them out of the folder"
+UNLABELLED = "left out; annotate them, or take them out of the folder"
 
 
 class Place(NamedTuple):

@@ -370,10 +370,13 @@ def _references(
     places = places_in(known, values.clip(-1, MAX_INTEGER).astype(np.int64))
     strangers = np.flatnonzero(places < 0)
     if len(strangers):
+        remedy = "correct the ids, or list them"
+        if min(values) == 0 and 0 not in known and np.isin(values + 1, known).all():
+            remedy = "these count from 0 and the list from 1, so add 1 to each"
         raise DataError(
             f"{source}: annotation {ids[strangers[0]]} is of {thing} {values[strangers[0]]:.0f}, "
             f"which is not listed ({len(strangers)} of {pluralize(len(values), 'annotation')}); "
-            "correct the ids, or list them."
+            f"{remedy}."
         )
     return places
 

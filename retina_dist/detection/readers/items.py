@@ -59,7 +59,8 @@ class LeftOut(NamedTuple):
     remedy: str
 
     def __str__(self) -> str:
-        return f"{pluralize(len(self.names), self.noun)} {self.why}: {truncate(self.names, 1)}"
+        count = pluralize(len(self.names), self.noun)
+        return f"{count} {self.why}: {truncate(self.names, 1)} ({self.remedy})"
 
 
 def with_sizes(

@@ -122,7 +122,7 @@ def _stem(file: str) -> str:
 
 def _listed(tree: Tree, file: str) -> Iterator[str]:
     """The images of a list, each once: of each line the whole, or its first word, as lists of one
-    class have a number too.
+    class have a number too, without the ending of an image.
     """
     path = tree.root / file
     seen = set()
@@ -130,7 +130,10 @@ def _listed(tree: Tree, file: str) -> Iterator[str]:
         name = line.strip()
         if not name:
             continue
-        if f"{file.partition('ImageSets/')[0]}Annotations/{name}.xml" not in tree.listed:
+        above = f"{file.partition('ImageSets/')[0]}Annotations/"
+        if is_image(name) and f"{above}{name}.xml" not in tree.listed:
+            name = posixpath.splitext(name)[0]
+        if f"{above}{name}.xml" not in tree.listed:
             name = name.split()[0]
         if ".." in name.replace("\\", "/").split("/") or not is_text(name):
             raise DataError(f"{path} lists {name!r}, which leaves the Annotations folder; refused.")

@@ -219,7 +219,7 @@ class Layout:
                             f"{where}, where no image is; correct the file, or convert "
                             f"the images to {ENDINGS}."
                         )
-                    self.warnings.append(f"{where}, where no image is")
+                    self.warnings.append(f"{where}, where no image is; correct or remove it")
                 found.update(dict.fromkeys(images or ()))
             splits[split] = list(found)
         are_named_alike = config.entries("train") == config.entries("val")

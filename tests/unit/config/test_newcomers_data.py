@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -380,3 +381,107 @@ def test_names_with_numbers_and_negative_sides_are_named(
     (tmp_path / "classes.txt").write_text(names)
     with pytest.raises(DataError, match=said):
         read_split(DetectionData(root=str(tmp_path)), "train")
+
+
+def _coco(root: Path, split: str, ids: list[int], first: int = 1) -> None:
+    """COCO json of an image and a box for each id of a category; those are 1, cat and 2, dog."""
+    (root / split).mkdir(parents=True)
+    images = []
+    boxes = []
+    for number, category in enumerate(ids, start=first):
+        Image.new("RGB", (64, 48), (number, 0, 0)).save(root / split / f"{number}.png")
+        name = f"{number}.png"
+        images.append({"id": number, "file_name": name, "width": 64, "height": 48})
+        box = {"id": number, "image_id": number, "category_id": category}
+        boxes.append(box | {"bbox": [number, 2, 20, 10], "area": 200, "iscrowd": 0})
+    names = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    content = {"images": images, "annotations": boxes, "categories": names}
+    (root / f"{split}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"), [([0, 1], "and the list from 1, so add 1 to each"), ([0, 2], "correct the")]
+)
+def test_categories_that_count_from_0_are_named(ids: list[int], said: str, tmp_path: Path) -> None:
+    _coco(tmp_path, "train", ids)
+    with pytest.raises(DataError, match=f"category 0, which is not listed .*; .*{said}"):
+        read_split(DetectionData(root=str(tmp_path)), "train")
+
+
+def test_a_split_under_another_word_is_to_be_renamed(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [1, 2])
+    _coco(tmp_path, "eval", [1], first=3)
+    data = DetectionData(root=str(tmp_path))
+    with pytest.raises(DataError, match=r"merge them, or rename one .*, as val\.json\."):
+        read_split(data, "train")
+    (tmp_path / "eval.json").rename(tmp_path / "val.json")
+    train, val = read_splits(data)
+    assert (len(train.records), val and len(val.records)) == (2, 1)
+
+
+@pytest.mark.parametrize(("first", "shared"), [(3, "1 image"), (2, "2 images"), (3, "")])
+def test_images_of_val_that_train_has_too_are_a_warning(
+    first: int, shared: str, tmp_path: Path
+) -> None:
+    _coco(tmp_path, "train", [1, 2, 1])
+    _coco(tmp_path, "val", [1, 1], first)
+    if not shared:  # but of the same name and with the same box
+        Image.effect_noise((64, 48), 9).save(tmp_path / "val" / "3.png")
+    _, val = read_splits(DetectionData(root=str(tmp_path)))
+    assert val is not None
+    said = f"train holds {shared} of val, too: {first}.png"
+    assert [text.startswith(said) for text in val.warnings] == [True] * bool(shared)
+
+
+def test_lists_of_vocs_may_name_files(tmp_path: Path) -> None:
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("a", "b c", "d.jpg"):
+        Image.new("RGB", (64, 64)).save(tmp_path / "JPEGImages" / f"{name}.jpg")
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+        content = f"<annotation><object><name>cat</name>{box}</object></annotation>"
+        (tmp_path / "Annotations" / f"{name}.xml").write_text(content)
+    (tmp_path / "ImageSets/Main/train.txt").write_text("a.jpg\nb c.jpg\nd.jpg\n")
+    train = read_split(DetectionData(root=str(tmp_path)), "train")
+    assert train is not None
+    assert [record.file_name for record in train.records] == ["a.jpg", "b c.jpg", "d.jpg.jpg"]
+    assert list(map(len, train.boxes)) == [1, 1, 1]
+
+
+def test_what_is_left_out_of_the_plan_has_its_remedy(tmp_path: Path) -> None:
+    data = _yolo_config(tmp_path, "images/valid")
+    train, val = read_splits(data)
+    assert val is None
+    remedy = r"images/val/a\.png \(left out; annotate them, or take them out of the folder\)"
+    assert re.search(remedy, train.describe())
+    assert "'images/valid' for val, where no image is; correct or remove it" in train.warnings[0]
+
+
+def _yolo_config(root: Path, val: str) -> DetectionData:
+    for split in ("train", "val"):
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(root / "images" / split / "a.png")
+        (root / "labels" / split / "a.txt").write_text("0 .5 .5 .2 .2")
+    (root / "data.yaml").write_text(f"train: images/train\nval: {val}\nnames: [cat]\n")
+    return DetectionData(root=str(root))
+
+
+def test_a_table_with_other_columns_is_to_be_headed(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    Image.new("RGB", (32, 32)).save(tmp_path / "train" / "000bec.jpg")
+    table = tmp_path / "train.csv"
+    table.write_text("id,breed\n000bec,boxer\n")
+    said = r"or name the columns of train\.csv file and label in place of id, breed\."
+    with pytest.raises(DataError, match=said):
+        read_samples(tmp_path, "train")
+    table.write_text("file,label\n000bec,boxer\n")
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert samples.classes == ("boxer",)
+
+
+def test_boxes_given_to_a_classifier_name_the_recipe(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [1])
+    with pytest.raises(DataError, match="give experiment=finetune data.root=.* alone"):
+        read_samples(tmp_path, "train")
