@@ -218,6 +218,16 @@ def repeated(overrides: Sequence[str]) -> str:
         return (
             f"optimizer.name={name} keeps the other's lr and weight_decay; give optimizer={name}."
         )
+    recipe = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
+    name = given.get("optimizer", "")
+    if name and "optimizer.lr" not in given and recipe.is_file():
+        text = recipe.read_text()
+        lr = re.search(r"^optimizer: \{lr: ([^,}]+)", text, re.MULTILINE)
+        own = ["adamw", *re.findall(r"override /optimizer: (\w+)", text)][-1]
+        if lr and own != name:
+            return (
+                f"optimizer={name} keeps the recipe's lr={lr[1]}, for {own}; give optimizer.lr too."
+            )
     if config_file(given.get("resume")) and "experiment" in given:
         return "experiment takes the place of all settings of the run; leave it out to keep them."
     folder = given.get("output_dir", "")

@@ -195,6 +195,13 @@ def _sentence(command: str, error: Exception) -> str:
     reason = first_line(cause).strip().rstrip(".")
     if "is not in struct" in reason:
         reason = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
+        if "." not in key:
+            reason = (
+                "the file of --config-name lacks it; begin the file with # @package _global_, put "
+                "it into FOLDER/experiment/, and give --config-dir FOLDER experiment=…"
+            )
+    if "does not support sweep type" in reason:
+        reason = "interval() is for other sweepers; write the values, as optimizer.lr=1e-4,1e-3"
     if "Interpolation key" in reason:
         reason += "; write a whole key, such as ${optimizer.lr}, or the value"
     if key:

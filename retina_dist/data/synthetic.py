@@ -119,7 +119,8 @@ def _check_settings(root: Path, settings: Mapping[str, int], manifest: str) -> N
         drawn = dict(json.loads(read_bytes(root / manifest)))
     except (OSError, TypeError, ValueError) as error:
         raise DataError(
-            f"data.root={root} exists and has no {manifest}; give a folder to draw into."
+            f"data.root={root} exists and has no {manifest}; give data=auto, or data=folders for "
+            "classes, to read it, or a folder to draw into."
         ) from error
     if drawn == settings:
         return

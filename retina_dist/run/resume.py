@@ -15,7 +15,7 @@ from retina_dist.base.files import PathOrUrl, Url, names_in, parse_path, run_in
 from retina_dist.base.redaction import redacted
 from retina_dist.base.registry import as_dict
 from retina_dist.base.settings import flattened
-from retina_dist.base.text import as_override
+from retina_dist.base.text import as_override, truncate
 from retina_dist.base.torch_files import remedy_of
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.run_config import RunConfig
@@ -345,18 +345,27 @@ def _check_locked(
             f"{path} does not say how it was trained; "
             f"use it as {as_override('model.weights', path)}."
         ) from error
+    changed = []
     for key in (*RESUME_LOCKED, *sorted(locked)):
-        old = before.get(key)
-        new = now.get(key)
         # a setting younger than the checkpoint is not in it
-        if old is None or _value(old) == _value(new):
-            continue
-        if key == "task.name":
-            key = "task"  # the name of the group's entry
-        raise ConfigError(
-            f"{key}={new} differs from the {old} that {path} was trained with; "
-            f"give {key}={old}, or use {as_override('model.weights', path)}."
-        )
+        if key in before and _value(before[key]) != _value(now.get(key)):
+            changed.append(key)
+    if not changed:
+        return
+    key = changed[0]
+    old = before[key]
+    new = now.get(key)
+    section, _, _ = key.partition(".")
+    alike = [each for each in changed if each.startswith(f"{section}.")]
+    if key == "task.name":
+        key = "task"  # the name of the group's entry
+    remedy = f"give {key}={old}"
+    if len(alike) > 1:
+        remedy = f"leave out what sets {truncate(alike)}, such as {section}=…"
+    raise ConfigError(
+        f"{key}={new} differs from the {old} that {path} was trained with; "
+        f"{remedy}, or use {as_override('model.weights', path)}."
+    )
 
 
 def _value(text: str | None) -> object:

@@ -489,6 +489,7 @@ REFUSED_LINES = {
     ),
     "train --cfg own.yaml": "give --config-dir FOLDER experiment=NAME.",
     "train -m optimizer.lr=range(0.1,0.01)": "write them, as optimizer.lr=1,2, or range(START,STOP",
+    "train -m optimizer.lr=interval(1e-4,1e-2)": "write the values, as optimizer.lr=1e-4,1e-3.",
     "train -m hydra/sweeper=optuna seed=0,1": ("as by pip install hydra-optuna-sweeper; there are"),
 }
 
@@ -753,6 +754,7 @@ def test_a_dry_run_refuses_the_checkpoint_that_the_run_would_refuse(
         "data.synthetic.num_classes=3": "was trained on other classes than data=synthetic has",
         "model.fpn_channels=128": "differs from the 64 that .* was trained with",
         "seed=1": "seed=1 differs from the 0",
+        "model=retinanet_r18": r"leave out what sets .* model\.backbone, .*, such as model=…, or use",
     }.items():
         with pytest.raises(UserError, match=said):
             train(load_config("train", [*again, given]))
@@ -851,6 +853,17 @@ def test_a_fault_of_an_own_file_is_answered_with_what_to_write(text: str, tmp_pa
     assert FILES[text] in str(caught.value)
 
 
+def test_a_file_in_place_of_the_commands_is_to_be_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text("data: {root: cells}\n")
+    line = ["train", "--config-dir", str(tmp_path), "--config-name", "own", "dry_run=true"]
+    monkeypatch.setattr("sys.argv", ["retina-dist", *line])
+    with pytest.raises(SystemExit):
+        main()
+    assert "give --config-dir FOLDER experiment=…." in capsys.readouterr().err
+
+
 def test_a_setting_of_a_group_that_a_file_gives_a_name_names_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "own.yaml").write_text("# @package _global_\ndata: coco\n")
@@ -870,6 +883,15 @@ def test_settings_that_keep_what_is_not_theirs_are_named(tmp_path: Path) -> None
         ["optimizer.name=sgd"]
     )
     assert not repeated(["optimizer=adamw", "optimizer.name=sgd"])
+    said = "optimizer=sgd keeps the recipe's lr=5e-4, for adamw; give optimizer.lr too."
+    assert repeated(["experiment=finetune_cpu", "optimizer=sgd"]) == said
+    for kept in (
+        ["experiment=finetune_cpu", "optimizer=sgd", "optimizer.lr=0.01"],
+        ["experiment=finetune_cpu", "optimizer=adamw"],
+        ["experiment=shapes", "optimizer=adamw"],  # of train.yaml
+        ["experiment=finetune", "optimizer=adamw"],  # without an lr
+    ):
+        assert not repeated(kept)
     resume = f"resume={tmp_path}"
     assert not repeated([resume, "experiment=small"])  # no run
     (tmp_path / "config.yaml").touch()
