@@ -218,16 +218,9 @@ def repeated(overrides: Sequence[str]) -> str:
         return (
             f"optimizer.name={name} keeps the other's lr and weight_decay; give optimizer={name}."
         )
-    recipe = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
-    name = given.get("optimizer", "")
-    if name and "optimizer.lr" not in given and recipe.is_file():
-        text = recipe.read_text()
-        lr = re.search(r"^optimizer: \{lr: ([^,}]+)", text, re.MULTILINE)
-        own = ["adamw", *re.findall(r"override /optimizer: (\w+)", text)][-1]
-        if lr and own != name:
-            return (
-                f"optimizer={name} keeps the recipe's lr={lr[1]}, for {own}; give optimizer.lr too."
-            )
+    kept = _lr_of_recipe(given)
+    if kept:
+        return f"optimizer={given['optimizer']} keeps the recipe's {kept}; give optimizer.lr too."
     if config_file(given.get("resume")) and "experiment" in given:
         return "experiment takes the place of all settings of the run; leave it out to keep them."
     folder = given.get("output_dir", "")
@@ -240,6 +233,17 @@ def repeated(overrides: Sequence[str]) -> str:
             return f"{last[key]} and {override} are both given; {override} counts: leave one out."
         last[key] = override
     return ""
+
+
+def _lr_of_recipe(given: Mapping[str, str]) -> str:
+    """The lr that a recipe sets for another optimizer than the given one; "" for none."""
+    recipe = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
+    if "optimizer" not in given or "optimizer.lr" in given or not recipe.is_file():
+        return ""
+    text = recipe.read_text()
+    lr = re.search(r"^optimizer: \{lr: ([^,}]+)", text, re.MULTILINE)
+    own = ["adamw", *re.findall(r"override /optimizer: (\w+)", text)][-1]
+    return f"lr={lr[1]}, for {own}" if lr and own != given["optimizer"] else ""
 
 
 def _lacks_name(folder: str) -> bool:

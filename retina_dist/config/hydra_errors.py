@@ -34,6 +34,21 @@ SETTINGS_OF_GROUPS = {
 }
 GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
 OF_GPUS = ("device", "devices", "gpu", "gpus", "gpu_ids", "device_ids")
+# answers to faults that need no key
+KNOWN_FAULTS = {
+    "Cannot merge DictConfig with ListConfig": (
+        "a file of the configuration holds a list; write KEY: VALUE lines, without - before."
+    ),
+    "does not support sweep type": (
+        "interval() is for other sweepers; write the values, as optimizer.lr=1e-4,1e-3."
+    ),
+}
+# of a setting whose section, or which itself, the composed settings lack
+NO_SECTION = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
+NO_COMMAND = (
+    "the file of --config-name lacks it; begin the file with # @package _global_, put it into "
+    "FOLDER/experiment/, and give --config-dir FOLDER experiment=…"
+)
 # What to do about a fault in a file, by what PyYAML says of it.
 YAML_REMEDIES = {
     "duplicate key": "write the key once, with all that is below it",
@@ -183,8 +198,9 @@ def _sentence(command: str, error: Exception) -> str:
     if below_value:
         return f"{below_value[1]} is not a setting; see the keys with {command} --help."
 
-    if "Cannot merge DictConfig with ListConfig" in text:
-        return "a file of the configuration holds a list; write KEY: VALUE lines, without - before."
+    known = next(filter(text.__contains__, KNOWN_FAULTS), None)
+    if known:
+        return KNOWN_FAULTS[known]
 
     key = ""  # of the innermost cause that has one
     inner: BaseException | None = error
@@ -194,14 +210,7 @@ def _sentence(command: str, error: Exception) -> str:
         inner = cause.__cause__ or cause.__context__
     reason = first_line(cause).strip().rstrip(".")
     if "is not in struct" in reason:
-        reason = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
-        if "." not in key:
-            reason = (
-                "the file of --config-name lacks it; begin the file with # @package _global_, put "
-                "it into FOLDER/experiment/, and give --config-dir FOLDER experiment=…"
-            )
-    if "does not support sweep type" in reason:
-        reason = "interval() is for other sweepers; write the values, as optimizer.lr=1e-4,1e-3"
+        reason = NO_SECTION if "." in key else NO_COMMAND
     if "Interpolation key" in reason:
         reason += "; write a whole key, such as ${optimizer.lr}, or the value"
     if key:

@@ -110,7 +110,8 @@ def test_a_class_of_validation_alone_is_refused(drawn: Path, tmp_path: Path) -> 
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_text('{"images": [], "annotations": [], "categories": []}')
     with pytest.raises(
-        DataError, match="holds boxes for a detector, such as annotations/.*give task=detection"
+        DataError,
+        match="holds boxes for a detector, such as annotations/.*give experiment=finetune data.root=",
     ):
         read(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -127,7 +128,9 @@ def test_yolo_data_is_sent_to_the_detector(tmp_path: Path) -> None:
     for kind in ("images", "labels"):
         (tmp_path / "train" / kind).mkdir(parents=True)
         (tmp_path / "train" / kind / "a.txt").touch()
-    with pytest.raises(DataError, match=f"holds YOLO's images .* data=auto data.root={tmp_path}"):
+    with pytest.raises(
+        DataError, match=f"holds YOLO's images .* experiment=finetune data.root={tmp_path} alone"
+    ):
         read(tmp_path)
 
 

@@ -361,7 +361,8 @@ def test_a_split_says_its_format_and_what_was_left_out(
     assert train.num_crowd == (make is openimages)
     points = [str(left) for left in train.left_out if left.noun == "shape"]
     if make is labelme:
-        assert points == ["1 shape without a box: train/a.jpg"]
+        why = "LabelMe points and the like are not trained on"
+        assert points == [f"1 shape without a box: train/a.jpg ({why})"]
     else:
         assert not points
 
@@ -615,7 +616,8 @@ def test_nothing_that_yolo_lacks_is_left_out_in_silence(tmp_path: Path) -> None:
         f"2 boxes left out, of images whose size cannot be read in {tmp_path}; restore them",
     ]
     assert [str(left) for left in part.left_out] == [
-        "1 label file without an image: labels/train/lost.txt"
+        "1 label file without an image: labels/train/lost.txt "
+        "(restore their images, or take them out)"
     ]
 
 
