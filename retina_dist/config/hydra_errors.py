@@ -202,12 +202,7 @@ def _sentence(command: str, error: Exception) -> str:
     if known:
         return KNOWN_FAULTS[known]
 
-    key = ""  # of the innermost cause that has one
-    inner: BaseException | None = error
-    while inner:
-        cause = inner
-        key = getattr(cause, "full_key", None) or key
-        inner = cause.__cause__ or cause.__context__
+    cause, key = _innermost(error)
     reason = first_line(cause).strip().rstrip(".")
     if "is not in struct" in reason:
         reason = NO_SECTION if "." in key else NO_COMMAND
@@ -216,6 +211,17 @@ def _sentence(command: str, error: Exception) -> str:
     if key:
         reason = f"{key}: {reason}"
     return f"{reason}."
+
+
+def _innermost(error: BaseException) -> tuple[BaseException, str]:
+    """The first cause of an error, and the key of the innermost that has one; "" for none."""
+    key = ""
+    inner: BaseException | None = error
+    while inner:
+        error = inner
+        key = getattr(error, "full_key", None) or key
+        inner = error.__cause__ or error.__context__
+    return error, key
 
 
 def _several_values(key: str, value: str) -> str:
