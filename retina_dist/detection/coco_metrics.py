@@ -6,6 +6,7 @@ float64, because ids above 2^24 do not fit float32.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import logging
@@ -227,13 +228,15 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
     """Rows [n, 7] of a COCO results json for the ground truth `coco`.
 
     An `image_id` that is a text is the name of an image's file without its ending, as ultralytics
-    writes it. The numbers that `predict` gave are those of its images.json beside the file.
+    writes it. The numbers that `predict` gave are those of the images.json beside the file, if that
+    holds its SHA-256.
 
     Raises:
         DataError: the file cannot be read, or an entry of it is wrong; names both.
     """
     with reading(path, "COCO results", "give a json", missing="check its path"):
-        entries = json.loads(read_bytes(path))
+        content = read_bytes(path)
+        entries = json.loads(content)
     if not isinstance(entries, list):
         raise DataError(
             f"{path} holds no list; COCO results are [{{image_id, category_id, bbox, score}}, …]."
@@ -244,7 +247,7 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
         "category": {each["id"] for each in coco["categories"]},
     }
     id_of = _ids_by_stem(coco)
-    id_of |= _ids_of_predict(path, entries, id_of)
+    id_of |= _ids_of_predict(path, content, id_of)
     rows = np.zeros((len(entries), COLUMNS))
     for i, entry in enumerate(entries):
         try:
@@ -285,30 +288,33 @@ def _ids_by_stem(coco: Entry) -> dict[object, int]:
     return ids
 
 
-def _ids_of_predict(
-    path: Path, entries: list[Any], by_stem: dict[object, int]
-) -> dict[object, int]:
+def _ids_of_predict(path: Path, results: bytes, by_stem: dict[object, int]) -> dict[object, int]:
     """The id in the ground truth of each image, by the number that `predict` gave it.
 
-    {} where no images.json of `predict` with these numbers is beside the results. Raises DataError
-    for an image without ground truth.
+    {} where no images.json of `predict` is beside the results, or one of another file, which is
+    warned of. Raises DataError for an image without ground truth.
     """
-    given = set()
+    digest = ""
     names = {}
     with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
-        given = {entry["image_id"] for entry in entries}
-        content = json.loads(read_bytes(path.with_name("images.json")))
-        if set(content) == {"images", "categories"}:
-            names = {each["id"]: Path(each["file_name"]).stem for each in content["images"]}
-    if not by_stem or not given <= names.keys():
+        listed = json.loads(read_bytes(path.with_name("images.json")))
+        digest = listed["info"]["results_sha256"]
+        names = {each["id"]: Path(each["file_name"]).stem for each in listed["images"]}
+    if not digest or not by_stem:
         return {}
-    for number in sorted(given):
+    if digest != hashlib.sha256(results).hexdigest():
+        logger.warning(
+            f"{path} is not the file that the images.json beside it was written for; each image_id "
+            "is taken for one of the ground truth."
+        )
+        return {}
+    for number in {entry["image_id"] for entry in json.loads(results)}:
         if names[number] not in by_stem:
             raise DataError(
                 f"{path}: the ground truth has no image {names[number]}, as images.json names "
                 f"image {number}; predict on the images of the ground truth alone."
             )
-    return {number: by_stem[names[number]] for number in given}
+    return {number: by_stem[name] for number, name in names.items() if name in by_stem}
 
 
 class Part(NamedTuple):

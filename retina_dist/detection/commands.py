@@ -1,5 +1,6 @@
 """Detection's commands; a training imports none of them."""
 
+import hashlib
 import os
 from collections import Counter
 from dataclasses import replace
@@ -87,11 +88,16 @@ def predict(config: PredictConfig) -> Path:
     files = [file for file, _ in outputs.values()]
     detections = [output for _, output in outputs.values()]
     rows = detections_to_rows(detections, list(outputs), detector.categories)
-    write_results(rows, plan.folder / "results.json")
+    results = plan.folder / "results.json"
+    write_results(rows, results)
     images = [{"id": number, "file_name": str(file)} for number, (file, _) in outputs.items()]
     write_json(
         plan.folder / "images.json",
-        {"images": images, "categories": list(detector.metadata()["categories"].values())},
+        {
+            "info": {"results_sha256": hashlib.sha256(results.read_bytes()).hexdigest()},
+            "images": images,
+            "categories": list(detector.metadata()["categories"].values()),
+        },
     )
 
     written = "results.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -72,7 +73,9 @@ def test_a_format_that_is_not_there_names_the_one_that_is(tmp_path: Path) -> Non
     assert convert.convert(config)["images"]
 
 
-def test_results_of_predict_are_of_the_images_that_it_names(tmp_path: Path) -> None:
+def test_results_of_predict_are_of_the_images_that_it_names(
+    tmp_path: Path, said: list[str]
+) -> None:
     """Its numbers count the files, and may be those of other images in the annotations."""
     truth = {
         "images": [{"id": 0, "file_name": "b.jpg"}, {"id": 1, "file_name": "x/a.jpg"}],
@@ -81,19 +84,27 @@ def test_results_of_predict_are_of_the_images_that_it_names(tmp_path: Path) -> N
     found = {"image_id": 0, "category_id": 3, "bbox": [0, 0, 2, 2], "score": 0.5}
     results = tmp_path / "results.json"
 
-    def image_of(names: object) -> float:
-        (tmp_path / "images.json").write_text(json.dumps(names))
+    def image_of(names: list[object], *, of: bytes | None = None) -> float:
         results.write_text(json.dumps([found]))
+        digest = hashlib.sha256(of or results.read_bytes()).hexdigest()
+        listed = {"info": {"results_sha256": digest}, "images": names, "categories": []}
+        (tmp_path / "images.json").write_text(json.dumps(listed))
         return float(read_results(results, truth)[0, 0])
 
-    named = [{"id": 0, "file_name": "photos/a.jpg"}, {"id": 1, "file_name": "photos/c.jpg"}]
-    assert image_of({"images": named, "categories": []}) == 1
-    assert image_of({"images": named[1:], "categories": []}) == 0  # of other numbers
-    for other in ({"images": named, "categories": [], "annotations": []}, named, {}):
-        assert image_of(other) == 0
+    named: list[object] = [
+        {"id": 0, "file_name": "photos/a.jpg"},
+        {"id": 1, "file_name": "photos/c.jpg"},
+    ]
+    assert image_of(named) == 1
+    assert not said
+    assert image_of(named, of=b"before that they were evaluated anew") == 0
+    assert "results.json is not the file that the images.json" in said[0]
+    for other in ({"images": named, "categories": []}, named, {}):
+        (tmp_path / "images.json").write_text(json.dumps(other))
+        assert read_results(results, truth)[0, 0] == 0
     found["image_id"] = 1
     with pytest.raises(DataError, match=r"truth has no image c, as images\.json names image 1;"):
-        image_of({"images": named, "categories": []})
+        image_of(named)
 
 
 def test_converting_writes_json_alone(tmp_path: Path) -> None:
