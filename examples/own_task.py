@@ -1,6 +1,6 @@
 """A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports.
 
-PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line
+PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line optimizer.lr=0.3
 """
 
 from collections.abc import Iterator

@@ -24,6 +24,8 @@ def _no_attribute(name: str, modules: Sequence[str] = ()) -> str:
     from retina_dist.base.arguments import no_attribute
     from retina_dist.base.other_names import value_meant
 
+    if name in __all__:
+        return f"{name} is no module; write from retina_dist import {name}."
     meant = value_meant("command", name, modules, 0.8)
     if meant and name not in ("fit", "predict", "trainer"):  # which Python has, too
         return f"retina_dist has no {name}; use python -m retina_dist.{meant}."
@@ -34,7 +36,8 @@ def __getattr__(name: str) -> object:
     try:
         return _imported(name)
     except AttributeError:
-        raise AttributeError(_no_attribute(name)) from None
+        # without a `name`, so that Python does not add a suggestion to ours
+        raise AttributeError(_no_attribute(name), obj=sys.modules[__name__]) from None
 
 
 class _Absent:

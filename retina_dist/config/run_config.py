@@ -193,7 +193,9 @@ class RunConfig:
         "auto (output_dir's run or the newest runs/NAME), a run folder or a checkpoint",
         remedy="give resume=auto, a run folder or a checkpoint",
     )
-    dry_run: bool = setting(False, "print the plan, with the memory that a step takes, and stop")
+    dry_run: bool = setting(
+        False, "print the plan, on a GPU with the memory that a step takes, and stop"
+    )
     gpu: str | None = setting(
         None, "GPU to fit into: a name such as A100-40GB, or 24GiB; null: the GPU in use"
     )

@@ -23,7 +23,7 @@ from retina_dist.base.files import write_bytes
 FILE = "resamples.npz"
 MAX_GROUPS = 100  # of images that are left out together; as many as images where there are fewer
 COVERAGE = 0.95
-NO_VARIATION = "the images do not differ"
+NO_VARIATION = "no image changes it"
 
 
 @dataclass(frozen=True)

@@ -144,9 +144,7 @@ def test_another_layout_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     assert audit(plain, windows=1, steps=3) == UNDECIDED
     page = capsys.readouterr().out
     assert "\nsteps 1 to 3, from the start: train/loss agrees to 16.0 digits at 1 step\n" in page
-    verdict = (
-        "it was run again on one process, cpu, 1 thread in place of DDP over Gloo, cpu, 1 thre"
-    )
+    verdict = "it was run again on one process, cpu, 1 thread in place of DDP over Gloo, cpu"
     assert f"\n\nNot decided: the records agree, but {verdict}" in page
     assert "qual" not in page
 
