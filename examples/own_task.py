@@ -1,6 +1,7 @@
-"""A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports.
+r"""A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports.
 
-PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line optimizer.lr=0.3
+PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line \
+    optimizer.lr=0.3
 """
 
 from collections.abc import Iterator
