@@ -101,7 +101,7 @@ class NoKeyError(KeyError):
 
 
 class Numbers(dict[str, T]):
-    """A dictionary for the user: a key that is not there names the one that is meant."""
+    """A dictionary whose error for a missing key names the key that was probably meant."""
 
     def __missing__(self, key: object) -> T:
         raise NoKeyError(self._message(key))
@@ -120,7 +120,7 @@ class Numbers(dict[str, T]):
 
 
 class Results(list[T]):
-    """A list with a result of each image: what is asked of all of them names the way to one."""
+    """A list with one result for each image; its errors say how to get the result of one image."""
 
     if not TYPE_CHECKING:
 
@@ -134,7 +134,9 @@ class Results(list[T]):
 
 
 def _of_one(name: str) -> str:
-    return f"a list of results has no {name}, each of them has; take one before, as [0]."
+    return (
+        f"the list of results has no {name}; take the result of one image first, as in results[0]."
+    )
 
 
 class KnownArguments:

@@ -43,6 +43,7 @@ from retina_dist.base.settings import (
     validate,
 )
 from retina_dist.base.unknown_keys import no_value, unknown_key
+from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config.hydra_errors import translate_hydra_errors
 from retina_dist.config.plugins import load_plugins
 from retina_dist.config.resumed_settings import config_file, settings_of_run
@@ -240,10 +241,14 @@ def _lr_of_recipe(given: Mapping[str, str]) -> str:
     recipe = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
     if "optimizer" not in given or "optimizer.lr" in given or not recipe.is_file():
         return ""
-    text = recipe.read_text()
-    lr = re.search(r"^optimizer: \{lr: ([^,}]+)", text, re.MULTILINE)
-    own = ["adamw", *re.findall(r"override /optimizer: (\w+)", text)][-1]
-    return f"lr={lr[1]}, for {own}" if lr and own != given["optimizer"] else ""
+    content = load_yaml(recipe, as_texts=True)
+    lr = (content.get("optimizer") or {}).get("lr")
+    chosen: dict[str, str] = {}
+    for entry in (*load_yaml(config_dir() / "train.yaml")["defaults"], *content["defaults"]):
+        if isinstance(entry, dict):
+            chosen |= entry
+    own = chosen.get("override /optimizer", chosen["optimizer"])
+    return f"lr={lr}, for {own}" if lr and own != given["optimizer"] else ""
 
 
 def _lacks_name(folder: str) -> bool:

@@ -53,7 +53,10 @@ def settings_of_run(composed: Content, schema: type, given: set[str]) -> Content
 
 
 def _renamed(composed: Content, run: Content, given: set[str]) -> list[str]:
-    """`data.name`, set after another `data.root`, where the run's is of its own."""
+    """Name the data anew where `data.root` is given and the run had its data's name from its root.
+
+    Returns the keys that were set: `["data.name"]`, or none.
+    """
     data = run.get("data") or {}
     is_own = data.get("name") != name_of_root(data.get("root"))
     if is_own or "data.root" not in given or not given.isdisjoint(("data", "data.name")):

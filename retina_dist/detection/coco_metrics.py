@@ -58,7 +58,7 @@ STATS = {
 LOSSES = ("classification", "bbox_regression")
 COLUMNS = 7
 RESULT = ("image_id", "category_id", "bbox", "score")  # of results.json
-# What a result may have in place of an id, for the error about one that is not in the ground truth.
+# Ends the error about an id that the ground truth lacks: what a result may hold in its place.
 OR_NAMES = {
     "image": ", or as image_id the name of the image's file without its ending (predict writes the "
     "names of its ids into images.json)",

@@ -1070,7 +1070,9 @@ def test_a_key_that_is_not_there_names_the_one_that_is_meant() -> None:
         found[0].boxes  # noqa: B018
     with pytest.raises(KeyError, match=r'write \["labels"\]'):
         found[0]["classes"]
-    with pytest.raises(AttributeError, match=r"has no boxes, each of them has; take one .* \[0\]"):
+    with pytest.raises(
+        AttributeError, match=r"has no boxes; take the result of one .* results\[0\]"
+    ):
         found.boxes  # type: ignore[attr-defined]  # noqa: B018
 
 
