@@ -1,7 +1,6 @@
-r"""A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports.
+"""A task of your own in one file: fit y = 3x - 1, with resume, launchers and reports.
 
-PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line \
-    optimizer.lr=0.3
+PYTHONPATH=examples python -m retina_dist.train --config-dir examples/conf task=line optimizer.lr=.3
 """
 
 from collections.abc import Iterator

@@ -65,7 +65,7 @@ def test_an_own_augmentation_is_applied(folder: Path) -> None:
 def test_an_own_task_is_trained(folder: Path) -> None:
     line = ["--config-dir", "examples/conf", "task=line", "trainer.max_duration=8epochs"]
     (folder / "own_task.py").symlink_to(ROOT / "examples" / "own_task.py")
-    run_command("retina_dist.train", *line, "optimizer.lr=0.3", cwd=folder)
+    run_command("retina_dist.train", *line, "optimizer.lr=.3", cwd=folder)
     result = json.loads((folder / "runs" / "line" / "result.json").read_text())
     assert result["metrics"]["val/loss"] < 0.3
 
