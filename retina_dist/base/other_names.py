@@ -26,6 +26,7 @@ monitor_mode min: minimize lower decrease down
 monitor_mode max: maximize higher increase up
 split val: valid validation dev
 split test: testing
+split give one, and run it for each: all both trainval train+val
 val_split val: valid validation dev
 val_split test: testing
 format voc: pascal pascal-voc pascalvoc xml

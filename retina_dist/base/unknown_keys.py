@@ -78,7 +78,7 @@ input: root | data.root | images
 random_seed random_state manual_seed randomness.seed seed_everything: seed
 early_stop num_epochs_no_improve min_delta patience_epochs patience early_stopping: trainer.patience
 classes nc n_classes num_class num_classes: model.num_classes | the data decides; leave it out
-label_names names class_names: the data names its classes; leave it out
+data.nc data.num_classes label_names names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
 fliplr flip random_flip horizontal_flip: data.hflip
@@ -229,7 +229,8 @@ weight_decay_norm: optimizer.norm_weight_decay
 weight_decay_bias: optimizer.bias_weight_decay
 balance oversample sampler_train sampler: data.repeat_threshold=0.001 | data.balanced=true
 class_weight pos_weight cls_weights cls_pw: data.class_weights=auto
-data.val data.valid data.validation: data.val_annotations
+data.train data.val data.valid data.validation: give data.root=FOLDER, whose splits are found, or \
+data.train_annotations=FILE data.train_images=FOLDER, and so for val
 test val_set valid validation: data.val_split | leave it out
 iou_thresholds pos_iou_thr fg_iou_thresh foreground_iou_thresh: model.foreground_iou | metrics \
 are COCO's; leave it out

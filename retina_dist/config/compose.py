@@ -458,9 +458,11 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
         if equals and not value:
-            raise ConfigError(
-                f"{key} is empty, as of an unset variable; give a value, or leave it out."
-            )
+            following = "".join(overrides[number + 1 : number + 2])
+            remedy = "as of an unset variable; give a value, or leave it out"
+            if following and "=" not in following:
+                remedy = f"since a space follows it; write {key}={following}"
+            raise ConfigError(f"{key} is empty, {remedy}.")
         has_no_value = not equals and not override.startswith("~")
         if has_no_value or "/" in key:
             schema, sections = section_types(schema_of(name), {})

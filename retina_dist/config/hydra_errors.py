@@ -100,6 +100,8 @@ def unreadable(text: str) -> str:
         return f"{sentence}; write {key}=$HOME{value[1:]}."
     if unclosed(value):
         return f"{sentence}; close its brackets, or write {quoted} as text."
+    if re.fullmatch(r"\[.*=.*\]", value):
+        return f'{sentence}; write "{key}={value.replace("=", ":")}".'
     items = re.fullmatch(r"\((?=.*\))(.*?),?\)|\[(.*),\]", value)
     if items:
         return f'{sentence}; write "{key}=[{items[1] or items[2]}]".'
@@ -171,7 +173,9 @@ def _instead_of_data(value: str, is_yaml: bool) -> str:
     root = ""
     if is_packed(value):
         return f"data={value} is an archive; unpack it, and give data=auto data.root=FOLDER."
-    if value.lower().startswith("yolo") or is_yaml:
+    if Path(value).is_file():
+        root = as_override("data.root", str(Path(value).parent))
+    elif value.lower().startswith("yolo") or is_yaml:
         root = "data.root=FOLDER"
     elif re.search(r"[/.]", value) or (value and Path(value).is_dir()):
         root = as_override("data.root", value)

@@ -33,22 +33,23 @@ DAMAGED = (
 LFS = b"version https://git-lfs"  # how its pointers begin, https://git-lfs.com
 
 # what a column is -> its names, in small letters without spaces, hyphens and underscores
-ALIASES = {
-    "file": "filename file image imagename imageid imagepath filepath path img name externalid",
-    "class": "class label classname labelname category categoryname name target species",
-    "x1": "xmin x1 left xtl topleftx",
-    "y1": "ymin y1 top ytl toplefty",
-    "x2": "xmax x2 right xbr bottomrightx",
-    "y2": "ymax y2 bottom ybr bottomrighty",
-    "x": "x bboxx boxx",
-    "y": "y bboxy boxy",
-    "w": "w boxwidth bboxwidth bboxw",
-    "h": "h boxheight bboxheight bboxh",
-    "width": "width imagewidth imgwidth",
-    "height": "height imageheight imgheight",
-    "bbox": "bbox box boundingbox",
-    "split": "split subset set",
-}
+_ALIASES = """
+file: filename file image imagename imageid imagepath filepath path img name externalid
+class: class label classname labelname category categoryname name target species
+x1: xmin x1 left xtl topleftx
+y1: ymin y1 top ytl toplefty
+x2: xmax x2 right xbr bottomrightx
+y2: ymax y2 bottom ybr bottomrighty
+x: x bboxx boxx
+y: y bboxy boxy
+w: w boxwidth bboxwidth bboxw
+h: h boxheight bboxheight bboxh
+width: width imagewidth imgwidth
+height: height imageheight imgheight
+bbox: bbox box boundingbox
+split: split subset set
+"""
+ALIASES = dict(line.split(": ") for line in _ALIASES.strip().splitlines())
 
 
 @contextmanager
@@ -152,8 +153,10 @@ def _named_columns(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         column, _, name = text.partition(":")
         if column not in ALIASES:
-            known = ", ".join(ALIASES)
-            raise ConfigError(f"data.columns has {text!r}; write COLUMN:NAME with one of {known}.")
+            remedy = f"write COLUMN:NAME with one of {', '.join(ALIASES)}"
+            if name in ALIASES:
+                remedy = f"write {name}:{column}"
+            raise ConfigError(f"data.columns has {text!r}; {remedy}.")
         named[column] = name
     return named
 
@@ -204,7 +207,10 @@ def number_in(text: str | None, where: object, what: str) -> float:
     value = parse_number(text or "")
     if not math.isfinite(value):
         given = (text or "")[:80]
-        raise DataError(f"{where} has {what} {given!r}, not a number; correct or remove it.")
+        remedy = "correct or remove it"
+        if math.isfinite(parse_number(given.replace(",", "."))):
+            remedy = "write a point for the comma"
+        raise DataError(f"{where} has {what} {given!r}, not a number; {remedy}.")
     return value
 
 

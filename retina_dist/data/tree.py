@@ -413,9 +413,10 @@ def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]
         kept = [entry for entry in os.scandir(folder) if _is_kept(entry.name)]
         return sorted(kept, key=os.DirEntry.is_symlink)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be listed ({error}); give a folder that you have the right to read."
-        ) from error
+        remedy = "give a folder that you have the right to read"
+        if "*" in folder.name:
+            remedy = f"give {folder.parent}, whose images are all found"
+        raise UserError(f"{folder} cannot be listed ({error}); {remedy}.") from error
 
 
 def _keys(value: object) -> tuple[str, ...]:

@@ -66,16 +66,22 @@ class DetectionData(ImageDataSettings):
         choices=partial(names, "reader"),
     )
     root: str | None = setting(
-        None, "the data set's folder, a path or a URL such as az://container/coco"
+        None,
+        "the data set's folder, a path or a URL such as az://container/coco",
+        remedy="write one folder, and merge several into it",
     )
     train_annotations: str | None = setting(
-        None, "a file, instead of or beside root, as are the next three"
+        None,
+        "a file, instead of or beside root, as are the next three",
+        remedy="write one file, and merge several into it",
     )
     train_images: str | None = None
-    val_annotations: str | None = None
+    val_annotations: str | None = setting(None, remedy="write one file, and merge several into it")
     val_images: str | None = None
     classes: str | None = setting(
-        None, "csv without a header: name,index", remedy="write data.classes=FILE.csv"
+        None,
+        "csv without a header: name,index",
+        remedy="write data.classes=FILE.csv; to train on some classes, remove the boxes of others",
     )
     columns: list[str] | None = setting(
         None, "csv: names of its columns, as [file:photo,class:kind,x1:lo]"

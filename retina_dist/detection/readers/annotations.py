@@ -292,8 +292,11 @@ class BoxForm:
         if fault or any(map(len, part.boxes)) or (split != "train" and not len(self.boxes)):
             return fault
         causes = [f"{count} {why}" for why, count in part.dropped.items()]
+        remedy = "give the right annotations"
+        if part.num_crowd:
+            remedy = "crowd regions are not trained on: set iscrowd (difficult, IsGroupOf) to 0"
         if not causes:
-            return "no box is annotated", "give the right annotations"
+            return "no box is annotated", remedy
         remedy = "correct the boxes (shares or pixels?), or give the right annotations"
         return f"no box is left ({', '.join(causes)})", remedy
 
@@ -337,6 +340,9 @@ class BoxForm:
         start, side = self.start, self.side
         swapped = "x and y, or width and height of the images, are swapped; correct the files"
         forms = {swapped: (start[:, ::-1], (start + side)[:, ::-1])}
+        sides = np.stack((start, start + side), axis=2)
+        forms["they are x1, x2, y1, y2; correct their order"] = (sides[:, 0], sides[:, 1])
+        forms["the sides are x2 and y2; name the columns so, or subtract x1 and y1"] = (start, side)
         if self.part.centred:
             written = start + side / 2
             line = "write class, x and y of the centre, width, height"

@@ -161,7 +161,7 @@ def _box_format(coco: CocoContent, path: PathOrUrl) -> str | None:
 
 def read_coco(path: PathOrUrl) -> tuple[CocoContent, list[str]]:
     """The content of a COCO json, and warnings. Raises DataError."""
-    remedy = "restore the file, or write it with json.dump"
+    remedy = "restore it, remove a comma before ] or }, or write it with json.dump"
     if path.name.endswith(".gz"):
         remedy = "unpack it with gunzip"
     with reading(path, "JSON", remedy, missing="check its path"):

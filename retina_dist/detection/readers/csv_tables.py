@@ -90,6 +90,9 @@ class CsvReader(FolderReader):
             if not key[0]:
                 raise DataError(f"{where} names no image; write {ROW}.")
             item = items.get(key)
+            if key[1] and not _split(cells):
+                said = f"{where} has {key[1]!r} as split; write train, val or test"
+                scan.warnings["train"] = [said]
             if item is None:
                 item = items[key] = Item(key[0], [], _size(cells), _split(cells))
             box = _box(where, cells)

@@ -19,6 +19,7 @@ import numpy as np
 
 from retina_dist.base.errors import DataError
 from retina_dist.base.text import escape, is_text, pluralize, truncate
+from retina_dist.data.tree import local_part
 from retina_dist.detection.readers.categories import Entry
 
 # Beyond it float64, in which boxes are cleaned and metrics gathered, mixes up neighbours.
@@ -29,17 +30,18 @@ CHUNK = 4096  # objects that are decoded at a time
 MAX_LICENSES = 12  # that are named; COCO has eight
 MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
 # What to do about a value of another type, or an absent one.
-FORMS = {
-    "images": 'write {"id": 1, "file_name": PATH} for each',
-    "categories": 'write {"id": 1, "name": CLASS} for each',
-    "iscrowd": "write 0 or 1 as iscrowd",
-    "id": "give each its own whole number as id",
-    "image_id": "give the id of one of the images as image_id",
-    "category_id": "give the id of one of the categories as category_id",
-    "file_name": "give the path below the folder of images as file_name",
-    "name": "give the class as name",
-    "bbox": "give bbox as [x, y, width, height] in pixels",
-}
+_FORMS = """
+images: write {"id": 1, "file_name": PATH} for each
+categories: write {"id": 1, "name": CLASS} for each
+iscrowd: write 0 or 1 as iscrowd
+id: give each its own whole number as id
+image_id: give the id of one of the images as image_id
+category_id: give the id of one of the categories as category_id, or instances_*.json for panoptic_*
+file_name: give the path below the folder of images as file_name
+name: give the class as name
+bbox: give bbox as [x, y, width, height] in pixels
+"""
+FORMS = dict(line.split(": ", 1) for line in _FORMS.strip().splitlines())
 
 # An object before it is checked. Ids are floats, exact up to MAX_INTEGER, so that none overflows.
 OBJECT = np.dtype(
@@ -307,8 +309,11 @@ def parse_dictionary(content: Entry, source: object) -> tuple[CocoContent, list[
     remedy = "give COCO's ground truth, such as instances_*.json"
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise DataError(f"{source} has no list '{key}'; {remedy}.")
+            raise DataError(f"{source} has no list '{key}'; {remedy}, with \"{key}\": [{{...}}].")
     warnings = []
+    for image in content["images"]:
+        if isinstance(image, dict) and "coco_url" in image:  # of LVIS, which has no file_name
+            image.setdefault("file_name", local_part(str(image["coco_url"])))
     try:
         try:
             found = msgspec.convert(content, CocoDictionary)
@@ -351,7 +356,7 @@ def _ids(values: Sequence[int] | np.ndarray, key: str, source: object) -> np.nda
     if len(found) < len(ids):
         most = counts.argmax()
         problem = f"id {found[most]:.0f} stands {counts[most]} times in '{key}'"
-        raise DataError(f"{source}: {problem}; give each its own.")
+        raise DataError(f"{source}: {problem}; give each its own, also where it is referred to.")
     return ids.astype(np.int64)
 
 

@@ -228,7 +228,8 @@ class ViaReader(JsonReader):
         for region in regions:
             corners = _via_corners(region["shape_attributes"])
             if corners is not None:
-                boxes.append(Box(_via_class(region["region_attributes"]), corners))
+                name = _via_class(region["region_attributes"], entry["filename"])
+                boxes.append(Box(name, corners))
         return Item(entry["filename"], boxes, without_box=len(regions) - len(boxes))
 
 
@@ -246,10 +247,10 @@ def _via_corners(shape: Entry) -> list[float] | None:
     return None
 
 
-def _via_class(attributes: Entry) -> str:
+def _via_class(attributes: Entry, image: str) -> str:
     keys = [key for key in CLASS_KEYS if key in attributes] or list(attributes)
     if not keys:
-        raise ValueError("a region has no attribute for its class")
+        raise DataError(f"VIA: {image} has a region without an attribute; add one, such as class.")
     value = attributes[keys[0]]
     if isinstance(value, dict):  # checkboxes
         value = next(iter(value))

@@ -10,45 +10,52 @@ from retina_dist.base.registry import lookup, names
 from retina_dist.base.text import escape, pluralize, truncate
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import columns_of, parse_number
-from retina_dist.data.tree import SAMPLE, Head, Tree, split_of, split_of_folder
+from retina_dist.data.tree import NEUTRAL, SAMPLE, Head, Tree, split_of, split_of_folder
 
 DATUM = "datum convert -if {} -i FOLDER -f coco -o OUTPUT (pip install datumaro)"
-LABELFORMAT = "labelformat convert --input-format labelbox (pip install labelformat)"
+# What is not read: its name, endings of its files, keys that they have, and the remedy: a clause,
+# or the name of datumaro's format.
+UNREAD = """
+KITTI | .txt |  | kitti
+WIDER FACE | _bbx_gt.txt |  | wider_face
+MOT | /gt.txt |  | mot_seq_gt
+DOTA | .txt | imagesource:GoogleEarth | write its boxes as COCO json, or as lines of YOLO
+TFRecord | .tfrecord .record |  | tf_detection_api
+Mapillary | .json | ispano | mapillary_vistas
+Supervisely | .json | objects,size | convert it with its own Export to COCO
+FiftyOne's own json | .json | classes,labels | convert it with its export as COCODetectionDataset
+BDD100K | .json | name,labels | convert it with python -m scalabel.label.to_coco -m det -i FILE \
+-o OUTPUT (pip install scalabel)
+datumaro's json | .json | items,categories | datumaro
+Detectron2's dicts | .json | file_name,annotations | convert it with \
+detectron2.data.datasets.convert_to_coco_json
+LabelMe without imagePath | .json | shapes | give each file its imagePath, the name of its image
+COCO without categories | .json | images,annotations | convert it with its list categories added
+COCO without images | .json | annotations,categories | give its list images
+COCO without annotations | .json | images,categories | give its list annotations, or the file with \
+the boxes
+a COCO file of results | .json | image_id,category_id,score | give the annotations that they are \
+compared with
+Labelbox | .json .ndjson | data_row | convert it with labelformat convert --input-format labelbox \
+(pip install labelformat)
+Labelbox | .json | Labeled Data | convert it with labelformat convert --input-format labelbox (pip \
+install labelformat)
+Hugging Face's without objects | metadata.jsonl | file_name | give each image its boxes, as \
+"objects": {"bbox": [[x, y, w, h]], "categories": ["cat"]}
+CrowdHuman | .odgt |  | write its boxes as COCO json, or as lines of YOLO
+Roboflow's table of classes | _classes.csv |  | give an export with boxes, as COCO
+a spreadsheet | .xlsx .xls .ods |  | convert it with its Save As CSV
+a pointer of Git LFS | .csv | version https://git-lfs.github.com/spec/v1 | convert it with git lfs \
+pull
+a table or a pickle | .pkl .pickle .parquet .arrow .mat .npy .npz .h5 .hdf5 .mdb |  | write its \
+boxes as COCO json, or as lines of YOLO
+"""
 
 
 def is_kitti(head: Head) -> bool:
     """A class, and 14 or 15 numbers."""
     is_none = [math.isnan(parse_number(word)) for word in head.keys]
     return len(is_none) in (15, 16) and is_none[0] and not any(is_none[1:])
-
-
-# name, ending of its files, keys that they have, and what converts it
-UNREAD: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("WIDER FACE", "_bbx_gt.txt", (), DATUM.format("wider_face")),
-    ("TFRecord", ".tfrecord", (), DATUM.format("tf_detection_api")),
-    ("TFRecord", ".record", (), DATUM.format("tf_detection_api")),
-    ("Mapillary", ".json", ("ispano",), DATUM.format("mapillary_vistas")),
-    ("Supervisely", ".json", ("objects", "size"), "its own Export to COCO"),
-    ("FiftyOne's own json", ".json", ("classes", "labels"), "its export as COCODetectionDataset"),
-    ("datumaro's json", ".json", ("items", "categories"), DATUM.format("datumaro")),
-    ("COCO without categories", ".json", ("images", "annotations"), "its list categories added"),
-    (
-        "a COCO file of results",
-        ".json",
-        ("image_id", "category_id", "score"),
-        "give the annotations that they are compared with",
-    ),
-    ("Labelbox", ".json", ("data_row",), LABELFORMAT),
-    ("a spreadsheet", ".xlsx", (), "its Save As CSV"),
-    (
-        "a pointer of Git LFS",
-        ".csv",
-        ("version https://git-lfs.github.com/spec/v1",),
-        "git lfs pull",
-    ),
-    ("Labelbox", ".json", ("Labeled Data",), LABELFORMAT),
-    ("Labelbox", ".ndjson", ("data_row",), LABELFORMAT),
-)
 
 
 def recognise(tree: Tree) -> list[str]:
@@ -71,14 +78,16 @@ def recognise(tree: Tree) -> list[str]:
 
 def _unread(tree: Tree) -> str:
     """The sentence about a known format that is not read; "" for none."""
-    said = "it looks like {}, which is not read; {}"
-    if tree.select((".txt",), is_kitti):
-        return said.format("KITTI", f"convert it with {DATUM.format('kitti')}")
-    for name, ending, keys, converter in UNREAD:
-        if any(tree.head(file).has(*keys) for file in tree.ending(ending)[:SAMPLE]):
-            if not converter.startswith("give "):
-                converter = f"convert it with {converter}"
-            return said.format(name, converter)
+    lines = UNREAD.strip().splitlines()
+    if not tree.select((".txt",), is_kitti):
+        lines = lines[1:]
+    for line in lines:
+        name, endings, keys, how = line.split(" | ")
+        files = tree.ending(*endings.split())[:SAMPLE]
+        if any(tree.head(file).has(*filter(None, keys.split(","))) for file in files):
+            if " " not in how:
+                how = f"convert it with {DATUM.format(how)}"
+            return f"it looks like {name}, which is not read; {how}"
     return ""
 
 
@@ -106,13 +115,13 @@ def _reason(tree: Tree) -> str:
     for above in tree.root.absolute().parents[:2]:
         if _is_top(above):
             return f"give the folder above, {above}"
-    if len(tree.images) == len(tree.files):
+    if all(map(is_image, tree.files)):
         return (
             f"{_seen(tree)}, and no annotations; draw the boxes, as with CVAT or Label Studio, and "
-            "put its export there, or name its file with data.train_annotations=FILE; "
-            "docs/data.md shows what is read"
+            "put its export there, or name its file with data.train_annotations=FILE; masks have "
+            "none, and docs/data.md shows what is read"
         )
-    return f"{_seen(tree)}; {keys}; docs/data.md shows what is read"
+    return f"{_seen(tree)}; {keys}; docs/data.md shows what is read, as .csv with a header"
 
 
 def is_of_classes(head: Head) -> bool:
@@ -125,7 +134,8 @@ def is_class_image(file: str) -> bool:
     folder = posixpath.dirname(file)
     own = posixpath.basename(folder)
     is_of_split = split_of(folder) is not None
-    return is_image(file) and is_of_split and split_of_folder(own) is None
+    is_class = split_of_folder(own) is None and own.lower() not in NEUTRAL
+    return is_image(file) and is_of_split and is_class
 
 
 def _is_top(above: PathOrUrl) -> bool:

@@ -1,11 +1,13 @@
 """The images that annotations name: where each is, none outside its folder, and how large."""
 
+import glob
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -13,8 +15,9 @@ from urllib.parse import unquote
 from retina_dist.base.errors import DataError, ImageError
 from retina_dist.base.files import PathOrUrl, Url, is_packed, names_in
 from retina_dist.base.text import truncate
-from retina_dist.data.images import image_sizes
+from retina_dist.data.images import image_sizes, is_image
 from retina_dist.data.sources import ImageSource, RemoteFile, read_in_turn
+from retina_dist.data.tree import NEUTRAL, local_part
 from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
 
@@ -86,7 +89,7 @@ def make_record(image: CocoImage, content: Content) -> ImageRecord:
     if inside is None:
         raise DataError(
             f"{source}: image {image.id} has file_name {name[:120]!r}, which is outside {images}; "
-            "write a path below that."
+            "write a path below that, or copy the images there."
         )
 
     for side, value in (("width", image.width), ("height", image.height)):
@@ -157,13 +160,33 @@ def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
     if isinstance(path, Path) and os.path.islink(path):
         target = f"{path.name} is a link to {os.readlink(path)}, which is not there"
         return f"{target}: restore it, or leave such out with data.missing_images=skip"
-    ending = UNREAD.search(missing.file_name)
+    near = "" if isinstance(images, Url) else _named_alike(missing.file_name, images)
+    ending = UNREAD.search(near or missing.file_name)
     if ending:
         return f"{ending[0]} is not read: convert them to .jpg beside them"
+    if near:
+        if Path(near).stem not in missing.file_name:
+            otherwise = "give the files the names that are annotated"
+        return f"there is {near}: {otherwise}"
     packed = [] if isinstance(images, Url) else list(filter(is_packed, names_in(images)))
     if packed:
         otherwise = f"unpack {truncate(packed, 1)} if they are in it, {otherwise}"
     return f"correct the names, {otherwise}, or leave them out with data.missing_images=skip"
+
+
+def _named_alike(name: str, folder: Path) -> str:
+    """An image below a folder, or in one beside a folder of annotations, whose name has that of a
+    missing one in it; "" for none.
+    """
+    stem = glob.escape(Path(local_part(name)).stem)
+    word = re.compile(rf"(?<![^\W_]){re.escape(stem)}(?![^\W_])", re.IGNORECASE)
+    beside: Iterable[Path] = ()
+    if folder.name.lower() in NEUTRAL:
+        beside = folder.absolute().parent.glob(f"*/*{stem}*")
+    for near in chain(folder.rglob(f"*{stem}*"), beside):
+        if word.search(near.stem) and (is_image(near) or UNREAD.search(near.name)):
+            return str(near)
+    return ""
 
 
 def _is_there(path: ImageSource, listed: Collection[str], folders: dict[str, set[str]]) -> bool:

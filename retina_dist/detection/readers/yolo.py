@@ -21,7 +21,7 @@ from retina_dist.base.files import PathOrUrl
 from retina_dist.base.text import escape, is_text, parse_number
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.data.images import ENDINGS
-from retina_dist.data.parsing import bounds_of, number_in, numbers_in, read_text, reading
+from retina_dist.data.parsing import bounds_of, numbers_in, read_text, reading
 from retina_dist.data.settings import SPLITS
 from retina_dist.data.tree import Head, Tree, grouped, split_of
 from retina_dist.detection.readers.categories import check_count
@@ -144,7 +144,11 @@ class YoloReader(FolderReader):
             if images and split != "test" and not any(map(layout.label_of, images)):
                 example = escape(layout.expected(images[0]))
                 problem = f"no image of {split} has a label file, such as {example}"
-                raise DataError(f"{place.tree.root}: {problem}; {layout.misnamed(images[0])}.")
+                remedy = layout.misnamed(images[0])
+                if not os.path.exists(layout.root / images[0]):
+                    problem = f"no image of {split} is there, such as {escape(images[0])}"
+                    remedy = "copy the images beside their label files"
+                raise DataError(f"{place.tree.root}: {problem}; {remedy}.")
         layout.check_poses()
         self._above = layout.above
         if layout.above == layout.root:
@@ -344,7 +348,7 @@ def class_names_of(tree: Tree, config: Config | None) -> list[str]:
         problem = f"{tree.root} has neither data.yaml nor classes.txt of YOLO"
         remedy = "write classes.txt with a class name a line, or give data.format=auto for others"
         if unnamed:
-            problem = f"{tree.root / unnamed[0]} lacks names or train"
+            problem = f"{tree.root / unnamed[0]} lacks names, a list, or train"
             remedy = "add names: [CLASS, CLASS], and train: FOLDER"
         raise DataError(f"{problem}; {remedy}.")
     lists = []
@@ -384,7 +388,10 @@ def box_of(where: str, words: Sequence[str], names: Sequence[str]) -> Box:
     if len(values) < 4 or (is_polygon and len(values) % 2):
         problem = f"has {len(values)} numbers after the class"
         raise DataError(f"{where} {problem}; write class x y width height, with spaces.")
-    index = number_in(label, where, "the class")
+    index = parse_number(label)
+    if math.isnan(index):
+        problem = f"has the class {label[:80]!r}, not its number"
+        raise DataError(f"{where} {problem}; write 0 for {names[0]}, and spaces between all.")
     if index not in range(len(names)):
         problem = f"has class {label}, but names end at {len(names) - 1}"
         raise DataError(f"{where} {problem}; count from 0, or add a name.")

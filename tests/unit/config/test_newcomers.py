@@ -62,7 +62,7 @@ from retina_dist.train import main as start_training
 
 REMEDIES = {
     # what other tools call it
-    "data.train=mine/train": "did you mean data.root?",
+    "data.train=mine/train": "give data.root=FOLDER, whose splits are found, or",
     "dataset=mine": "did you mean data.root?",
     "logger=wandb": "did you mean logging?",
     "threshold=0.5": "did you mean model.score_threshold?",
@@ -135,7 +135,7 @@ REMEDIES = {
     "trainer.profile=true": "write a duration, such as 3steps.",
     "SOLVER.CHECKPOINT_PERIOD=500": "did you mean trainer.checkpoint_every=500steps?",
     "fp32=true": "did you mean trainer.precision=fp32?",
-    "data.val=mine/val": "did you mean data.val_annotations?",
+    "data.val=mine/val": "give data.root=FOLDER, whose splits are found, or",
     "data.root:": "write data.root=VALUE.",
     "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
     "time=2": "trainer.max_duration counts epochs, steps or images, not hours.",
@@ -154,7 +154,7 @@ REMEDIES = {
     "model.aspect_ratios=[1:2,1:1]": "write each item in digits",
     "data.min_sizes=(640,800)": 'write "data.min_sizes=[640,800]".',
     "data.scale_jitter=0.5": "write data.scale_jitter=[0.8,1.25].",
-    "data.classes=[a,b]": "write data.classes=FILE.csv.",
+    "data.classes=[a,b]": "write data.classes=FILE.csv; to train on some classes, remove",
     "data.names=[a,b]": "the data names its classes; leave it out.",
     "data.root=mine,": "write data.root=mine.",
     "data.min_sizes=[64 96]": 'write "data.min_sizes=[64,96]", with commas.',

@@ -496,3 +496,197 @@ def test_boxes_given_to_a_classifier_name_the_recipe(tmp_path: Path) -> None:
     _coco(tmp_path, "train", [1])
     with pytest.raises(DataError, match="give experiment=finetune data.root=.* alone"):
         read_samples(tmp_path, "train")
+
+
+COCO_OF_A = {
+    "images": [{"id": 1, "file_name": "a.png"}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 30, 20]}],
+    "categories": [{"id": 1, "name": "cat"}],
+}
+
+
+def _changed(key: str, value: object) -> str:
+    """COCO's json with another value, or without it."""
+    content = {**COCO_OF_A, key: value}
+    if value is None:
+        del content[key]
+    return json.dumps(content)
+
+
+def _labels(*lines: str) -> dict[str, str]:
+    return {"data.yaml": "names: [cat]\ntrain: .\n", "a.png": "", "a.txt": "\n".join(lines)}
+
+
+BOXES = [
+    (30, 5, 40, 20),
+    (32, 10, 60, 21),
+    (50, 8, 59, 30),
+    (26, 20, 60, 31),
+    (2, 5, 4, 9),
+]  # x1, y1, x2, y2
+ROWS = [f"a.png,cat,{x1},{y1},{x2},{y2}" for x1, y1, x2, y2 in BOXES]
+SWAPPED = [f"a.png,cat,{x1},{x2},{y1},{y2}" for x1, y1, x2, y2 in BOXES]
+ALONE = {"region_attributes": {}, "shape_attributes": {"name": "rect", **dict.fromkeys("xy", 1)}}
+ALONE["shape_attributes"] |= {"width": 9, "height": 9}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        # a list of COCO's that is not there, is not a list, or that other files have
+        ({"a.json": _changed("images", None)}, "COCO without images, .*; give its list images"),
+        ({"a.json": _changed("annotations", None)}, "give its list annotations, or the file with"),
+        ({"a.json": _changed("categories", {"1": "cat"})}, r'with "categories": \[{...}\]'),
+        ({"a.json": _changed("images", COCO_OF_A["images"] * 2)}, "its own, also where it is ref"),
+        (
+            {"a.json": _changed("annotations", [{"image_id": 1, "segments_info": []}])},
+            r"or instances_\*\.json for panoptic_\*",
+        ),
+        (
+            {"a.json": json.dumps(COCO_OF_A).replace("}]", "},]"), "val.json": _changed("a", 1)},
+            r"remove a comma before \] or }",
+        ),
+        # formats of others
+        ({"a.json": '{"shapes": []}'}, "LabelMe without imagePath, .*; give each file its imageP"),
+        (
+            {"a.json": '[{"file_name": "", "annotations": []}]'},
+            r"Detectron2's dicts, .*\.convert_to_",
+        ),
+        ({"a.json": '[{"name": "a.png", "labels": []}]'}, "convert it with python -m scalabel"),
+        (
+            {"metadata.jsonl": '{"file_name": "a.png", "text": ""}'},
+            'its boxes, as "objects": {"bbox',
+        ),
+        ({"_classes.csv": "filename,cat\na.png,1\n"}, "give an export with boxes, as COCO"),
+        ({"gt/gt.txt": "1,1,5,5,9,9,1,1,1\n"}, "convert it with datum convert -if mot_seq_gt"),
+        ({"train/images/a.png": "", "train/labelTxt/a.txt": "imagesource:GoogleEarth\n"}, "DOTA"),
+        ({"train.parquet": "PAR1"}, "a table or a pickle, .*; write its boxes as COCO json"),
+        ({"a.odgt": "{}"}, "CrowdHuman, .*; write its boxes as COCO json"),
+        (
+            {"images/a.png": "", "masks/a.png": ""},
+            "draw the boxes, as with CVAT .* masks have none",
+        ),
+        # tables
+        ({"a.csv": "a.png,cat,1,2,9,8\n"}, "the columns of a CSV .* as .csv with a header"),
+        ({"a.csv": f'{HEADER}a.png,cat,"1,5",2,9,8\n'}, "'1,5', not a number; write a point for"),
+        ({"a.csv": "\n".join([HEADER[:-1], *SWAPPED])}, "fit if they are x1, x2, y1, y2; correct"),
+        (
+            {"a.csv": "\n".join(["file,class,x,y,w,h", *ROWS])},
+            "fit if the sides are x2 and y2; name",
+        ),
+        (
+            {"a.csv": "file,class,x1,y1,x2,y2,split\na.png,cat,1,2,9,8,fold1"},
+            "a.csv:2 has 'fold1' as split; write train, val or test",
+        ),
+        # lines of YOLO
+        (_labels("cat .5 .5 .2 .2"), "has the class 'cat', not its number; write 0 for cat"),
+        (_labels("0, .5, .5, .2, .2"), "has the class '0,', not its number; .* spaces between all"),
+        (
+            {"a.png": "", "a.txt": "0 .5 .5 .2 .2", "data.yaml": "names: cat, dog\ntrain: .\n"},
+            "lacks names, a list, or train; add names",
+        ),
+        (
+            {
+                "obj.names": "cat\n",
+                "obj.data": "names = obj.names\ntrain = train.txt\n",
+                "train.txt": "data/obj/a.png\n",
+                "obj/a.txt": "0 .5 .5 .2 .2",
+                "obj/b.png": "",
+            },
+            "no image of train is there, such as data/obj/a.png; copy the images beside their",
+        ),
+        # names of images
+        ({"a.json": _changed("images", [{"id": 1, "file_name": "b.png"}])}, "correct the names"),
+        ({"new_a.png": "", "a.json": json.dumps(COCO_OF_A)}, "new_a.png: give the files the names"),
+        (
+            {"train/a.heic": "", "a.json": json.dumps(COCO_OF_A)},
+            r"\.heic is not read: convert them",
+        ),
+        (
+            {"a.json": _changed("images", [{"id": 1, "file_name": "/d/b.png"}])},
+            "or copy the images t",
+        ),
+        (
+            {"via.json": json.dumps({"a": {"filename": "a.png", "regions": [ALONE]}})},
+            "a.png has a region without an attribute; add one, such as class",
+        ),
+    ],
+)
+def test_data_of_other_tools_and_scripts_name_what_to_write(
+    files: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        file = tmp_path / "mine" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        if name.endswith(".png"):
+            Image.new("RGB", (64, 64)).save(file)
+    if not [name for name in files if name.endswith(("png", ".heic"))]:
+        Image.new("RGB", (64, 64)).save(tmp_path / "mine" / "a.png")
+    try:
+        train = read_split(DetectionData(root=str(tmp_path / "mine")), "train")
+    except DataError as error:
+        answer = str(error)
+    else:
+        assert train is not None
+        answer = "\n".join(train.warnings)
+    assert re.search(said, answer)
+
+
+def test_a_folder_beside_that_of_the_images_is_told_theirs(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [1])
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "train.json").rename(tmp_path / "annotations" / "train.json")
+    with pytest.raises(DataError, match=r"there is .*train.1\.png: name their folder with data\."):
+        read_split(DetectionData(root=str(tmp_path / "annotations")), "train")
+
+
+def test_crowd_regions_alone_are_named(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [1])
+    text = (tmp_path / "train.json").read_text()
+    (tmp_path / "train.json").write_text(text.replace('"iscrowd": 0', '"iscrowd": 1'))
+    with pytest.raises(DataError, match=r"no box is annotated; crowd regions .*: set iscrowd"):
+        read_split(DetectionData(root=str(tmp_path)), "train")
+
+
+def test_lvis_names_images_by_their_url(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [1, 2])
+    text = (tmp_path / "train.json").read_text()
+    url = '"coco_url": "http://images.cocodataset.org/train/'
+    (tmp_path / "train.json").write_text(text.replace('"file_name": "', url))
+    train = read_split(DetectionData(root=str(tmp_path)), "train")
+    assert train is not None
+    assert [Path(str(path)).name for path in train.sources] == ["1.png", "2.png"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["data=csv", "data.columns=[photo:file]"],
+            "data.columns has 'photo:file'; write file:photo",
+        ),
+        (["data.columns=[file=photo]"], r'write "data.columns=\[file:photo\]"'),
+        (["data.root=", "mine"], "since a space follows it; write data.root=mine"),
+        (["data.root=", "seed=1"], "as of an unset variable"),
+        (["data.root=[a,b]"], "is not a text; write one folder, and merge several into it"),
+        (["data.classes=[0,1]"], "to train on some classes, remove the boxes of others"),
+        (["data=mine/data.yaml"], "give data=auto data.root=mine, which recognises the format"),
+        (["data.train=mine"], "give data.root=FOLDER, whose splits are found, or"),
+        (["data.nc=3"], "the data names its classes; leave it out"),
+        (["data=coco", "data.train_images=mine/*.jpg"], "give mine, whose images are all found"),
+    ],
+)
+def test_a_setting_of_data_that_says_too_much_is_told_what_to_write(
+    overrides: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "data.yaml").touch()
+    (tmp_path / "a.json").write_text(json.dumps(COCO_OF_A))
+    with pytest.raises(UserError, match=said):
+        _read_train(["data.train_annotations=a.json", *overrides])
+
+
+def _read_train(overrides: list[str]) -> None:
+    read_split(load_config("train", overrides).data, "train")

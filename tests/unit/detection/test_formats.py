@@ -408,7 +408,7 @@ def test_a_confidence_in_labels_of_yolo_is_named(tmp_path: Path) -> None:
     [
         ("0 0.5 0.5 0.1", "a.txt:1 has 3 numbers after the class; write class x y"),
         ("0 20 10 8 8", "a.txt:1 has 20, so it is in pixels; write shares of the image"),
-        ("cat 0.5 0.5 0.1 0.1", "a.txt:1 has the class 'cat', not a number"),
+        ("cat 0.5 0.5 0.1 0.1", "a.txt:1 has the class 'cat', not its number"),
         ("7 0.5 0.5 0.1 0.1", "has class 7, but names end at 1; count from 0, or add"),
     ],
 )
