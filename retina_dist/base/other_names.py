@@ -64,6 +64,9 @@ key labels are numbers in ["labels"], and their names are in categories.names of
 names class-name name label-names
 key use python -m retina_dist.predict, which draws pictures: plot show save render
 key boxes alone are found, in ["boxes"]: masks keypoints mask
+hydra/launcher submitit_slurm: slurm submitit
+hydra/launcher submitit_local: local
+hydra/launcher joblib: parallel multiprocessing
 strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch
 strategy horovod: hvd
 strategy single: none single-device

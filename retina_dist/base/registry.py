@@ -186,7 +186,8 @@ def register(family: str, target: type | str, name: str = "") -> type[Any]:
     contract = _loaded(kind.contract)
     if not (isinstance(found, type) and issubclass(found, contract)):
         raise ConfigError(
-            f"{label} is not a class of the kind {contract.__name__}; name one, or leave it out."
+            f"{label} is not a class of the kind {contract.__name__}; name one, or leave it out "
+            f"and give {kind.section}=NAME of {', '.join(kind.entries)}."
         )
 
     _check_settings(kind, found, label)
@@ -208,7 +209,8 @@ def _check_settings(kind: Family, found: type, label: str) -> None:
     if not is_below or settings.__module__.startswith("retina_dist."):
         raise ConfigError(
             f"{label} has no settings of its own; give it a dataclass below {base.__name__} "
-            "as `settings`."
+            f"as `settings`, or leave it out and give {kind.section}=NAME of "
+            f"{', '.join(kind.entries)}."
         )
 
 

@@ -112,6 +112,8 @@ class Limits:
             return f"too small; it must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
             return f"too small; it must be above {self.above}"
+        if 1 in (self.below, self.at_most) and value >= 10:
+            return f"too large; write {value:g}% as {value / 100:g}"
         if self.below is not None and value >= self.below:
             return f"too large; it must be below {self.below}"
         if self.at_most is not None and value > self.at_most:
@@ -279,7 +281,7 @@ def is_of(value: object, hint: Any) -> bool:
     """Whether a value has the type of a setting."""
     kinds = kinds_of(hint)
     if len(kinds) > 1:
-        return any(is_of(value, kind) for kind in kinds)
+        return any(is_of(value, kind) for kind in kinds) and value not in ("None", "none")
     if get_origin(hint) is dict:
         kind = get_args(hint)[1]
         return isinstance(value, dict) and all(is_of(each, kind) for each in value.values())
@@ -350,6 +352,10 @@ def wrong_type(key: str, value: object, hint: object, limits: Limits) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     problem = limits.options and limits.problem(key, value)
     remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
+    if str(value).lower() in ("none", "off", "no", "false") and type(None) in kinds_of(hint):
+        remedy = f"write {key}=null"
+    if str(value).endswith("%"):
+        remedy = "write a share for percent, as 0.2 for 20%"
     return problem or _wrong_type(key, value, hint, remedy)
 
 

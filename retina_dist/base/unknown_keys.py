@@ -55,14 +55,18 @@ output: output_dir
 coco_path validation_data data_dir data_path dataset dataset_dir dataset_path datadir \
 train_dir train_path val_dir val_path: data.root | root
 data d train: data.root | root | input
-logger loggers: logging
+logger loggers report_to wandb clearml comet tracking neptune aim: see logging.tensorboard and \
+logging.mlflow_uri; docs/extending.md has a logger for others
 freeze freeze_backbone frozen_stages: model.trainable_layers
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 kmeans anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 color input.format color_format channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
 format: data.format | output=model.onnx | the format is recognised; leave it out
 split: data.val_split
-help: --help, alone
+help: write --help, alone
+print_config show_config dump_config print_cfg: give --cfg job
+detect=train segment=train classify=train detect=val yolo=detect yolo=train train= fit= segment= \
+detect= classify=: leave it out
 recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 net backbone model.name arch: model.backbone | model.architecture
@@ -150,7 +154,6 @@ local_world_size main_process_ip machine_rank dist_url master_addr master_port n
 rank gpu_ids: give it to the launcher, as in torchrun --nproc-per-node N
 local_rank: torch.distributed.launch gives it; start by torchrun --nproc-per-node N -m \
 retina_dist.train in its place
-report_to wandb clearml comet tracking: logging
 tensorboard_dir log_dir: output_dir
 mlflow_tracking_uri tracking_uri: logging.mlflow_uri
 trainable_backbone_layers unfreeze: model.trainable_layers
@@ -468,7 +471,6 @@ micro_batch_size: trainer.accumulate
 allow_tf32 matmul_precision: trainer.precision=tf32 | precision=tf32
 rho: the optimizers have none; leave it out
 nccl_timeout: strategy.timeout_s
-neptune aim: logging
 find_unused sanity_check comment exif: leave it out
 plan: dry_run=true
 result: output_dir | output
@@ -651,7 +653,7 @@ def _remedy_of_word(
     word: str, overrides: Sequence[str], number: int, known: Collection[str]
 ) -> str:
     """The remedy for a part of a list, a key or a file; "" for another word."""
-    name, _, given = word.partition(":")
+    name, _, given = word.lstrip("~").replace("@", ":").partition(":")
     before = "".join(overrides[:number][-1:])
     around = [before, *overrides[number + 1 : number + 2]]
     is_apart = any(other.endswith((",", "=")) or other.startswith("=") for other in around)
@@ -682,7 +684,9 @@ def _remedy_of_name(name: str, known: Collection[str], following: str, value: st
     """
     key = name.rpartition(".")[2] if name.isupper() else name
     meant = alias(key, known, following or value)
-    if " " in meant or "=" in meant:
+    if " " in meant:
+        return meant
+    if "=" in meant:
         return f"write {meant}"
     return f"write {meant}={following}" if meant and following else ""
 

@@ -44,7 +44,7 @@ from retina_dist.base.settings import (
 )
 from retina_dist.base.unknown_keys import no_value, unknown_key
 from retina_dist.base.yaml_files import load_yaml
-from retina_dist.config.hydra_errors import translate_hydra_errors
+from retina_dist.config.hydra_errors import GROUPS, translate_hydra_errors
 from retina_dist.config.plugins import load_plugins
 from retina_dist.config.resumed_settings import config_file, settings_of_run
 from retina_dist.config.run_config import (
@@ -79,6 +79,7 @@ CHOOSES_DATA = re.compile(r"data|data\.(shapes|drawn|synthetic)\b.*|experiment")
 # the recipe without any of these, and without a place of data
 DEFAULT_JOB = "experiment=shapes"
 CHOOSES_JOB = re.compile(rf"task|model|optimizer|schedule|trainer|{CHOOSES_DATA.pattern}")
+DELETES = re.compile(f"~(?!({'|'.join(GROUPS)})$)")  # a setting, not a group that a run needs
 
 
 def _name_of_root(entry: str, *, _parent_: DictConfig) -> str:
@@ -463,10 +464,10 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
             if following and "=" not in following:
                 remedy = f"since a space follows it; write {key}={following}"
             raise ConfigError(f"{key} is empty, {remedy}.")
-        has_no_value = not equals and not override.startswith("~")
+        has_no_value = not equals and not DELETES.match(override)
         if has_no_value or "/" in key:
             schema, sections = section_types(schema_of(name), {})
-            known = settings_by_key(schema, sections=sections)
+            known = {"experiment": str, **settings_by_key(schema, sections=sections)}
             meant = key.replace("/", ".")
             if equals and meant in known:
                 raise ConfigError(f"{key} is not a setting; write {meant}={value}.")

@@ -149,10 +149,11 @@ class Command:
         Raises ConfigError.
         """
         compose.check_overrides(self.name, options.overrides)
-        swept = [each for each in options.overrides if re.match("output_dir=.*,", each)]
-        if options.multirun and swept:
+        unread = "output_dir=.*,|hydra.run.dir=" if options.multirun else "hydra.sweep[.]"
+        for each in filter(re.compile(unread).match, options.overrides):
             raise ConfigError(
-                "output_dir cannot be swept; give one folder, and each job gets its own in it."
+                f"{each} has no effect here; give one folder as output_dir=FOLDER, and each job of "
+                "--multirun gets its own in it."
             )
 
         own_configuration = options.config_path or options.config_name
@@ -202,9 +203,10 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     options.overrides = options.overrides or []
     folders = {"--config-dir": options.config_dir, "--config-path": options.config_path}
     for flag, folder in folders.items():
-        if folder is not None and "://" not in folder and not Path(folder).is_dir():
+        if folder is not None and "://" not in folder and not _has_groups(folder, options):
             raise ConfigError(
-                f"{flag} {folder} is not a folder; give the one above experiment/NAME.yaml."
+                f"{flag} {folder} is not a folder of folders; give the one above "
+                "experiment/NAME.yaml."
             )
     options.also = []
     if options.config_dir:
@@ -217,6 +219,12 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     if unknown:
         raise ConfigError(_no_option(name, options, unknown[0], arguments))
     return options
+
+
+def _has_groups(folder: str, options: argparse.Namespace) -> bool:
+    """Whether a folder has what an override or --config-name may choose."""
+    chosen = options.config_name or any(map(Path.is_dir, Path(folder).glob("*")))
+    return bool(chosen) and Path(folder).is_dir()
 
 
 def _no_option(name: str, options: argparse.Namespace, argument: str, arguments: list[str]) -> str:

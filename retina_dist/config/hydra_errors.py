@@ -20,43 +20,61 @@ TORCHVISIONS = re.compile(
     "(wide_)?resnet|resnext|mobilenet|efficientnet|convnext|regnet|swin|vit|vgg|densenet",
     re.IGNORECASE,
 )
+
+
+def _rows(table: str) -> dict[str, str]:
+    """What stands before and behind the arrow of each line."""
+    return dict(row.split(" -> ") for row in table.strip().splitlines())
+
+
 # What is chosen by a setting, not by an entry of the group.
-SETTINGS_OF_GROUPS = {
-    "hydra": "install its plugin, as by pip install hydra-optuna-sweeper; there",
-    "data": (
-        "give data.root=FOLDER, whose format is recognised, or, where each class has a folder, "
-        "task=classification data=folders data.root=FOLDER; there"
-    ),
-    "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",
-    "task": "give detection, for boxes, or classification, for whole images; there",
-    "trainer": "give strategy=ddp, or settings such as trainer.precision=bf16; there",
-    "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
-}
+SETTINGS_OF_GROUPS = _rows("""
+hydra/sweeper -> install its plugin, as by pip install hydra-optuna-sweeper; there
+hydra/launcher -> install its plugin, as by pip install hydra-ray-launcher; there
+data -> give data.root=FOLDER, whose format is recognised, or, where each class has a folder, \
+task=classification data=folders data.root=FOLDER; there
+augmentation -> see data.hflip, data.photometric and data.scale_jitter; there
+task -> give detection, for boxes, or classification, for whole images; there
+trainer -> give strategy=ddp, or settings such as trainer.precision=bf16; there
+logging -> give logging.tensorboard=true or logging.mlflow_uri=URI; there
+""")
 GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
 OF_GPUS = ("device", "devices", "gpu", "gpus", "gpu_ids", "device_ids")
-# answers to faults that need no key
-KNOWN_FAULTS = {
-    "Cannot merge DictConfig with ListConfig": (
-        "a file of the configuration holds a list; write KEY: VALUE lines, without - before."
-    ),
-    "does not support sweep type": (
-        "interval() is for other sweepers; write the values, as optimizer.lr=1e-4,1e-3."
-    ),
-}
+# Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
+# {1} and {2} are the groups of the pattern.
+KNOWN_FAULTS = _rows("""
+Cannot merge DictConfig with ListConfig -> a file of the configuration holds a list; write \
+KEY: VALUE lines, without - before.
+does not support sweep type -> interval() is for other sweepers; write the values, as \
+optimizer.lr=1e-4,1e-3.
+Environment variable '([^']+)' not found -> the environment variable {1} is not set; write export \
+{1}=VALUE before.
+Unsupported interpolation type env -> ${{env:NAME}} is not read; write ${{oc.env:NAME}} for a \
+variable of the environment.
+In '([^']+)': Could not override '[a-z]+@experiment[.] -> {1}: the file of a recipe begins with \
+the line # @package _global_; add it.
+In '([^']+)': Could not override 'experiment/([^'@]+) -> {1}: write - override /{2}: NAME, with \
+the slash.
+Could not override '([^'@]+)@([^']+)' -> {1}@{2} is not a choice; write {1}=NAME, or settings such \
+as {1}.name=NAME.
+Could not override '([^']+)'[.]\\s+No match -> {0} has no choice of {1}; leave {1}=… out.
+An item is already at '([^']+)' -> {1} is a setting already; write {1}=… without the +.
+Error merging override [+]*([^=]+)= -> {1} is not a setting; see the keys with {0} --help.
+(Config group override .*) -> groups such as data and model take a name, as in \
+model=retinanet_r50 ({1}).
+The --resolve flag -> --resolve is for --cfg job; leave it out.
+Only one of --run -> --multirun, --cfg and --info exclude each other; leave one out.
+duplicate key -> write the key once, with all that is below it
+mapping values are not allowed -> indent the keys of a section alike, begin a new line below, or \
+put the text in quotes
+escape character -> write the text in single quotes, or with slashes
+""")
 # of a setting whose section, or which itself, the composed settings lack
 NO_SECTION = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
 NO_COMMAND = (
     "the file of --config-name lacks it; begin the file with # @package _global_, put it into "
     "FOLDER/experiment/, and give --config-dir FOLDER experiment=…"
 )
-# What to do about a fault in a file, by what PyYAML says of it.
-YAML_REMEDIES = {
-    "duplicate key": "write the key once, with all that is below it",
-    "mapping values are not allowed": (
-        "indent the keys of a section alike, begin a new line below, or put the text in quotes"
-    ),
-    "escape character": "write the text in single quotes, or with slashes",
-}
 
 
 @contextmanager
@@ -74,19 +92,15 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(_sentence(command, error)) from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        remedy = "correct it, with spaces in place of tabs"
-        for fault, said in YAML_REMEDIES.items():
-            if fault in reason:
-                remedy = said
+        remedy = _known_fault(command, reason) or "correct it, with spaces in place of tabs"
         raise ConfigError(
             f"a file of the configuration is not YAML: {reason}; {remedy}."
         ) from error
     except ValueError as error:
-        if "Config group override" not in str(error):  # Hydra's answer to model=3 or model=null
+        known = _known_fault(command, str(error))
+        if not known:
             raise
-        raise ConfigError(
-            f"groups such as data and model take a name, as in model=retinanet_r50 ({error})."
-        ) from error
+        raise ConfigError(known) from error
 
 
 def unreadable(text: str) -> str:
@@ -110,7 +124,7 @@ def unreadable(text: str) -> str:
 
 def _missing_entry(error: MissingConfigException) -> str:
     """Message for a choice without a file, such as model=yolo."""
-    group, slash, value = str(error.missing_cfg_file).partition("/")
+    group, slash, value = re.split("(?<!hydra)(/|$)", str(error.missing_cfg_file), maxsplit=1)
     if not slash:
         remedy = f"give experiment={group}, with --config-dir FOLDER if it is FOLDER/experiment's"
         return f"there is no configuration {group}; {remedy}."
@@ -163,7 +177,7 @@ def _instead_of_entry(group: str, value: str) -> str:
         stem = Path(value).stem
         return (
             f"{group}={value} is a file; put it into FOLDER/{group}/ and give --config-dir FOLDER "
-            f"{group}={stem}."
+            f"{group}={stem}, or for a run's config.yaml --config-dir RUN --config-name config."
         )
     return ""
 
@@ -190,31 +204,29 @@ def _sentence(command: str, error: Exception) -> str:
     several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if several:
         return _several_values(*several.groups())
-    unset = re.search(r"Environment variable '([^']+)' not found", text)
-    if unset:
-        return (
-            f"the environment variable {unset[1]} is not set; write export {unset[1]}=VALUE before."
-        )
-    absent = re.match(r"Could not override '([^']+)'\.\s+No match in the defaults list", text)
-    if absent:
-        return f"{command} has no choice of {absent[1]}; leave {absent[1]}=… out."
-    below_value = re.match(r"Error merging override \+*([^=]+)=", text)
-    if below_value:
-        return f"{below_value[1]} is not a setting; see the keys with {command} --help."
-
-    known = next(filter(text.__contains__, KNOWN_FAULTS), None)
+    known = _known_fault(command, text)
     if known:
-        return KNOWN_FAULTS[known]
+        return known
 
     cause, key = _innermost(error)
     reason = first_line(cause).strip().rstrip(".")
     if "is not in struct" in reason:
         reason = NO_SECTION if "." in key else NO_COMMAND
     if "Interpolation key" in reason:
-        reason += "; write a whole key, such as ${optimizer.lr}, or the value"
+        reason += "; write a whole key, such as ${optimizer.lr}, that a file or the command line "
+        reason += "sets, or the value"
     if key:
         reason = f"{key}: {reason}"
     return f"{reason}."
+
+
+def _known_fault(command: str, text: str) -> str:
+    """The answer of `KNOWN_FAULTS`; "" for another fault."""
+    for pattern, said in KNOWN_FAULTS.items():
+        fault = re.search(pattern, text)
+        if fault:
+            return said.format(command, *fault.groups())
+    return ""
 
 
 def _innermost(error: BaseException) -> tuple[BaseException, str]:

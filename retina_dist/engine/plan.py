@@ -40,7 +40,7 @@ class TrainerConfig(KnownArguments):
         "1epoch", "0steps: only at the end", remedy="write a duration, such as 1epoch"
     )
     checkpoint_minutes: float | None = setting(
-        None, "also after so many minutes", above=0, at_most=10**6
+        None, "also after so many minutes", above=0, at_most=10**6, null_is_off=True
     )
     log_every: int = setting(10, "steps", at_least=1)
     accumulate: int | str = setting(
@@ -55,6 +55,7 @@ class TrainerConfig(KnownArguments):
         "shards of a step, a power of two: equal bits on any number of processes that divides it",
         at_least=1,
         at_most=2**16,
+        null_is_off=True,
     )
     precision: str = setting(
         "fp32",
@@ -90,7 +91,10 @@ class TrainerConfig(KnownArguments):
         None, "null: min for losses and errors, else max", choices=(None, "max", "min")
     )
     patience: int | None = setting(
-        None, "stop after so many validations without a better monitor", at_least=1
+        None,
+        "stop after so many validations without a better monitor",
+        at_least=1,
+        null_is_off=True,
     )
     max_nonfinite_steps: int = setting(
         5, "steps in a row with a loss of inf or NaN that are skipped", at_least=0
@@ -142,8 +146,10 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         return epoch * min(100, max(12, math.ceil(2000 / epoch)))
     form = _FORM.fullmatch(str(duration))
     if form is None:
+        number = duration if str(duration).isdecimal() else 12
         raise ConfigError(
-            f"{key}={duration} is not a duration; write it as 12epochs, 90ksteps or 500images."
+            f"{key}={duration} is not a duration; write it as {number}epochs, 90ksteps or "
+            f"500images{', or auto' * key.endswith(('warmup', 'max_duration'))}."
         )
     amount = Fraction(form[1]) * _MULTIPLE[form[2]]
     unit = form[3]
@@ -180,6 +186,7 @@ class Plan:
     total_steps: int
     stop_step: int
     lr: float
+    weight_decay: float
     schedule: Schedule
     validate_every: int
     checkpoint_every: int
@@ -261,6 +268,10 @@ class Plan:
         }
         if self.lr >= max(1, self.batch_size / 256):  # ten times that of Goyal et al. 2017
             rows["lr"] += "; nearly every network diverges with it: lower optimizer.lr"
+        if self.lr <= 1e-7:
+            rows["lr"] += "; hardly any network learns with it: raise optimizer.lr"
+        if self.lr * self.weight_decay >= 1e-3:  # ten times that of the default job
+            rows["lr"] += "; optimizer.weight_decay shrinks the weights to 0: lower it"
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"
         return "\n".join(f"  {name:<9}{value}" for name, value in rows.items())
@@ -318,6 +329,7 @@ def resolve_plan(
         total_steps=total,
         stop_step=stop,
         lr=base_lr(optimizer, batch_size),
+        weight_decay=optimizer.weight_decay,
         schedule=build_schedule(schedule, total, steps),
         validate_every=steps("trainer.validate_every", trainer.validate_every),
         checkpoint_every=steps("trainer.checkpoint_every", trainer.checkpoint_every),

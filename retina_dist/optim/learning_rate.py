@@ -123,9 +123,12 @@ class Schedule:
 
 def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) -> Schedule:
     """Warm-up and decay of the settings' entry. Raises ConfigError where the run is too short."""
-    warmup = min(AUTO_WARMUP_STEPS, total // 10)
-    if settings.warmup != "auto":
-        warmup = to_steps("schedule.warmup", settings.warmup)
+    duration = settings.warmup.removesuffix(" or auto")
+    warmup = automatic = min(AUTO_WARMUP_STEPS, total // 10)
+    if duration != "auto":
+        warmup = to_steps("schedule.warmup", duration)
+    if warmup >= total and duration != settings.warmup:
+        warmup = automatic
     if warmup >= total:
         raise ConfigError(
             f"schedule.warmup={settings.warmup} fills all {total} steps; "

@@ -88,7 +88,9 @@ class ScheduleConfig(Entry):
 
     name: str = setting(MISSING, "the group entry's name")
     warmup: str = setting(
-        "0steps", "a duration; auto: 50 steps, or a tenth of the training if that is shorter"
+        "0steps",
+        "a duration; auto: 50 steps, or a tenth of the training if that is shorter; "
+        "100steps or auto: auto where 100 steps would fill the training",
     )
     warmup_factor: float = setting(
         0.001, "share of the learning rate at which the warm-up starts", fraction=True

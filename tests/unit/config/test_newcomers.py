@@ -64,7 +64,7 @@ REMEDIES = {
     # what other tools call it
     "data.train=mine/train": "give data.root=FOLDER, whose splits are found, or",
     "dataset=mine": "did you mean data.root?",
-    "logger=wandb": "did you mean logging?",
+    "logger=wandb": "see logging.tensorboard and logging.mlflow_uri; docs/extending.md has a",
     "threshold=0.5": "did you mean model.score_threshold?",
     "strategy.world_size=2": "the launcher starts the processes: torchrun",
     "model.num_anchors=9": "see model.anchor_sizes and model.aspect_ratios.",
@@ -193,6 +193,29 @@ REMEDIES = {
     "eps=5": "did you mean optimizer.eps?",
     "data/root=mine": "write data.root=mine.",
     "dry_run": "write dry_run=true.",
+    "train": "train is not KEY=VALUE; leave it out.",
+    "fit": "fit is not KEY=VALUE; leave it out.",
+    "experiment:small": "write experiment=small.",
+    "experiment@small": "write experiment=small.",
+    "~schedule": "write schedule=VALUE.",
+    "print_config=true": "give --cfg job.",
+    # null, nothing and shares
+    "model.weights=None": "is not a text; write model.weights=null.",
+    "trainer.stop_after=none": "is not a text; write trainer.stop_after=null.",
+    "data.val_fraction=None": "is not a number; write data.val_fraction=null.",
+    "trainer.patience=off": "is not a whole number; write trainer.patience=null.",
+    "trainer.ema_decay=false": "is not a number; write trainer.ema_decay=null.",
+    "trainer.patience=0": "at least 1; trainer.patience=null turns it off.",
+    "data.hflip=50": "data.hflip=50.0 is too large; write 50% as 0.5.",
+    "data.val_fraction=20": "is too large; write 20% as 0.2.",
+    "data.val_fraction=20%": "write a share for percent, as 0.2 for 20%.",
+    "+trainer.max_duration=3epochs": "is a setting already; write trainer.max_duration=… without",
+    "optimizer.lr=${env:LR}": "write ${oc.env:NAME} for a variable of the environment.",
+    "optimizer@trainer.optimizer=sgd": "is not a choice; write optimizer=NAME",
+    "hydra/launcher=slurm": "hydra/launcher=slurm does not exist; did you mean submitit_slurm?",
+    "experiment=runs/a/config.yaml": "config.yaml --config-dir RUN --config-name config.",
+    "optimizer._target_=torch.optim.AdamW": "leave it out and give optimizer=NAME of sgd, adamw,",
+    "schedule._target_=torch.optim.lr_scheduler.StepLR": "give schedule=NAME of multistep, cosine",
     # which the shell leaves as it is
     "data.root=~/mine": "write data.root=$HOME/mine.",
 }
@@ -317,7 +340,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         ("sgd", *range(20)),
         {},
     ),
-    r"LoggingConfig has no argument wandb; it has tensorboard, mlflow": (
+    r"LoggingConfig has no argument wandb; see logging.tensorboard": (
         LoggingConfig,
         (),
         {"wandb": True},
@@ -452,6 +475,8 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
         ("train", "--opt adamw", "written KEY=VALUE: optimizer=adamw."),
         ("train", "-e 3", "written KEY=VALUE: trainer.max_duration=3epochs."),
         ("train", "--nproc-per-node 2", "give it to the launcher, before -m, as in torchrun"),
+        ("train", "--print-config", "--print-config is not an option; give --cfg job."),
+        ("train", "--config-dir conf/experiment", "is not a folder of folders; give the one above"),
         ("train", "--data-root a", "written KEY=VALUE: data.root=a."),
         ("train", "--weight-decay 0.1", "written KEY=VALUE: optimizer.weight_decay=0.1."),
         ("train", "--hflp 0.1", "written KEY=VALUE: data.hflip=0.1."),
@@ -487,6 +512,10 @@ REFUSED_LINES = {
     "train --config-name finetune dry_run=true": (
         "no configuration finetune; give experiment=finetune, with"
     ),
+    "train --resolve seed=1": "--resolve is for --cfg job; leave it out.",
+    "train -m --cfg job": "--multirun, --cfg and --info exclude each other; leave one out.",
+    "train -m seed=1,2 hydra.run.dir=a": "give one folder as output_dir=FOLDER, and each job of",
+    "train hydra.sweep.dir=a": "give one folder as output_dir=FOLDER, and each job of --multirun",
     "train --cfg own.yaml": "give --config-dir FOLDER experiment=NAME.",
     "train -m optimizer.lr=range(0.1,0.01)": "write them, as optimizer.lr=1,2, or range(START,STOP",
     "train -m optimizer.lr=interval(1e-4,1e-2)": "write the values, as optimizer.lr=1e-4,1e-3.",
@@ -841,6 +870,7 @@ FILES = {
     "defaults:\n  - optimizer: sgd": (
         "in the defaults of its file, write - override /optimizer: sgd."
     ),
+    "defaults:\n  - override optimizer: sgd": "own: write - override /optimizer: NAME, with the",
 }
 
 
@@ -851,6 +881,22 @@ def test_a_fault_of_an_own_file_is_answered_with_what_to_write(text: str, tmp_pa
     with pytest.raises(ConfigError) as caught:
         described("train", ["experiment=own"], [f"hydra.searchpath=[file://{tmp_path}]"])
     assert FILES[text] in str(caught.value)
+
+
+def test_a_recipe_without_its_first_line_is_told_it(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    own = tmp_path / "experiment" / "own.yaml"
+    own.write_text("defaults:\n  - override /optimizer: sgd\n")
+    also = [f"hydra.searchpath=[file://{tmp_path}]"]
+    with pytest.raises(ConfigError, match="begins with the line # @package _global_; add it"):
+        described("train", ["experiment=own"], also)
+    own.write_text(f"# @package _global_\n{own.read_text()}")
+    assert described("train", ["experiment=own"], also)[1]["optimizer.name"] == "sgd"
+
+
+def test_a_folder_of_one_file_is_taken_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").touch()
+    assert parse("train", ["--config-dir", str(tmp_path), "--config-name", "own"]).config_name
 
 
 def test_a_file_in_place_of_the_commands_is_to_be_a_recipe(

@@ -87,12 +87,42 @@ def test_learning_rate_rules(rule: str, lr: float) -> None:
     assert plan(batch_size=64, lr_rule=rule, lr_reference_batch=16).lr == pytest.approx(lr)
 
 
+@pytest.mark.parametrize(
+    ("total", "warmup", "steps"),
+    [("101steps", "100steps or auto", 100), ("100steps", "100steps or auto", 10)],
+)
+def test_a_warmup_may_fall_back_to_the_automatic_one(total: str, warmup: str, steps: int) -> None:
+    assert plan(max_duration=total, warmup=warmup).schedule.warmup == steps
+
+
+def test_a_number_without_a_unit_is_shown_with_one() -> None:
+    with pytest.raises(ConfigError, match="write it as 30epochs, .*, or auto"):
+        plan(max_duration="30")
+    with pytest.raises(ConfigError, match=r"write it as 12epochs, 90ksteps or 500images\.$"):
+        plan(validate_every="1h")
+
+
 @pytest.mark.parametrize(("batch_size", "lr", "warned"), [(16, 1, 1), (16, 0.9, 0), (8192, 3.2, 0)])
 def test_a_rate_that_diverges_is_told_from_one_of_large_batches(
     batch_size: int, lr: float, warned: bool
 ) -> None:
     text = str(plan(num_images=8192, batch_size=batch_size, lr=lr))
     assert ("lower optimizer.lr" in text) == warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr": 1e-7}, "raise optimizer.lr"),
+        ({"lr": 2e-7}, ""),
+        ({"lr": 1e-3, "weight_decay": 1.0}, "optimizer.weight_decay shrinks the weights to 0"),
+        ({"lr": 1e-3, "weight_decay": 0.9}, ""),
+    ],
+)
+def test_a_rate_or_a_decay_that_learns_nothing_is_told(settings: dict, said: str) -> None:
+    text = str(plan(**settings))
+    assert said in text
+    assert (": raise" in text or ": lower" in text) == bool(said)
 
 
 @pytest.mark.parametrize(
