@@ -16,6 +16,13 @@ KEY := $(shell cat setup.cfg pyproject.toml Makefile 2>/dev/null | cksum | cut -
 HOROVOD_GPU ?= $(if $(filter horovod,$(MAKECMDGOALS))$(wildcard /dev/nvidia[0-9]* $(VENV)/horovod-auto-$(KEY)),auto,no)
 HOROVOD := $(VENV)/horovod-$(HOROVOD_GPU)-$(KEY)
 
+# make takes data.root=/data/mine for a variable of its own and passes nothing on.
+CAPITALS := A% B% C% D% E% F% G% H% I% J% K% L% M% N% O% P% Q% R% S% T% U% V% W% X% Y% Z%
+OTHERS := $(filter-out $(CAPITALS) %_proxy% _%,$(subst \ ,|,$(MAKEOVERRIDES)))
+ifneq ($(OTHERS),)
+$(error write settings into ARGS: make $(MAKECMDGOALS) ARGS="$(subst |, ,$(patsubst args=%,%,$(OTHERS)))")
+endif
+
 train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
 	@$(if $(ARGS),,echo "training: about 3.5 minutes on a quiet core; the first steps show how long it takes here")
 	$(RUN) -m retina_dist.train $(ARGS)
@@ -80,6 +87,9 @@ $(HOROVOD): $(VENV)/installed-$(KEY) scripts/install_horovod.py scripts/horovod.
 
 clean:  ## Remove the virtual environment and caches; data sets and runs stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.DEFAULT:
+	@echo "error: there is no target $@; make help lists them, and all else is a command, as in $(RUN) -m retina_dist evaluate …."; exit 2
 
 help:  ## This list
 	@grep -E '^[a-z -]+:.*##' Makefile | sed -E 's/^([a-z -]+):.*## /  make \1\t/'

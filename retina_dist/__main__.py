@@ -63,7 +63,7 @@ def main() -> None:
     if command not in COMMANDS:
         hint = f"the commands are {', '.join(COMMANDS)}."
         meant = value_meant("command", command, COMMANDS)
-        if command.startswith("-"):
+        if command.startswith("-") or "=" in command:
             hint = f"write a command first, as in retina-dist train {command}."
         if meant:
             hint = f"did you mean {meant}?"

@@ -386,11 +386,22 @@ def folder_of(annotations: PathOrUrl | str) -> Path:
 
 def check_folder(root: str) -> None:
     """Raise ConfigError where `root`, a command's setting of this name, is not a folder."""
-    if not parse_path(root).is_dir():
-        remedy = "give the one of the data"
-        if is_packed(root):
-            remedy = "unpack it, and give the folder"
+    path = parse_path(root)
+    if not path.is_dir():
+        remedy = not_a_folder("root", path, "give the one of the data")
         raise ConfigError(f"root={root} is not a folder; {remedy}.")
+
+
+def not_a_folder(key: str, path: PathOrUrl, otherwise: str) -> str:
+    """The remedy for a `path`, the value of `key`, that is not a folder of data."""
+    remedy = spelt_alike(path, otherwise)
+    if isinstance(path, Path) and path.is_file():
+        remedy = f"give {key}={folder_of(path)}"
+    if re.match(r"[A-Za-z]:", str(path)):
+        remedy = "write a path of Windows as here, such as /mnt/c/Users/me/data under WSL"
+    if is_packed(str(path)):
+        remedy = "unpack it, and give the folder"
+    return remedy
 
 
 def is_packed(path: str | Path) -> bool:

@@ -21,6 +21,12 @@ imagenet1k-v1 imagenet1k-v2
 monitor coco/ap: map ap bbox-map map50-95 coco/bbox-map metrics/map50-95(b)
 monitor coco/ap50: map50 ap50 map-50
 monitor val/top1: accuracy acc top1 acc1 val-acc val-accuracy val/acc
+monitor val/top5: top5 acc5
+monitor val/roc_auc: auc roc-auc auroc val-auc val/auc rocauc
+monitor val/sensitivity: recall tpr val/recall
+monitor val/balanced_accuracy: balanced-acc bacc balanced-accuracy-score
+monitor give val/balanced_accuracy for a classifier, coco/AP50 for a detector: f1 f1-score \
+val/f1 macro-f1
 monitor val/loss: loss eval-loss valid-loss
 monitor_mode min: minimize lower decrease down
 monitor_mode max: maximize higher increase up
@@ -29,6 +35,7 @@ split test: testing
 split give one, and run it for each: all both trainval train+val
 val_split val: valid validation dev
 val_split test: testing
+val_split give a share as data.val_fraction=0.2: 0.05 0.1 0.15 0.2 0.25 0.3
 format voc: pascal pascal-voc pascalvoc xml
 format yolo: ultralytics darknet txt yolov5 yolov8 yolo11
 format coco: json coco-json cocojson
@@ -48,7 +55,11 @@ box_loss smooth_l1: smoothl1 smoothl1loss huber
 box_loss l1: l1loss mae
 gradient_clip_algorithm global_norm: norm l2
 lr_rule none: false off
-augment randaugment: ra rand randaug
+compression fp16: compression.fp16 fp16-compress-hook half float16
+compression bf16: bf16-compress-hook bfloat16
+compression none: compression.none false off
+augment randaugment: ra rand randaug rand-augment rand-m9-mstd0.5 rand-m9-mstd0.5-inc1 \
+rand-m7-mstd0.5-inc1
 augment trivialaugment: ta ta-wide trivial trivialaugmentwide
 missing_images skip: ignore warn drop
 bad_images skip: ignore warn drop
@@ -67,7 +78,8 @@ key boxes alone are found, in ["boxes"]: masks keypoints mask
 hydra/launcher submitit_slurm: slurm submitit
 hydra/launcher submitit_local: local
 hydra/launcher joblib: parallel multiprocessing
-strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch
+strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch fsdp fsdp2 deepspeed \
+ddp-find-unused-parameters-true
 strategy horovod: hvd
 strategy single: none single-device
 ending give .onnx, which trtexec --onnx=FILE converts: .engine .trt .plan

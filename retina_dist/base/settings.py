@@ -381,7 +381,8 @@ def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
         if isinstance(value, bool) and kind is str:
             return f"{sentence}; write one, or leave {key} out."
         if kind in _REMEDIES:
-            return f"{sentence}; write {_REMEDIES[kind]}."
+            unit = " seconds" * key.endswith("_s")
+            return f"{sentence}; write {_REMEDIES[kind]}{unit}."
     if "list" in str(hint):
         return f"{sentence}; write {_list_of_numbers(key, given)}."
     section = kinds_of(hint)[0].__name__.replace("DetectorSettings", "ModelConfig")

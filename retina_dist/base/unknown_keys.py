@@ -46,8 +46,8 @@ log_every_n_steps: trainer.log_every
 amp mixed_precision use_amp: trainer.precision=bf16
 amp=false mixed_precision=false use_amp=false solver.amp.enabled=false: trainer.precision=fp32 | \
 precision=fp32
-devices gpus num_gpus num_nodes num_processes num_machines nproc world_size: processes | the \
-launcher starts the processes: torchrun --nproc-per-node N
+devices gpus num_gpus num_nodes num_processes num_machines nproc world_size processes: processes \
+| the launcher starts the processes: torchrun --nproc-per-node N
 weights pretrained load_from: checkpoint | model.weights | model.backbone_weights
 ckpt_path resume_from resume_from_checkpoint: resume | checkpoint
 ckpt_dir log_path summary_dir exp_name job_name default_root_dir save_dir work_dir project \
@@ -57,10 +57,12 @@ train_dir train_path val_dir val_path: data.root | root
 data d train: data.root | root | input
 logger loggers report_to wandb clearml comet tracking neptune aim: see logging.tensorboard and \
 logging.mlflow_uri; docs/extending.md has a logger for others
-freeze freeze_backbone frozen_stages: model.trainable_layers
+freeze freeze_backbone frozen_stages: model.trainable_layers | every layer of a classifier is \
+trained; leave it out
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 kmeans anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
-color input.format color_format channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
+channels num_channels in_channels in_chans color_mode color input.format color_format \
+channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
 format: data.format | output=model.onnx | the format is recognised; leave it out
 split: data.val_split
 help: write --help, alone
@@ -162,7 +164,8 @@ fpn fpn_out_channels out_channels: model.fpn_channels
 focal: model.focal_gamma
 alpha: model.focal_alpha
 max_dets: max_detections | detections_per_image | model.detections_per_image
-max_det max_detections detections top_k topk: detections_per_image | model.detections_per_image
+max_det max_detections detections: detections_per_image | model.detections_per_image
+top_k topk: see detections_per_image for a detector; every class of a classifier is written
 nmsthre iou nms iou_threshold iou_thres iou_thresh nms_thr nms_thresh nms_thresh_test nms_iou: \
 nms_threshold | model.nms_threshold
 pr_curve ap50 bootstrap ci area per_class confusion_matrix iou_type iou_types: metrics are \
@@ -183,8 +186,8 @@ model_path checkpoint_path weight ckpt: checkpoint | model.weights
 anno_path ann_file annotation_file annotation ann gt label_dir: annotations | data.train_annotations
 labels: annotations | data.train_annotations | pictures have them; leave it out
 predictions preds detections_file dt pred: results
-test_ratio holdout random_split test_split valid_split val_ratio validation_split val_size: \
-data.val_fraction=0.1
+valid_pct val_pct test_ratio holdout random_split test_split valid_split val_ratio \
+validation_split val_size: data.val_fraction=0.1
 opset_version dynamic_batch calibration metadata fuse sample onnx int8 quantize optimize keras \
 workspace dynamic_axes: leave it out
 from to from_format to_format input_format output_format: root and output say what is read and \
@@ -343,6 +346,8 @@ maxcount samples_per_shard pattern: shard_mb
 rd.retina_dist.model rd.retina_dist.retinanet rd.retina_dist.yolo rd.retina_dist.load_model \
 rd.retina_dist.load rd.retina_dist.predict rd.retina_dist.evaluate: call \
 rd.build_retinanet(num_classes=N), or rd.Detector.from_checkpoint(RUN) for a trained one
+rd.retina_dist.classifier rd.retina_dist.classify rd.retina_dist.imageclassifier: call \
+rd.TrainedClassifier.from_checkpoint(RUN), or train one with rd.ClassifierTrainer(…).fit()
 rd.retina_dist.compare: use retina-dist compare RUN RUN
 rd.retina_dist.train rd.retina_dist.fit: call rd.Trainer(data=…, optimizer=…, max_duration=…).fit()
 rd.retina_dist.dataset rd.retina_dist.dataconfig rd.retina_dist.cocodataset \
@@ -385,7 +390,9 @@ from_checkpoint.half from_checkpoint.fp16 from_checkpoint.dtype: give precision=
 set_limits.conf set_limits.threshold set_limits.confidence: write score_threshold=0.3
 set_limits.iou: write nms_threshold=0.5
 set_limits.max_det set_limits.topk: write detections_per_image=100
-rd.trainer.train rd.trainer.run rd.trainer.start rd.classifiertrainer.train: call fit()
+rd.trainer.train rd.trainer.run rd.trainer.start rd.classifiertrainer.train \
+rd.classifiertrainer.fit_one_cycle rd.classifiertrainer.fine_tune rd.trainer.fit_one_cycle \
+rd.trainer.fine_tune: call fit()
 rd.trainer.test rd.trainer.validate rd.trainer.val: call evaluate() after fit()
 rd.trainer.predict: call detector().predict(PATHS) after fit()
 rd.trainer.save rd.trainer.save_checkpoint: its checkpoints are in run_folder after fit()
@@ -436,7 +443,8 @@ data.root: root | overrides=[data.root=/data/mine]
 max_boxes min_area min_box_size: every box with an area in its image counts; leave it out
 class_filter exclude ignore_classes include_classes only_classes remap: every class is taken; \
 leave it out, or change the annotations
-k_folds n_folds fold: write the annotations of each fold, and give data.train_annotations=FILE
+k_folds n_folds fold folds: data.train_annotations=FOLD.json | write the files of each fold into a \
+folder, and give data.root=FOLDER
 resize: data.min_sizes=[640] | data.image_size
 pad letterbox: images are padded to the canvas of their bucket; leave it out
 img_ext extension ext recursive: every image below the folder is read; leave it out

@@ -18,13 +18,19 @@ import numpy as np
 from torch import Tensor
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.files import PathOrUrl, Url, parse_path, read_bytes
+from retina_dist.base.files import PathOrUrl, Url, not_a_folder, parse_path, read_bytes
 from retina_dist.base.text import as_override, escape, pluralize, truncate
 from retina_dist.data.images import ENDINGS, is_image, read_image
 from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import RemoteFile, Source
-from retina_dist.data.tree import SPLIT_OF_WORD, Head, Tree, split_of, split_of_folder
+from retina_dist.data.tree import (
+    SPLIT_OF_WORD,
+    Head,
+    Tree,
+    split_of,
+    split_of_folder,
+)
 from retina_dist.data.val_fraction import held_out_rows
 
 Row = tuple[str, Source, str]  # name, source, class
@@ -119,21 +125,18 @@ def read_samples(
     place = root if isinstance(root, Tree) else opened(root)
     root = place.root if isinstance(place, Tree) else place
     form, rows, said = _rows(place, split, complete=bad_images != "skip")
-    if rows is None:
+    if not rows:
         if split == "train":
             raise DataError(absent("data.root", root, split))
         return None
     rows.sort(key=itemgetter(0))
-
-    if not rows:
-        raise DataError(f"{root} has no image of the split {split}; images end with {ENDINGS}.")
     used = sorted({label for _, _, label in rows})
     known = tuple(used if classes is None else classes)
     unknown = sorted(set(used).difference(known))
     if unknown:
         raise DataError(
             f"{root}: {split} has classes that train has not: {truncate(unknown)}; "
-            "rename or remove them."
+            f"rename or remove them, as train has {truncate(known)}."
         )
 
     number = {name: i for i, name in enumerate(known)}
@@ -185,17 +188,22 @@ def _empty_classes(rows: Sequence[Row]) -> list[str]:
             empty.append(f"{folder.name}/{path.name}")
     if not empty:
         return []
-    return [f"no image in {truncate(empty)}; left out of the classes"]
+    return [f"no image ({ENDINGS}) in {truncate(empty)}; left out of the classes"]
 
 
-def _refuse_labelled(tree: Tree) -> None:
-    """Raise DataError for a folder that a detector's annotations are in."""
+def _refuse_others(tree: Tree) -> None:
+    """Raise DataError for a folder that a detector's annotations are in, or no image."""
     found = tree.select((".xml",), _is_voc) or tree.select((".json",), _has_boxes)
     folders = set(map(posixpath.basename, map(posixpath.dirname, tree.files)))
     if found or folders >= {"images", "labels"}:
         what = f"boxes for a detector, such as {found[0]}" if found else "YOLO's images and labels"
         data = as_override("data.root", tree.root)
         raise DataError(f"{tree.root} holds {what}; give experiment=finetune {data} alone.")
+    if tree.files and not tree.images:
+        raise DataError(
+            f"{tree.root} has no image, but files such as {tree.files[0]}; convert them: "
+            f"images end with {ENDINGS}."
+        )
 
 
 def _is_voc(head: Head) -> bool:
@@ -218,12 +226,12 @@ def _rows(
         rows = _from_tables(tree, tables, split)
     else:
         form = "a folder for each class"
-        _refuse_labelled(tree)
+        _refuse_others(tree)
         rows = _from_folders(tree, split)
     warnings = _unread(tree, tables, split)
     if not tables and rows and split == "train":
         warnings += _empty_classes(rows) + _like_splits(rows) + _spelt_alike(rows)
-    if len(tables) == 1:
+    if len(tables) == 1 and "split" not in columns_of(tree.head(tables[0]).keys):
         warnings += _unlabelled(tree, rows or ())
     return form, rows, warnings
 
@@ -258,6 +266,8 @@ def absent(key: str, root: PathOrUrl, split: str) -> str:
     )
     if isinstance(root, Path) and root.resolve().name in SPLIT_OF_WORD:
         remedy = f"give the folder above, {key}={os.path.normpath(root / '..')}"
+    elif isinstance(root, Path) and not root.is_dir():
+        remedy = not_a_folder(key, root, remedy)
     lacks = "does not exist"
     if isinstance(root, Url) or root.exists():
         lacks = f"has no {split} images"
@@ -299,10 +309,9 @@ def _in_no_folder(tree: Tree, image: str) -> DataError:
     remedy = f"move each image into {folder}/CLASS"
     if tree.ending(".txt", ".xml", ".json"):
         remedy += ", or give experiment=finetune for boxes"
-    tables = tree.ending(".csv", ".tsv")
+    tables = tree.ending(".csv", ".tsv", ".xlsx")
     if tables:
-        columns = truncate(tree.head(tables[0]).keys)
-        remedy += f", or name the columns of {tables[0]} file and label in place of {columns}"
+        remedy += f", or name two columns of {tables[0]} file and label, and save it as CSV"
     return DataError(f"{folder} holds images but no folder for each class; {remedy}.")
 
 
@@ -330,36 +339,40 @@ def is_table(head: Head) -> bool:
     return _columns(head) is not None
 
 
-def _columns(head: Head) -> tuple[int, int] | None:
-    """The columns of the file and of the class; -1 for a column for each class."""
+def _columns(head: Head) -> tuple[int, int, int] | None:
+    """The columns of the file, of the class, -1 for a column for each class, and of the split, -1
+    for none.
+    """
     images = list(map(is_image, head.keys))
     if any(images):  # no header
         file = images.index(True)
-        return (file, int(file == 0)) if len(images) in (2, 3) else None
+        return (file, int(file == 0), -1) if len(images) in (2, 3) else None
     if head.has("ImageId", "PredictionString"):  # of ImageNet
-        return head.keys.index("ImageId"), head.keys.index("PredictionString")
+        return head.keys.index("ImageId"), head.keys.index("PredictionString"), -1
     columns = columns_of(head.keys)
     if "file" not in columns or columns.keys() & {"x1", "x", "bbox"}:
         return None
     if "class" in columns:
-        return columns["file"], columns["class"]
+        return columns["file"], columns["class"], columns.get("split", -1)
     others = list(head.inner)
     del others[columns["file"] : columns["file"] + 1]
-    return (columns["file"], -1) if others and set(others) <= {"0", "1"} else None
+    return (columns["file"], -1, -1) if others and set(others) <= {"0", "1"} else None
 
 
 def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | None:
     """The images of the table of a split. Raises DataError for two, and for what it lacks."""
-    own = [file for file in tables if (split_of(file, by_word=True) or "train") == split]
+    own = _of_split(tables, split)
     if not own:
         return None
-    if len(own) > 1:
-        raise DataError(f"{tree.root}: {own[0]} and {own[1]} are both of {split}; remove one.")
     named = split_of(own[0], by_word=True)
+    if len(own) > 1 and split in ("train", named):
+        raise DataError(f"{tree.root}: {own[0]} and {own[1]} are both of {split}; remove one.")
     rows = []
     seen = set()
     missing = []
-    for where, name, label in _labelled(tree, own[0]):
+    for where, name, label, of in _labelled(tree, own[0]):
+        if (named or split_of(f"train/{of}", by_word=True)) != split:
+            continue
         if not name or not label:
             raise DataError(f"{where} has no file or no class; write file,label.")
         found = tree.find(name, own[0], named)
@@ -378,15 +391,22 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
     return rows
 
 
-def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:
-    """FILE: line NUMBER, the image and the class of each row."""
+def _of_split(tables: Sequence[str], split: str) -> list[str]:
+    """Those whose names say so, or else those whose names say nothing."""
+    splits = {file: split_of(file, by_word=True) for file in tables}
+    own = [file for file in tables if splits[file] == split]
+    return own or [file for file in tables if splits[file] is None]
+
+
+def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
+    """FILE: line NUMBER, the image, the class and the split of each row."""
     path = tree.root / file
     if file.lower().endswith(".jsonl"):
         for number, entry in json_lines(path, "json"):
             if isinstance(entry.get("label"), list):
                 raise DataError(f"{path}:{number} has a list of labels; give one class.")
             name = entry.get("image_url") or entry.get("file_name")
-            yield f"{path}: line {number}", str(name or ""), str(entry.get("label") or "")
+            yield f"{path}: line {number}", str(name or ""), str(entry.get("label") or ""), ""
         return
     head = tree.head(file)
     columns = _columns(head)
@@ -394,14 +414,16 @@ def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:
     has_header = not any(map(is_image, head.keys))
     for line, row in csv_rows(path):
         if line > 1 or not has_header:
-            cells = list(map(str.strip, row))
-            if len(cells) <= max(columns):
-                words = escape(",".join(cells), 80)
+            cells = [*map(str.strip, row), ""]
+            if len(row) <= max(columns):
+                words = escape(",".join(row), 80)
                 raise DataError(
                     f"{path}: line {line} is {words}, not file,label such as images/1.jpg,cat."
                 )
             where = f"{path}: line {line}"
-            yield where, cells[columns[0]], _label(where, cells, columns[1], head)
+            label = _label(where, cells, columns[1], head)
+            of = cells[columns[2]].replace("True", "val")  # of fastai's is_valid
+            yield where, cells[columns[0]], label, of
 
 
 def _label(where: str, cells: Sequence[str], column: int, head: Head) -> str:
@@ -410,7 +432,10 @@ def _label(where: str, cells: Sequence[str], column: int, head: Head) -> str:
         return label.partition(" ")[0] if "PredictionString" in head.keys else label
     ones = [name for name, cell in zip(head.keys, cells) if cell == "1"]
     if len(ones) != 1:
-        raise DataError(f"{where} has {pluralize(len(ones), 'class')}; give one.")
+        raise DataError(
+            f"{where} has {pluralize(len(ones), 'class')}; give one: a classifier learns one of "
+            "each image."
+        )
     return ones[0]
 
 

@@ -84,7 +84,7 @@ class ClassificationTask(ImageTask):
         if monitor in BINARY and monitor not in self.metric_names:
             raise ConfigError(
                 f"trainer.monitor={monitor} is of two classes, "
-                f"and the data has {len(self.class_names)}."
+                f"and the data has {len(self.class_names)}; give val/balanced_accuracy."
             )
 
     @staticmethod
@@ -231,8 +231,10 @@ def read_splits(data: ClassificationData) -> tuple[Samples, Samples | None]:
 def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Samples) -> None:
     """Raise ConfigError where settings and data do not go together."""
     if len(train.classes) < 2:
+        said = "".join(f" ({warning})" for warning in train.warnings)
         raise ConfigError(
             f"data={data.name} has one class only, {train.classes[0]}; a classifier "
-            "needs two: add images of another."
+            f"needs two: add images of another, or name the columns of a table "
+            f"file and label{said}."
         )
     check_sizes(model.architecture, model.zero_gamma, data.image_size, data.val_size)

@@ -34,8 +34,9 @@ LFS = b"version https://git-lfs"  # how its pointers begin, https://git-lfs.com
 
 # what a column is -> its names, in small letters without spaces, hyphens and underscores
 _ALIASES = """
-file: filename file image imagename imageid imagepath filepath path img name externalid
-class: class label classname labelname category categoryname name target species
+file: filename file image imagename imageid imagepath filepath path img name externalid id
+class: class label classname labelname category categoryname name target species labels breed \
+diagnosis
 x1: xmin x1 left xtl topleftx
 y1: ymin y1 top ytl toplefty
 x2: xmax x2 right xbr bottomrightx
@@ -47,7 +48,7 @@ h: h boxheight bboxheight bboxh
 width: width imagewidth imgwidth
 height: height imageheight imgheight
 bbox: bbox box boundingbox
-split: split subset set
+split: split subset set isvalid
 """
 ALIASES = dict(line.split(": ") for line in _ALIASES.strip().splitlines())
 

@@ -77,7 +77,7 @@ def detect_launch(environment: Environment = os.environ) -> Launch:
             "unset them or restart."
         ) from None
     of_node = local_size or world_size
-    _check_port(port)
+    _check_meeting(address, port)
     _check_below(names.rank, rank, names.world_size, world_size)
     _check_below(names.local_rank, local_rank, names.local_world_size, of_node)
     if node < 0:  # the hosts are filled one after the other
@@ -95,7 +95,9 @@ def detect_launch(environment: Environment = os.environ) -> Launch:
     )
 
 
-def _check_port(port: int | None) -> None:
+def _check_meeting(address: str | None, port: int | None) -> None:
+    if str(address).count(":") == 1:  # of a scheme or a port; IPv6 has more
+        raise ConfigError(f"MASTER_ADDR={address} is not a host; give its name or address alone.")
     if port is not None and not 0 < port < 65536:  # as 10000 + $SLURM_JOB_ID can be
         raise ConfigError(
             f"MASTER_PORT={port} is not a port; give a number from 1 to 65535, or unset it."

@@ -183,7 +183,8 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         task = task_of_checkpoint(content)
         if task != cls.task:
             raise CheckpointError(
-                f"{source} is a checkpoint of task={task}, not of a {cls.kind}; give one of those."
+                f"{source} is a checkpoint of task={task}, not of a {cls.kind}; "
+                "rd.Detector reads those of detectors, rd.TrainedClassifier of classifiers."
             )
         _checked(**how)  # here, so that the error does not blame the checkpoint
 

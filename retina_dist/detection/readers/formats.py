@@ -6,7 +6,6 @@ The table of formats is the family "reader" of `base.registry`, in the order of 
 from __future__ import annotations
 
 import posixpath
-import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from retina_dist.base.errors import ConfigError, DataError
-from retina_dist.base.files import PathOrUrl, Url, folder_of, is_packed, parse_path, spelt_alike
+from retina_dist.base.files import PACKED, PathOrUrl, Url, not_a_folder, parse_path
 from retina_dist.base.registry import lookup
 from retina_dist.data.tree import Head, Tree, grouped, split_of
 from retina_dist.detection.readers.categories import Entry
@@ -428,14 +427,8 @@ def tree_of(root: str) -> Tree:
     """The files in data.root. Raises DataError where it is not a folder."""
     path = parse_path(root)
     if isinstance(path, Path) and not path.is_dir():
-        remedy = spelt_alike(path, "give the one that holds the annotations")
-        if path.is_file():
-            remedy = f"give data.root={folder_of(path)}"
-            if path.suffix not in (".yaml", ".yml"):
-                remedy += f", or data.train_annotations={path}"
-        if re.match(r"[A-Za-z]:", root):
-            remedy = "write a path of Windows as here, such as /mnt/c/Users/me/data under WSL"
-        if is_packed(path):
-            remedy = "unpack it, and give the folder"
+        remedy = not_a_folder("data.root", path, "give the one that holds the annotations")
+        if path.is_file() and path.suffix not in (".yaml", ".yml", *PACKED):
+            remedy += f", or data.train_annotations={path}"
         raise DataError(f"data.root={path} is not a folder; {remedy}.")
     return Tree(path)

@@ -18,6 +18,7 @@ from retina_dist.classification.drawn import CLASSES
 from retina_dist.classification.samples import read_samples
 from retina_dist.classification.task import ClassificationTask
 from retina_dist.config.compose import load_config
+from retina_dist.data.images import ENDINGS
 from retina_dist.engine.checkpoint.store import load_checkpoint, sealed
 from retina_dist.serving.scoring import Scorer
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -193,7 +194,10 @@ def test_doctor(drawn: Path, tmp_path: Path) -> None:
     assert by_what["val", "images that are in train too"].examples == (
         "ring/leak.png = circle/000000.png of train",
     )
-    assert by_what["train", "no image in train/empty; left out of the classes"].level == "warning"
+    assert (
+        by_what["train", f"no image ({ENDINGS}) in train/empty; left out of the classes"].level
+        == "warning"
+    )
     assert by_what["labels", "images with different labels"].level == "error"
     assert by_what["train", "images that occur more than once"].level == "warning"
     assert any(what.startswith("square has 14 images") for _, what in by_what)

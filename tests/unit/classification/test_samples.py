@@ -250,6 +250,19 @@ def imagefolder(root: Path) -> None:
     (root / "test/metadata.jsonl").write_text('{"file_name": "c.png", "label": "cat"}\n')
 
 
+def split_column(root: Path) -> None:
+    draw(*(root / f"images/{name}.png" for name in "abc"))
+    rows = "a.png,cat,train\nb.png,dog,train\nc.png,cat,Test\n"
+    (root / "labels.csv").write_text(f"filename,label,Split\n{rows}")
+
+
+def kaggle(root: Path) -> None:
+    draw(root / "train_images/a.png", root / "train_images/b.png", root / "test_images/c.png")
+    (root / "train.csv").write_text("id,breed\na,cat\nb,dog\n")
+    (root / "test.csv").write_text("id,breed\nc,cat\n")
+    (root / "sample_submission.csv").write_text("id,breed\nc,dog\n")
+
+
 LAYOUTS = (
     capitals,
     one_folder_deeper,
@@ -258,6 +271,8 @@ LAYOUTS = (
     imagenet,
     automl,
     imagefolder,
+    split_column,
+    kaggle,
 )
 
 
@@ -269,6 +284,32 @@ def test_the_layouts_of_tools_and_services(make: Callable[[Path], None], tmp_pat
     assert said.startswith("1 image of test, not trained on; evaluate split=test judges on them")
     assert folders_of(tmp_path, "test") == {"c": "cat"}
     assert read_samples(tmp_path, "val") is None
+
+
+def test_a_column_says_which_rows_are_of_validation(tmp_path: Path) -> None:
+    draw(*(tmp_path / f"{name}.png" for name in "abc"))
+    rows = "a.png,cat,False\nb.png,dog,False\nc.png,cat,True\n"
+    (tmp_path / "labels.csv").write_text(f"name,label,is_valid\n{rows}")
+    assert folders_of(tmp_path, "train") == {"a": "cat", "b": "dog"}
+    assert folders_of(tmp_path, "val") == {"c": "cat"}
+    assert read(tmp_path).warnings == ()  # the images of the other split have labels
+
+
+def test_what_is_no_folder_of_images_is_told_by_its_kind(tmp_path: Path) -> None:
+    table = tmp_path / "mine/train.csv"
+    draw(tmp_path / "mine/a.png")
+    table.write_text("file,label\na.png,x\n")
+    (tmp_path / "mine.zip").touch()
+    (tmp_path / "scans/train/x").mkdir(parents=True)
+    (tmp_path / "scans/train/x/1.dcm").touch()
+    with pytest.raises(DataError, match=f"no train images; give data.root={tmp_path}/mine\\."):
+        read(table)
+    with pytest.raises(DataError, match="no train images; unpack it, and give the folder"):
+        read(tmp_path / "mine.zip")
+    with pytest.raises(DataError, match=f"does not exist; use {tmp_path}/mine\\."):
+        read(tmp_path / "mines")
+    with pytest.raises(DataError, match=r"such as train/x/1\.dcm; convert them: .*\.jpg"):
+        read(tmp_path / "scans")
 
 
 def test_images_that_no_table_has_are_counted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -100,6 +101,12 @@ REMEDIES = {
     "data.format=kitti": "leave it out, and the error names what converts it.",
     "data.format=roboflow": "did you mean auto?",
     "trainer.precision=fp8": "tf32, bf16, fp16, auto; give one of them.",
+    "strategy=fsdp": "did you mean ddp?",
+    "strategy.compression=Compression.fp16": "did you mean fp16?",
+    "strategy.timeout_s=30min": "is not a number; write one in digits, such as 0.1 seconds.",
+    "processes=2": "the launcher starts the processes: torchrun --nproc-per-node N.",
+    "data.in_channels=1": "images are RGB; leave it out.",
+    "fold=0": "did you mean data.train_annotations=FOLD.json?",
     "data=voc2007": "give data.root=FOLDER, whose format is recognised, or, where each class has",
     "augmentation=mosaic": "see data.hflip, data.photometric and data.scale_jitter; there are",
     "task=segmentation": "give detection, for boxes, or classification, for whole images; there",
@@ -276,6 +283,13 @@ OF_OTHER_COMMANDS = {
     ("train", "data.batch_size=2", "trainer.max_duration=30", "epochs"): "max_duration=30epochs.",
     ("predict", "checkpoint=a.pt", "input=a", "iou=0.5"): "did you mean nms_threshold",
     ("predict", "checkpoint=a.pt", "input=a", "save_txt=true"): "written to output_dir; leave it",
+    ("train", "task=classification", "model.freeze=true"): "every layer of a classifier is trained",
+    ("train", "task=classification", "data=folders", "data.val_split=0.2"): (
+        "give a share as data.val_fraction=0.2."
+    ),
+    ("train", "task=classification", "data.n_folds=5"): "and give data.root=FOLDER.",
+    ("train", "task=classification", "data.augment=rand-m9-mstd0.5"): "did you mean randaugment?",
+    ("predict", "checkpoint=a.pt", "input=a", "topk=3"): "every class of a classifier is written",
     ("predict", "checkpoint=a.pt", "input=a", "tile_overlap=0.3"): "without tile; give tile=640.",
     ("export", "run=runs/a", "output=a.onnx"): "did you mean checkpoint?",
     ("train", "trainer.val_check_interval=50"): "did you mean trainer.validate_every=50steps?",
@@ -507,6 +521,7 @@ REFUSED_LINES = {
     ),
     "compare runs/a runs/a": "compare takes two run folders or COCO results",
     "compare a a b": "compare takes two run folders or COCO results",
+    "data.root=mine": "write a command first, as in retina-dist train data.root=mine.",
     "val": "there is no command val; did you mean evaluate?",
     "Detect": "there is no command Detect; did you mean predict?",
     "train --config-name finetune dry_run=true": (
@@ -1229,3 +1244,43 @@ def test_a_value_of_another_library_names_the_plain_type(
     sections = {"data": DetectionData(root="a"), "optimizer": OptimizerConfig(lr=np.float64(0.1))}
     with pytest.raises(ConfigError, match=said):
         Trainer(**{**sections, name: section(**given)}, max_duration="2steps")  # type: ignore[arg-type]
+
+
+ROOT = Path(retina_dist.__file__).parents[1]
+MAKE = {
+    "train data.root=/data/mine": 'write settings into ARGS: make train ARGS="data.root=/data/',
+    "train args=seed=1": 'write settings into ARGS: make train ARGS="seed=1"',
+    "evaluate": "there is no target evaluate; make help lists them",
+}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("line", MAKE)
+def test_make_refuses_what_it_would_not_pass_on(line: str) -> None:
+    words = ["make", "-C", str(ROOT), *line.split()]
+    made = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 2
+    assert MAKE[line] in made.stdout + made.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_takes_settings_and_variables() -> None:
+    words = [
+        "make",
+        "-n",
+        "-C",
+        str(ROOT),
+        "--no-print-directory",
+        "train",
+        "ARGS=seed=1 data.root=a",
+        "OMP_NUM_THREADS=2",
+    ]
+    made = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert made.stdout.rstrip().endswith("retina_dist.train seed=1 data.root=a")
+
+
+def test_a_job_file_started_by_bash_names_sbatch() -> None:
+    line = ["bash", str(ROOT / "scripts/slurm/train.sbatch")]
+    made = subprocess.run(line, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert made.returncode == 2
+    assert "error: this is not a job of Slurm; start it by sbatch" in made.stderr

@@ -482,8 +482,8 @@ def test_a_table_with_other_columns_is_to_be_headed(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     Image.new("RGB", (32, 32)).save(tmp_path / "train" / "000bec.jpg")
     table = tmp_path / "train.csv"
-    table.write_text("id,breed\n000bec,boxer\n")
-    said = r"or name the columns of train\.csv file and label in place of id, breed\."
+    table.write_text("uid,kind\n000bec,boxer\n")
+    said = r"or name two columns of train\.csv file and label, and save it as CSV\."
     with pytest.raises(DataError, match=said):
         read_samples(tmp_path, "train")
     table.write_text("file,label\n000bec,boxer\n")

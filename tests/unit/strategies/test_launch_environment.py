@@ -226,6 +226,10 @@ OUTSIDE = "^HOROVOD_RANK={} is outside HOROVOD_SIZE=2; unset them, or start by"
             ({**SRUN, "MASTER_PORT": port}, f"MASTER_PORT={port} is not a port; give")
             for port in ("0", "65536")
         ),
+        *(
+            ({**SRUN, "MASTER_ADDR": address}, f"MASTER_ADDR={address} is not a host; give its")
+            for address in ("tcp://node1", "node1:29500")
+        ),
         ({**SRUN, "MASTER_PORT": "http"}, "srun set .*, MASTER_PORT=http, which are not all whole"),
     ],
 )
