@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -58,30 +59,41 @@ def _check_call(
         hint = f"write {name}({', '.join(needed)})"
         if others:
             hint += f", perhaps with {truncate(others)}, by name"
-        unknown = kwargs.keys() - signature.parameters
-        if str(error).startswith("too many"):
-            unknown.add("positional")
-        for key in unknown:
-            hint = alias(f"{function.__name__}.{key}", ()) or hint
-            for near in get_close_matches(key, signature.parameters, 1, 0.7):
-                hint = f"did you mean {near}? Or {hint}"
+        unknown = [key for key in kwargs if key not in signature.parameters]
+        key = [*unknown, "positional" if "positional" in str(error) else ""][0]
+        for near in get_close_matches(key, signature.parameters, 1, 0.7):
+            hint = f"did you mean {near}? Or {hint}"
+        hint = alias(f"{name}.{key}", ()) or hint
         raise ConfigError(f"{name}: {error}; {hint}.") from None
 
 
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
     """Message for a name that `owner` does not have: what other libraries call so, or its own."""
     own = [each for each in known if not each.startswith("_")]
-    hint = alias(f"rd.{owner}.{name}", ()) or f"it has {', '.join(own)}"
-    if hint.startswith("it has"):
-        for near in get_close_matches(name, own, 1, 0.7):
-            hint = f"use {near}"
-    return f"{owner} has no attribute {name}; {hint}."
+    hint = alias(f"rd.{owner}.{name}", ())
+    for near in get_close_matches(name, own, 1, 0.7):
+        hint = hint or f"use {near}"
+    return f"{owner} has no attribute {name}; {hint or 'it has ' + ', '.join(own)}."
 
 
-class Suggests:
+class _SuggestingClass(ABCMeta):
+    """The class of public classes, so that what they lack names what is meant, too."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> object:
+            raise AttributeError(no_attribute(cls.__name__, name, dir(cls)))
+
+
+class Suggests(metaclass=_SuggestingClass):
     """Base of public classes: an attribute that is not there names what is meant."""
 
     if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if alias(f"rd.{type(self).__name__}.{name}", ()):  # where nothing would read it
+                raise AttributeError(self._message(name))
+            super().__setattr__(name, value)
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(self._message(name))
@@ -107,7 +119,7 @@ class Numbers(dict[str, T]):
         raise NoKeyError(self._message(key))
 
     def _message(self, key: object) -> str:
-        meant = str(value_meant("key", key, self) or value_meant("monitor", key, self))
+        meant = str(value_meant("key", key, self, 1) or value_meant("monitor", key, self))
         hint = f"there are {', '.join(self)}"
         if meant:
             hint = meant if " " in meant else f'write ["{meant}"]'
@@ -154,12 +166,30 @@ class KnownArguments:
         return cls.__name__
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):
-            raise ConfigError(unknown_argument(_public_name(cls), cls, key, kwargs[key]))
-        if args or kwargs:  # a copy has neither
-            name = _public_name(cls)
-            _check_call(cls.__init__, name, (None, *args), kwargs)  # type: ignore[misc]
+        name = _public_name(cls)
+        meant = alias(f"{name}.positional", ())
+        if meant and args and "root" not in kwargs:
+            raise ConfigError(
+                f"{name} was given a {type(args[0]).__name__} without a name; {meant}."
+            )
+        for key, value in kwargs.items():
+            cls._check_name(key, value)
+        _check_call(cls.__init__, name, (None, *args), kwargs)  # type: ignore[misc]
         return object.__new__(cls)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return object.__new__, (type(self),), vars(self)  # a copy has no arguments
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a value of these settings; another name is a ConfigError, as an argument is."""
+        if type(self).__module__.startswith("retina_dist."):  # a user's class may have its own
+            self._check_name(name, value)
+        super().__setattr__(name, value)
+
+    @classmethod
+    def _check_name(cls, name: str, value: object) -> None:
+        if name not in cls.__dataclass_fields__:
+            raise ConfigError(unknown_argument(_public_name(cls), cls, name, value))
 
 
 def check_types(config: object, schema: type, prefix: str = "") -> None:
@@ -182,7 +212,7 @@ def check_types(config: object, schema: type, prefix: str = "") -> None:
 
 def _check_plain(key: str, value: object, hint: object) -> None:
     """Raise ConfigError for a value, such as a tuple or NumPy's, that a plain type would hold."""
-    if value is None or isinstance(value, str | int | list | dict | type):
+    if value is None or callable(value) or isinstance(value, str | int | list | dict):
         return
     for kind in (list, float, int) if isinstance(value, tuple) else (float, int, str):
         try:

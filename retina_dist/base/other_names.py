@@ -67,6 +67,9 @@ optimizer sgd: momentum nesterov
 schedule multistep: step steplr multisteplr step-lr piecewise
 schedule cosine: cos cosinelr cosineannealing cosineannealinglr cosine-annealing cosine-with-warmup
 schedule constant: constantlr constant-with-warmup fixed none
+schedule take cosine, or write one as docs/extending.md shows: onecycle onecyclelr one-cycle \
+linear poly polynomial polynomiallr exponential exponentiallr plateau reducelronplateau cyclic \
+cycliclr cosine-with-restarts cosineannealingwarmrestarts inverse-sqrt
 key labels: classes class cls category category-id class-id category-ids class-ids pred-classes
 key boxes: bbox bboxes xyxy box pred-boxes
 key scores: conf confidence score confidences probs
@@ -74,6 +77,9 @@ key boxes are x1, y1, x2, y2 in ["boxes"], and the keys boxes, scores and labels
 key labels are numbers in ["labels"], and their names are in categories.names of the detector: \
 names class-name name label-names
 key use python -m retina_dist.predict, which draws pictures: plot show save render
+key make a table of ["boxes"], ["scores"] and ["labels"], each with tolist(): pandas to-df \
+to-dataframe tojson to-json to-pandas
+key there are no tracks; leave it out: id track-id track-ids ids
 key boxes alone are found, in ["boxes"]: masks keypoints mask
 hydra/launcher submitit_slurm: slurm submitit
 hydra/launcher submitit_local: local
@@ -120,7 +126,8 @@ def value_meant(
     meant = _MEANT.get((name, word.replace("_", "-")), "")
     if " " in meant:
         return meant
-    for near in [meant, *get_close_matches(word, by_spelling, 1, cutoff)]:
+    near_words = get_close_matches(word, by_spelling, 1, cutoff)
+    for near in [meant, meant.rpartition("/")[2], *near_words]:  # coco/ap is AP in a result
         if near in by_spelling:
             return by_spelling[near]
     return ""

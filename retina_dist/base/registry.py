@@ -312,7 +312,8 @@ class Entry(KnownArguments):
         if "family" in vars(cls):
             name = args[0] if args else kwargs.get("name", cls.default_entry)
             cls = lookup(cls.family, name).settings
-        for key in sorted(kwargs.keys() - cls.__dataclass_fields__):
+        unknown = [key for key in kwargs if key not in cls.__dataclass_fields__]
+        for key in unknown[:1]:
             others = readers_of(cls.family, key)
             if others:
                 name = f"{cls.public_name()}(name={cls.name!r})"

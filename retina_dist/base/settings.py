@@ -308,12 +308,20 @@ _REMEDIES = {
     bool: "true or false",
 }
 _OWN = {
-    "DetectionData": ", or rd.TorchDatasetConfig(…) for your own Dataset",
+    "DetectionData": ", or rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own "
+    "Datasets",
     "OptimizerConfig": ", such as name='sgd', lr=0.01",
     "ModelConfig": ", which builds torchvision's RetinaNet",
+    "ClassifierConfig": ", such as architecture='resnet50'",
+    "ClassificationData": ", such as root='FOLDER'",
+    "ScheduleConfig": ", such as name='cosine'",
+    "LoggingConfig": ", such as tensorboard=False; docs/extending.md has a logger for Weights & "
+    "Biases",
 }
 _MEANT = {
     ("data", "ClassificationData"): "give it to rd.ClassifierTrainer",
+    ("data", "DetectionData"): "give it to rd.Trainer",
+    ("model", "ClassifierConfig"): "give it to rd.ClassifierTrainer",
     ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
 }
 

@@ -346,8 +346,26 @@ maxcount samples_per_shard pattern: shard_mb
 rd.retina_dist.model rd.retina_dist.retinanet rd.retina_dist.yolo rd.retina_dist.load_model \
 rd.retina_dist.load rd.retina_dist.predict rd.retina_dist.evaluate: call \
 rd.build_retinanet(num_classes=N), or rd.Detector.from_checkpoint(RUN) for a trained one
+rd.retina_dist.earlystopping rd.retina_dist.earlystop: give rd.Trainer patience=3, and perhaps \
+monitor="coco/AP"
+rd.retina_dist.modelcheckpoint rd.retina_dist.checkpoint: best.pt and last.pt are kept; see \
+rd.Trainer(monitor=…, checkpoint_every="1epoch", keep_last=2)
+rd.retina_dist.learningratemonitor rd.retina_dist.lrmonitor rd.retina_dist.tqdmprogressbar: it is \
+logged; leave it out
+rd.retina_dist.tensorboardlogger rd.retina_dist.mlflowlogger rd.retina_dist.csvlogger: give \
+rd.Trainer logging=rd.LoggingConfig(tensorboard=True, mlflow=True)
+rd.retina_dist.wandblogger: docs/extending.md has a logger for Weights & Biases
+rd.retina_dist.trainingarguments rd.retina_dist.config rd.retina_dist.trainerconfig: give \
+rd.Trainer(data=…, optimizer=…, max_duration="12epochs") each setting by its name
+rd.retina_dist.datamodule rd.retina_dist.lightningdatamodule rd.retina_dist.data: write \
+rd.DetectionData(root=FOLDER), or rd.TorchDatasetConfig(…) for your own Dataset
+rd.retina_dist.lightningmodule rd.retina_dist.module rd.retina_dist.detectionmodel: \
+docs/extending.md shows a model of your own
+rd.retina_dist.adam rd.retina_dist.adamw rd.retina_dist.sgd: write \
+rd.OptimizerConfig(name="adamw", lr=1e-4)
 rd.retina_dist.classifier rd.retina_dist.classify rd.retina_dist.imageclassifier: call \
 rd.TrainedClassifier.from_checkpoint(RUN), or train one with rd.ClassifierTrainer(…).fit()
+rd.retina_dist.collate_fn: batches are made by rd.Trainer; leave it out
 rd.retina_dist.compare: use retina-dist compare RUN RUN
 rd.retina_dist.train rd.retina_dist.fit: call rd.Trainer(data=…, optimizer=…, max_duration=…).fit()
 rd.retina_dist.dataset rd.retina_dist.dataconfig rd.retina_dist.cocodataset \
@@ -360,18 +378,68 @@ torchdatasetconfig.val_dataset torchdatasetconfig.train_ds: give your Datasets a
 torchdatasetconfig.transform torchdatasetconfig.transforms torchdatasetconfig.augmentation \
 detectiondata.transform detectiondata.transforms detectiondata.augmentation: give the Trainer \
 augmentation=FUNCTION, or see hflip, photometric and scale_jitter here
+detectiondata.positional: write DetectionData(root=FOLDER)
+classificationdata.positional: write ClassificationData(root=FOLDER)
+classificationdata.train classificationdata.val classificationdata.dataset \
+classificationdata.train_dataset: a classifier is trained on folders; give root=FOLDER with \
+train/CLASS/*.jpg and val/CLASS/*.jpg
+modelconfig.pretrained modelconfig.coco_pretrained: write \
+weights="RetinaNet_ResNet50_FPN_Weights.COCO_V1"
+modelconfig.pretrained_backbone: write backbone_weights="DEFAULT"
+classifierconfig.pretrained: write weights="ResNet50_Weights.IMAGENET1K_V2"
+classifierconfig.name classifierconfig.backbone classifierconfig.arch: write architecture="resnet50"
+optimizerconfig.type optimizerconfig.optimizer optimizerconfig.optim optimizerconfig.opt \
+optimizerconfig.optimizer_name optimizerconfig.cls optimizerconfig.class_path: write name="adamw"
+scheduleconfig.type scheduleconfig.scheduler scheduleconfig.lr_scheduler scheduleconfig.policy: \
+write name="cosine"
+strategyconfig.backend strategyconfig.type strategyconfig.strategy: write name="ddp"
+loggingconfig.wandb loggingconfig.project loggingconfig.wandb_project loggingconfig.entity: \
+docs/extending.md has a logger for Weights & Biases; leave it out
+loggingconfig.log_dir loggingconfig.save_dir: give rd.Trainer output_dir="runs/mine"
+load_config.experiment load_config.data load_config.root load_config.data_root \
+load_config.overrides load_config.config load_config.positional load_config.config_name: write \
+load_config("train", ["experiment=small", "data.root=FOLDER"])
+build_retinanet.positional build_retinanet.model build_retinanet.config build_retinanet.settings: \
+write build_retinanet(num_classes=2, backbone="resnet50"), with the settings of a ModelConfig
+build_retinanet.classes build_retinanet.categories build_retinanet.names: write num_classes=2
 torchdatasetconfig.collate_fn detectiondata.collate_fn torchdatasetconfig.sampler: batches are \
 made here; leave it out
 trainer.callback: write callbacks=[MyCallback()]
+trainer.config trainer.cfg trainer.positional classifiertrainer.config \
+classifiertrainer.positional: give the settings of load_config to from_config(config), others by \
+their names, as in Trainer(data=…, optimizer=…, max_duration="12epochs")
+trainer.args trainer.hparams trainer.training_args: give each setting by its name, as in \
+Trainer(data=…, optimizer=…, max_duration="12epochs", output_dir="runs/mine")
+trainer.compute_metrics trainer.metrics: COCO metrics are computed, and fit() returns them; leave \
+it out
+trainer.processing_class trainer.tokenizer trainer.image_processor: images are resized and \
+normalised here; leave it out
 trainer.train_dataset trainer.eval_dataset trainer.train_dataloader trainer.train_dataloaders \
-trainer.val_dataloaders trainer.datamodule trainer.dataset fit.positional: give the trainer \
+trainer.val_dataloaders trainer.datamodule trainer.dataset fit.positional fit.train_dataloaders \
+fit.train_dataloader fit.val_dataloaders fit.datamodule fit.model fit.data fit.train_dataset \
+fit.train_data trainer.val_dataset trainer.train_data trainer.val_data trainer.dataloaders \
+trainer.train_loader trainer.val_loader fit.train_loader fit.val_loader: give the trainer \
 data=rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets
 rd.cocoresult.map rd.cocoresult.ap rd.cocoresult.map50 rd.cocoresult.ap50 rd.cocoresult.box \
-rd.cocoresult.results_dict rd.cocoresult.maps rd.cocoresult.metrics: read stats["AP"], \
+rd.cocoresult.results_dict rd.cocoresult.maps rd.cocoresult.metrics rd.cocoresult.items \
+rd.cocoresult.keys rd.cocoresult.values rd.cocoresult.compute rd.cocoresult.summarize \
+rd.cocoresult.map_50 rd.cocoresult.map75 rd.cocoresult.mean_results: read stats["AP"], \
 stats["AP50"] or per_class["cat"]
 rd.classificationresult.accuracy rd.classificationresult.top1 rd.classificationresult.acc \
 rd.classificationresult.stats: read metrics, per_class or confusion
-rd.trainer.best_model_path rd.trainer.checkpoint_path rd.trainer.best: read checkpoint after fit()
+rd.trainer.best_model_path rd.trainer.checkpoint_path rd.trainer.best rd.trainer.ckpt_path \
+rd.trainer.checkpoint_callback rd.trainer.best_model rd.trainer.best_checkpoint \
+rd.trainer.checkpoints rd.trainer.best_model_checkpoint: read checkpoint after fit()
+rd.trainer.log_dir rd.trainer.save_dir rd.trainer.default_root_dir rd.trainer.logdir: read \
+run_folder after fit()
+rd.trainer.evaluation_loop rd.trainer.fit_loop rd.trainer.train_dataloader \
+rd.trainer.current_epoch rd.trainer.global_step rd.trainer.should_stop: a callback of \
+rd.Callback hears of each step, as docs/python.md shows
+rd.trainer.classifier: a detector is trained; call detector()
+rd.classifiertrainer.detector: a classifier is trained; call classifier()
+rd.trainer.add_callback: give the trainer callbacks=[MyCallback()]
+rd.trainer.optimizers rd.trainer.lr_scheduler rd.trainer.strategy_name rd.trainer.epochs: read \
+config, which has all settings
 rd.trainer.callback_metrics rd.trainer.logged_metrics rd.trainer.metrics rd.trainer.history \
 rd.trainer.state: fit() returns the metrics
 rd.trainer.export rd.detector.onnx: use python -m retina_dist.export checkpoint=RUN output=FILE
@@ -387,17 +455,31 @@ from_checkpoint.map_location from_checkpoint.cuda from_checkpoint.gpu: give devi
 from_checkpoint.num_classes from_checkpoint.classes from_checkpoint.class_names \
 from_checkpoint.backbone: the checkpoint says it; leave it out
 from_checkpoint.half from_checkpoint.fp16 from_checkpoint.dtype: give precision="fp16"
-set_limits.conf set_limits.threshold set_limits.confidence: write score_threshold=0.3
-set_limits.iou: write nms_threshold=0.5
-set_limits.max_det set_limits.topk: write detections_per_image=100
+set_limits.conf set_limits.threshold set_limits.confidence set_limits.score_thresh \
+set_limits.score_thr set_limits.min_score: write score_threshold=0.3
+set_limits.iou set_limits.nms set_limits.nms_thresh set_limits.iou_threshold: write \
+nms_threshold=0.5
+set_limits.max_det set_limits.topk set_limits.detections_per_img set_limits.max_detections: \
+write detections_per_image=100
 rd.trainer.train rd.trainer.run rd.trainer.start rd.classifiertrainer.train \
 rd.classifiertrainer.fit_one_cycle rd.classifiertrainer.fine_tune rd.trainer.fit_one_cycle \
 rd.trainer.fine_tune: call fit()
-rd.trainer.test rd.trainer.validate rd.trainer.val: call evaluate() after fit()
+rd.trainer.test rd.trainer.validate rd.trainer.val rd.classifiertrainer.test \
+rd.classifiertrainer.validate rd.classifiertrainer.val: call evaluate() after fit()
 rd.trainer.predict: call detector().predict(PATHS) after fit()
+rd.classifiertrainer.predict: call classifier().predict(PATHS) after fit()
+rd.classifiertrainer.best_model_path rd.classifiertrainer.checkpoint_path: read checkpoint after \
+fit()
 rd.trainer.save rd.trainer.save_checkpoint: its checkpoints are in run_folder after fit()
 rd.trainer.network rd.trainer.net: call detector().model after fit()
-rd.detector.to rd.detector.cuda rd.detector.cpu rd.trainedclassifier.to: give \
+rd.detector.load_from_checkpoint rd.detector.from_pretrained rd.detector.load \
+rd.detector.from_file rd.detector.from_weights rd.trainedclassifier.load_from_checkpoint \
+rd.trainedclassifier.from_pretrained rd.trainedclassifier.load: call from_checkpoint(RUN)
+rd.trainer.load_from_checkpoint rd.trainer.from_checkpoint rd.trainer.from_pretrained \
+rd.trainer.load rd.trainer.load_checkpoint: give the trainer resume=RUN, or call \
+rd.Detector.from_checkpoint(RUN)
+rd.detector.to rd.detector.cuda rd.detector.cpu rd.trainedclassifier.to rd.trainedclassifier.cuda: \
+give \
 from_checkpoint(PATH, device="cuda")
 rd.detector.detect rd.detector.infer rd.detector.forward rd.detector.inference: call predict(PATHS)
 rd.detector.train rd.detector.fit: train with rd.Trainer(…).fit()
@@ -409,13 +491,22 @@ from_checkpoint.score_threshold from_checkpoint.conf from_checkpoint.nms_thresho
 set_limits(score_threshold=0.3) after
 rd.detector.conf rd.detector.score_threshold: call set_limits(score_threshold=0.3)
 predict.conf predict.confidence predict.threshold predict.score_threshold predict.iou \
-predict.positional predict.topk predict.top_k predict.k predict.max_det: call \
-set_limits(score_threshold=0.3) of the \
+predict.positional predict.max_det predict.score_thresh predict.conf_thres predict.nms_threshold \
+predict.iou_thres: call set_limits(score_threshold=0.3) of the \
 detector before
+predict.topk predict.top_k predict.k: a classifier has predict(IMAGES).topk(2), a detector \
+set_limits(detections_per_image=2)
+predict.imgsz predict.size predict.img_size predict.image_size predict.min_size: images are \
+resized as in the training; leave it out
+predict.source predict.img predict.image predict.x predict.input predict.inputs predict.path \
+predict.paths: its first argument is a path, an image or a list of them
 predict.batch_size predict.batch predict.device predict.save predict.verbose: images are taken \
 one by one on the device of from_checkpoint(PATH, device=…)
 fit.epochs fit.max_epochs fit.num_epochs: give it to the trainer, as max_duration="3epochs"
 fit.ckpt_path fit.resume fit.checkpoint: give the trainer resume=RUN
+evaluate.predictions evaluate.targets evaluate.split evaluate.loader \
+evaluate.dataloader: it predicts by itself; give it one DetectionData(root=FOLDER), or \
+TorchDatasetConfig(train=…, val=…, categories=[…]) of your own Datasets
 evaluate.root evaluate.annotations evaluate.data: give evaluate DetectionData(root=FOLDER)
 from_checkpoint.checkpoint from_checkpoint.weights from_checkpoint.checkpoint_path \
 from_checkpoint.ckpt from_checkpoint.run: its first argument is the path
@@ -599,7 +690,7 @@ def unknown_argument(name: str, schema: type, key: str, value: object = None) ->
     for section in ("", "data.", "model.", "trainer.", "optimizer."):
         known |= {f"{section}{argument}": argument for argument in own}
 
-    hint = f"it has {', '.join(own)}."
+    hint = f"it has {', '.join(key for key in own if '.' not in key)}."
     meant = alias(f"{name}.{key}", ()) or alias(key, known, value)
     near = _spelled_like(key, own)
     if not meant and not near:
@@ -617,6 +708,8 @@ def unknown_argument(name: str, schema: type, key: str, value: object = None) ->
 def _as_argument(setting: str, example: str = "") -> str:
     """How a setting is given in Python; a text is shown with its `example`."""
     section, point, end = setting.rpartition(".")
+    if end in _CLASSES:
+        return f"{end}=rd.{_CLASSES[end]}(…)"
     argument = end
     if re.match(r"\d+[a-z]", example):
         argument += f'="{example}"'

@@ -35,7 +35,7 @@ class FunctionSettings(AugmentationSettings):
 
     def check(self) -> None:
         """Raise ConfigError without a function."""
-        if not callable(self.function):
+        if not callable(self.function) or isinstance(self.function, type):
             raise ConfigError(
                 f"augmentation={self.function} is no function; give rd.Trainer one, such as "
                 "torchvision.transforms.v2.Compose([…]), in Python."
@@ -98,9 +98,16 @@ class KeyedAugmentation:
     def check(self, *sample: Tensor) -> None:
         """Raise ConfigError unless the same key gives the same sample again."""
         draws: list[Tensor] = []
-        for _ in range(2):
-            for number in range(NUM_CHECKED):
+        takes = ("image", "image, target")[len(sample) > 1]
+        try:
+            for number in [*range(NUM_CHECKED)] * 2:
                 draws += self(sample[0].clone(), *sample[1:], key=("check", number))
+        except Exception as error:
+            vars(error)["__notes__"] = [
+                f"augmentation={self.name} is called as FUNCTION({takes}), as those of "
+                f"torchvision.transforms.v2 are, and must return {takes}."
+            ]
+            raise
         half = len(draws) // 2
         if not all(map(torch.equal, draws[:half], draws[half:])):
             raise ConfigError(

@@ -387,7 +387,7 @@ def _shape_remedy(image: np.ndarray | Tensor) -> str:
     shape = tuple(image.shape)
     is_array = isinstance(image, np.ndarray)
     if len(shape) == 4:
-        return "give the images of a batch as a list, list(images)"
+        return "give image[0], or of several images a list, list(images)"
     if len(shape) == 3 and is_array and shape[0] == 3:
         return "write image.transpose(1, 2, 0), for [h, w, 3]"
     if len(shape) == 3 and not is_array and shape[2] == 3:

@@ -91,8 +91,9 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
     ) -> None:
         if not isinstance(model, DetectionModel):
             raise ConfigError(
-                f"model is of type {type(model).__name__}; give rd.build_retinanet(...), or use "
-                "Detector.from_checkpoint(PATH)."
+                f"model is of type {type(model).__module__}.{type(model).__name__}; give "
+                "rd.build_retinanet(num_classes=…), which loads the state_dict of torchvision's "
+                "RetinaNet, or use Detector.from_checkpoint(PATH)."
             )
         if not isinstance(categories, Categories):
             check_names(categories)
@@ -100,7 +101,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if categories.num_classes != model.num_classes:
             raise ConfigError(
                 f"{categories.num_classes} categories do not fit "
-                f"a model of {model.num_classes} classes."
+                f"a model of {model.num_classes} classes; give a name for each class."
             )
         if not (type(min_size) is type(max_size) is int and 1 <= min_size <= max_size <= MAX_SIZE):
             limits = f"1 <= min_size <= max_size <= {MAX_SIZE} px"
@@ -205,7 +206,7 @@ class Detector(Predictor[Batch, Detections, CocoResult]):
         if not isinstance(data, DetectionData):
             raise ConfigError(
                 f"data is of type {type(data).__name__}; give DetectionData(root=FOLDER), or "
-                "a TorchDatasetConfig of your own Datasets."
+                "a TorchDatasetConfig of your own Datasets: its train, val and categories."
             )
         validate(data, "data.")
         annotations = read_split(data, "val", self.categories)

@@ -174,7 +174,11 @@ class DetectorSettings(ModelSettings):
 
     # readers.categories.MAX_LABELS
     num_classes: int | None = setting(
-        None, "null: as many as the data has", at_least=1, at_most=20_000
+        None,
+        "null: as many as the data has",
+        at_least=1,
+        at_most=20_000,
+        remedy="give a number, and a network by its name, as model.backbone=resnet50",
     )
 
     def describe(self) -> str:
@@ -190,6 +194,7 @@ class ModelConfig(DetectorSettings):
         "resnet50",
         "torchvision's ResNet, ConvNeXt, EfficientNet, MobileNet, RegNet or Swin; "
         "resnet10, resnet10_half",
+        remedy="give its name, such as resnet50, or docs/extending.md shows your own model",
     )
     variant: str = setting("v1", "torchvision's two RetinaNets", choices=("v1", "v2"))
     fpn_channels: int = setting(

@@ -91,6 +91,7 @@ class ScheduleConfig(Entry):
         "0steps",
         "a duration; auto: 50 steps, or a tenth of the training if that is shorter; "
         "100steps or auto: auto where 100 steps would fill the training",
+        remedy="write a duration, such as 500steps",
     )
     warmup_factor: float = setting(
         0.001, "share of the learning rate at which the warm-up starts", fraction=True
@@ -121,7 +122,9 @@ class MultiStepSettings(ScheduleSettings):
 
     name: str = entry_name("multistep")
     milestones: list[str] = setting(
-        [], "durations after which gamma multiplies the rate, such as [16epochs,22epochs]"
+        [],
+        "durations after which gamma multiplies the rate, such as [16epochs,22epochs]",
+        remedy="write durations, such as 8epochs",
     )
     gamma: float = setting(0.1, "the factor at each milestone", above=0, below=1)
 

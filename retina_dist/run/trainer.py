@@ -41,6 +41,7 @@ class TrainerBase(TrainerConfig, Suggests):
     """Base of `Trainer` and `ClassifierTrainer`: the settings of a run, as arguments."""
 
     _task: ClassVar[str]
+    run_folder: ClassVar[Path | None] = None  # of the last `fit`
     max_duration: str = field(kw_only=True)  # the one setting of `trainer` without a default
     data: DataSettings
     model: ModelSettings
@@ -53,16 +54,20 @@ class TrainerBase(TrainerConfig, Suggests):
     )
     seed: int = RunConfig.seed
     output_dir: str | None = RunConfig.output_dir
-    resume: str | None = RunConfig.resume
+    resume: str | None = setting(
+        RunConfig.resume, remedy='write "auto", a run folder or a checkpoint'
+    )
     dry_run: bool = RunConfig.dry_run
-    gpu: str | None = RunConfig.gpu
+    gpu: str | None = setting(
+        RunConfig.gpu,
+        remedy='it names a model, "A100-40GB"; strategy=rd.StrategyConfig(device="cuda:0") is one',
+    )
     callbacks: list[Callback] = setting(
         [], remedy="give objects of classes below rd.Callback, as callbacks=[MyCallback()]"
     )
 
     @public
     def __post_init__(self) -> None:
-        self.run_folder: Path | None = None  # of the last `fit`
         if isinstance(self.data, DataSettings) and self.data.name == MISSING:
             given = vars(self.data)
             if "root" in given:
@@ -111,7 +116,7 @@ class TrainerBase(TrainerConfig, Suggests):
         Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by
         `resume="auto"`.
         """
-        metrics, self.run_folder = assemble.fit(self.config, self.callbacks)
+        metrics, vars(self)["run_folder"] = assemble.fit(self.config, self.callbacks)
         return Numbers(metrics)
 
     @property

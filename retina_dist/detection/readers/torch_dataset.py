@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 COLUMNS = ("boxes", "labels", "iscrowd", "area")
 NUM_READ_AGAIN = 8  # items; one in 256 data sets of random flips passes
 ITEM = "(image, boxes, labels) or (image, {'boxes': …, 'labels': …})"
+FILES = ", or its files to rd.DetectionData"
 
 
 @dataclass(kw_only=True)
@@ -55,6 +56,7 @@ class TorchDatasetConfig(DetectionData):
     train: InitVar[Dataset[object]]
     val: InitVar[Dataset[object] | None] = None
     categories: InitVar[Sequence[str]]
+    datasets: ClassVar[dict[str, "ItemReader"]]  # of an instance
 
     def __post_init__(
         self, train: Dataset[object], val: Dataset[Any] | None, categories: Sequence[str]
@@ -66,7 +68,7 @@ class TorchDatasetConfig(DetectionData):
                 "leave it out."
             )
         names = tuple(categories)
-        self.datasets = {"train": ItemReader(train, "train", names)}
+        vars(self)["datasets"] = {"train": ItemReader(train, "train", names)}
         if val is not None:
             self.datasets["val"] = ItemReader(val, "val", names)
 
@@ -108,8 +110,8 @@ class ItemReader:
 
     def __init__(self, dataset: Any, split: str, names: Sequence[str] = ()) -> None:
         has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if isinstance(dataset, type) or not has_items:
-            remedy = "an instance with __getitem__ and __len__, which makes no batches"
+        if isinstance(dataset, type | str | Path) or not has_items:
+            remedy = f"an instance with __getitem__ and __len__, which makes no batches{FILES}"
             if hasattr(dataset, "dataset"):
                 remedy = f"{split}=loader.dataset, of which batches are made here"
             raise ConfigError(f"{split}={dataset} is not a dataset; give {remedy}.")
@@ -185,14 +187,18 @@ class ItemReader:
         return self._boxes(number, target, box_format), self._as_pixels(number, image)
 
     def _item(self, number: int) -> tuple[object, Mapping[str, object]]:
-        item = self.dataset[number]
+        try:
+            item = self.dataset[number]
+        except Exception as error:
+            vars(error)["__notes__"] = [f"{self}[{number}] raised this; correct its __getitem__."]
+            raise
         parts = item if isinstance(item, (tuple, list)) else ()
         if len(parts) == 3:
             return parts[0], {"boxes": parts[1], "labels": parts[2]}
         if len(parts) == 2 and isinstance(parts[1], Mapping):
             return parts[0], parts[1]
         kind = type(item).__name__
-        raise DataError(f"{self}[{number}] is a {kind} of another form; return {ITEM}.")
+        raise DataError(f"{self}[{number}] is a {kind} of another form; return {ITEM}{FILES}.")
 
     def _boxes(self, number: int, target: Mapping[str, object], box_format: str) -> list[Entry]:
         """The boxes of an item in COCO's form, without ids."""

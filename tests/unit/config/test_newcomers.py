@@ -354,7 +354,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         ("sgd", *range(20)),
         {},
     ),
-    r"LoggingConfig has no argument wandb; see logging.tensorboard": (
+    r"LoggingConfig has no argument wandb; docs/extending.md has a logger": (
         LoggingConfig,
         (),
         {"wandb": True},
@@ -369,7 +369,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (),
         {**REQUIRED, "data": ClassificationData(root="a")},
     ),
-    r"write build_retinanet\(num_classes=…\), perhaps with settings, by name": (
+    r"write build_retinanet\(num_classes=2, backbone=.*\), with the settings of a ModelConfig": (
         build_retinanet,
         ("resnet50", 3),
         {},
@@ -438,12 +438,12 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         (None, "photos"),
         {},
     ),
-    r"logging=wandb is not a section; give rd\.LoggingConfig\(NAME=VALUE\)\.": (
+    r"logging=wandb is not a section; give rd\.LoggingConfig\(NAME=VALUE\), .* Weights & Biases": (
         Trainer,
         (),
         {**REQUIRED, "logging": "wandb"},
     ),
-    r"data=DataLoader is not a section; give .* or rd\.TorchDatasetConfig\(…\) for your own": (
+    r"data=DataLoader is not a section; give .* or rd\.TorchDatasetConfig\(train=…, val": (
         Trainer,
         (),
         {**REQUIRED, "data": torch.utils.data.DataLoader([1])},  # type: ignore[arg-type]
