@@ -60,7 +60,7 @@ def _check_call(
         if others:
             hint += f", perhaps with {truncate(others)}, by name"
         unknown = [key for key in kwargs if key not in signature.parameters]
-        key = [*unknown, "positional" if "positional" in str(error) else ""][0]
+        key = [*unknown, "positional" if "positional" in str(error) else "missing"][0]
         for near in get_close_matches(key, signature.parameters, 1, 0.7):
             hint = f"did you mean {near}? Or {hint}"
         hint = alias(f"{name}.{key}", ()) or hint
@@ -167,11 +167,6 @@ class KnownArguments:
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         name = _public_name(cls)
-        meant = alias(f"{name}.positional", ())
-        if meant and args and "root" not in kwargs:
-            raise ConfigError(
-                f"{name} was given a {type(args[0]).__name__} without a name; {meant}."
-            )
         for key, value in kwargs.items():
             cls._check_name(key, value)
         _check_call(cls.__init__, name, (None, *args), kwargs)  # type: ignore[misc]

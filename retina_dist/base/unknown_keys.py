@@ -378,8 +378,6 @@ torchdatasetconfig.val_dataset torchdatasetconfig.train_ds: give your Datasets a
 torchdatasetconfig.transform torchdatasetconfig.transforms torchdatasetconfig.augmentation \
 detectiondata.transform detectiondata.transforms detectiondata.augmentation: give the Trainer \
 augmentation=FUNCTION, or see hflip, photometric and scale_jitter here
-detectiondata.positional: write DetectionData(root=FOLDER)
-classificationdata.positional: write ClassificationData(root=FOLDER)
 classificationdata.train classificationdata.val classificationdata.dataset \
 classificationdata.train_dataset: a classifier is trained on folders; give root=FOLDER with \
 train/CLASS/*.jpg and val/CLASS/*.jpg
@@ -405,9 +403,9 @@ build_retinanet.classes build_retinanet.categories build_retinanet.names: write 
 torchdatasetconfig.collate_fn detectiondata.collate_fn torchdatasetconfig.sampler: batches are \
 made here; leave it out
 trainer.callback: write callbacks=[MyCallback()]
-trainer.config trainer.cfg trainer.positional classifiertrainer.config \
-classifiertrainer.positional: give the settings of load_config to from_config(config), others by \
-their names, as in Trainer(data=…, optimizer=…, max_duration="12epochs")
+trainer.config trainer.cfg trainer.missing trainer.positional classifiertrainer.config \
+classifiertrainer.missing classifiertrainer.positional: write Trainer(data=…, optimizer=…, \
+max_duration="12epochs"), or Trainer.from_config(config) for the settings of load_config
 trainer.args trainer.hparams trainer.training_args: give each setting by its name, as in \
 Trainer(data=…, optimizer=…, max_duration="12epochs", output_dir="runs/mine")
 trainer.compute_metrics trainer.metrics: COCO metrics are computed, and fit() returns them; leave \

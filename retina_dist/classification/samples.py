@@ -458,5 +458,5 @@ def _from_shards(complete: bool, root: PathOrUrl, split: str) -> list[Row] | Non
 def root_of(text: str | None, name: str) -> PathOrUrl:
     """The place that `data.root` names. Raises DataError without one."""
     if text is None:
-        raise DataError(f"data={name} needs data.root=FOLDER.")
+        raise DataError(f"data={name} needs data.root=FOLDER, in Python root=FOLDER.")
     return parse_path(text)

@@ -172,8 +172,8 @@ class FileReader(AnnotationReader):
             if data.name == "data":  # as that of a TorchDatasetConfig is called
                 of_script = "; a run on Datasets of a script is resumed by that script"
             raise ConfigError(
-                f"data={data.name} needs data.root=FOLDER, or data.train_annotations and "
-                f"data.train_images{of_script}."
+                f"data={data.name} needs data.root=FOLDER, in Python root=FOLDER, or "
+                f"data.train_annotations and data.train_images{of_script}."
             )
         within = None
         if images is not None:

@@ -54,15 +54,14 @@ SAID: dict[str, Callable[[], object]] = {
     r"did you mean data=rd\.DetectionData\(batch_size=…\)\?": lambda: trainer(batch_size=8),
     r"did you mean strategy=rd\.StrategyConfig\(device=…\)\?": lambda: trainer(device="cuda"),
     r"no argument lr_foo; it has [^.]*\.$": lambda: trainer(lr_foo=1),
-    r"no argument config; give the settings .* to from_config": lambda: trainer(config=1),
-    r"^Trainer: missing a required argument: .*; write Trainer\(max_duration=…, data=": lambda: (
+    r"no argument config; write Trainer\(data=…, .*or Trainer.from_config\(config\)": lambda: (
+        trainer(config=1)
+    ),
+    r"^Trainer: missing a required argument: .*; write Trainer\(data=…, optimizer=…, max_d": lambda: (
         rd.Trainer()  # type: ignore[call-arg]
     ),
-    r"Trainer was given a RunConfig without a name; give the settings": lambda: rd.Trainer(
+    r"^Trainer: missing a required .* Trainer.from_config\(config\) for": lambda: rd.Trainer(
         RunConfig()  # type: ignore[misc, call-arg]
-    ),
-    r"given a str without a name; write DetectionData\(root=FOLDER\)": lambda: rd.DetectionData(
-        "data.yaml"
     ),
     r"num_classes=resnet50 is not .*; give .* a network by its name": lambda: trainer(
         model=rd.ModelConfig("resnet50")  # type: ignore[arg-type]
