@@ -88,6 +88,7 @@ strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch fsdp fsdp2 deeps
 ddp-find-unused-parameters-true
 strategy horovod: hvd
 strategy single: none single-device
+strategy give it as strategy.device, in Python StrategyConfig(device=…): cuda gpu cpu mps cuda:0
 ending give .onnx, which trtexec --onnx=FILE converts: .engine .trt .plan
 ending give .onnx, which the tools of this format convert: .tflite .mlmodel .mlpackage .xml .bin .pb
 ending give .pt2, or .pt for a state_dict: .pth .torchscript .ts .ckpt .safetensors

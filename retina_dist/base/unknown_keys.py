@@ -374,7 +374,10 @@ your own Dataset
 torchdatasetconfig.class_names torchdatasetconfig.names torchdatasetconfig.classes \
 torchdatasetconfig.labels: did you mean categories? It has a name for each label
 torchdatasetconfig.dataset torchdatasetconfig.train_dataset torchdatasetconfig.train_data \
-torchdatasetconfig.val_dataset torchdatasetconfig.train_ds: give your Datasets as train and val
+torchdatasetconfig.val_dataset torchdatasetconfig.train_ds torchdatasetconfig.valid \
+torchdatasetconfig.validation torchdatasetconfig.eval torchdatasetconfig.valid_dataset \
+torchdatasetconfig.eval_dataset torchdatasetconfig.val_data torchdatasetconfig.val_ds \
+torchdatasetconfig.datasets: give your Datasets as train and val
 torchdatasetconfig.transform torchdatasetconfig.transforms torchdatasetconfig.augmentation \
 detectiondata.transform detectiondata.transforms detectiondata.augmentation: give the Trainer \
 augmentation=FUNCTION, or see hflip, photometric and scale_jitter here
@@ -394,6 +397,8 @@ strategyconfig.backend strategyconfig.type strategyconfig.strategy: write name="
 loggingconfig.wandb loggingconfig.project loggingconfig.wandb_project loggingconfig.entity: \
 docs/extending.md has a logger for Weights & Biases; leave it out
 loggingconfig.log_dir loggingconfig.save_dir: give rd.Trainer output_dir="runs/mine"
+load_annotations.missing load_annotations.root load_annotations.path load_annotations.folder: \
+write load_annotations(annotations="val.json", images="FOLDER")
 load_config.experiment load_config.data load_config.root load_config.data_root \
 load_config.overrides load_config.config load_config.positional load_config.config_name: write \
 load_config("train", ["experiment=small", "data.root=FOLDER"])
@@ -421,7 +426,8 @@ data=rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Da
 rd.cocoresult.map rd.cocoresult.ap rd.cocoresult.map50 rd.cocoresult.ap50 rd.cocoresult.box \
 rd.cocoresult.results_dict rd.cocoresult.maps rd.cocoresult.metrics rd.cocoresult.items \
 rd.cocoresult.keys rd.cocoresult.values rd.cocoresult.compute rd.cocoresult.summarize \
-rd.cocoresult.map_50 rd.cocoresult.map75 rd.cocoresult.mean_results: read stats["AP"], \
+rd.cocoresult.map_50 rd.cocoresult.print_summary rd.cocoresult.summary rd.cocoresult.print \
+rd.cocoresult.map75 rd.cocoresult.mean_results: read stats["AP"], \
 stats["AP50"] or per_class["cat"]
 rd.classificationresult.accuracy rd.classificationresult.top1 rd.classificationresult.acc \
 rd.classificationresult.stats: read metrics, per_class or confusion
@@ -482,6 +488,12 @@ from_checkpoint(PATH, device="cuda")
 rd.detector.detect rd.detector.infer rd.detector.forward rd.detector.inference: call predict(PATHS)
 rd.detector.train rd.detector.fit: train with rd.Trainer(…).fit()
 rd.detector.names rd.detector.classes rd.detector.class_names: read categories.names
+rd.trainedclassifier.class_to_idx rd.trainedclassifier.idx_to_class rd.trainedclassifier.names \
+rd.trainedclassifier.categories rd.trainedclassifier.labels: read classes, in the order of the \
+probabilities
+rd.trainedclassifier.val rd.trainedclassifier.test: call \
+evaluate(rd.ClassificationData(root=FOLDER))
+rd.detector.class_to_idx rd.detector.id2label rd.detector.labels: read categories.names
 rd.detector.val rd.detector.test: call evaluate(rd.DetectionData(root=FOLDER))
 rd.detector.export rd.detector.save: use python -m retina_dist.export checkpoint=RUN output=FILE
 rd.detector.eval rd.trainedclassifier.eval: it is as in eval(); leave it out

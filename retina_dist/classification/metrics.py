@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retina_dist.base.arguments import Suggests
+from retina_dist.base.arguments import Numbers, Suggests
 from retina_dist.base.errors import DataError
 from retina_dist.classification.dataset import ImageBatch
 from retina_dist.reporting.analysis import MAX_IN_MATRIX
@@ -102,7 +102,7 @@ def evaluate_rows(rows: np.ndarray, classes: Sequence[str]) -> ClassificationRes
         metrics["val/roc_auc"] = roc_auc(rows[:, 5], labels)
     if np.isnan(rows[:, 5]).any():
         metrics = dict.fromkeys(metrics, math.nan)
-    return ClassificationResult(metrics, tuple(classes), confusion, rows)
+    return ClassificationResult(Numbers(metrics), tuple(classes), confusion, rows)
 
 
 def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:

@@ -221,7 +221,9 @@ class ItemReader:
         columns = {key: self._array(number, key, target[key]) for key in COLUMNS if key in target}
         boxes = columns["boxes"]
         if boxes.numel() and (boxes.ndim != 2 or boxes.shape[1] != 4):
-            raise DataError(f"{where} has boxes {list(boxes.shape)}; give [n, 4] in pixels.")
+            raise DataError(
+                f"{where} has boxes {list(boxes.shape)}; give [n, 4] in pixels, and labels apart."
+            )
         columns["boxes"] = boxes = boxes.reshape(-1, 4)
         for key, column in columns.items():
             is_one_each = key == "boxes" or column.shape == (len(boxes),)

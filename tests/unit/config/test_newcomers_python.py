@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 
 import retina_dist as rd
 from retina_dist.base.arguments import Numbers
+from retina_dist.classification.metrics import evaluate_rows
 from retina_dist.config.run_config import RunConfig
 from retina_dist.data.augmentation import KeyedAugmentation
 from retina_dist.detection.readers.torch_dataset import ItemReader
@@ -102,6 +103,16 @@ SAID: dict[str, Callable[[], object]] = {
     ),
     r"gpu=0 .*strategy=rd.StrategyConfig\(device=\"cuda:0\"\) is one": lambda: trainer(gpu=0),
     r'resume=true is not a text; write "auto", a run folder': lambda: trainer(resume=True),
+    "strategy.name=cuda is not one of .*; give it as strategy.device, in Py": lambda: (
+        rd.StrategyConfig("cuda")
+    ),
+    "TorchDatasetConfig has no argument valid; give your Datasets as train and val": lambda: (
+        rd.TorchDatasetConfig(
+            train=ITEMS,
+            valid=ITEMS,  # type: ignore[call-arg]
+            categories=["red"],
+        )
+    ),
     # calls
     r"^fit: .*; give the trainer data=rd": lambda: trainer().fit(train_dataloaders=[]),
     r"build_retinanet: too many .*; write build_retinanet\(num_classes=2": lambda: (
@@ -163,6 +174,12 @@ def test_a_metric_is_found_without_its_prefix(key: str, meant: str) -> None:
     stats = Numbers({"AP": 0.1, "AP50": 0.2, "AP75": 0.3})
     with pytest.raises(KeyError, match=rf'write \["{meant}"\]'):
         stats[key]
+
+
+def test_a_metric_of_classification_is_found_as_well() -> None:
+    metrics = evaluate_rows(np.zeros((1, 7)), ["a", "b", "c"]).metrics
+    with pytest.raises(KeyError, match=r'write \["val/top1"\]'):
+        metrics["accuracy"]
 
 
 def test_settings_are_copied_with_what_was_set() -> None:
