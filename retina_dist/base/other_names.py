@@ -30,10 +30,10 @@ val/f1 macro-f1
 monitor val/loss: loss eval-loss valid-loss
 monitor_mode min: minimize lower decrease down
 monitor_mode max: maximize higher increase up
-split val: valid validation dev
+split val: valid validation dev eval evaluation
 split test: testing
 split give one, and run it for each: all both trainval train+val
-val_split val: valid validation dev
+val_split val: valid validation dev eval evaluation
 val_split test: testing
 val_split give a share as data.val_fraction=0.2: 0.05 0.1 0.15 0.2 0.25 0.3
 format voc: pascal pascal-voc pascalvoc xml

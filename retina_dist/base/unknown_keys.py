@@ -235,6 +235,9 @@ weight_decay_norm: optimizer.norm_weight_decay
 weight_decay_bias: optimizer.bias_weight_decay
 balance oversample sampler_train sampler: data.repeat_threshold=0.001 | data.balanced=true
 class_weight pos_weight cls_weights cls_pw: data.class_weights=auto
+data.test data.test_annotations data.test_images: evaluate judges on it, as python -m \
+retina_dist.evaluate checkpoint=RUN annotations=FILE images=FOLDER
+data.split: train is trained on and val judged; leave it out
 data.train data.val data.valid data.validation: give data.root=FOLDER, whose splits are found, or \
 data.train_annotations=FILE data.train_images=FOLDER, and so for val
 test val_set valid validation: data.val_split | leave it out
@@ -542,7 +545,8 @@ data.train.img_prefix train_dataloader.dataset.data_prefix.img: data.train_image
 data.val.img_prefix val_dataloader.dataset.data_prefix.img: data.val_images
 data.root: root | overrides=[data.root=/data/mine]
 max_boxes min_area min_box_size: every box with an area in its image counts; leave it out
-class_filter exclude ignore_classes include_classes only_classes remap: every class is taken; \
+class_filter exclude ignore_classes include_classes only_classes remap data.class_map label_map \
+class_mapping merge_classes: every class is taken; \
 leave it out, or change the annotations
 k_folds n_folds fold folds: data.train_annotations=FOLD.json | write the files of each fold into a \
 folder, and give data.root=FOLDER

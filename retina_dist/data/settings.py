@@ -11,7 +11,7 @@ MAX_PIXELS = 178_956_970  # Pillow's default limit; half a gigabyte of RGB
 # split -> names of its folders and files
 SPLITS = {
     "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
+    "val": ("val", "valid", "validation", "dev", "eval", "evaluation"),
     "test": ("test", "testing"),
 }
 

@@ -413,7 +413,7 @@ def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]
         kept = [entry for entry in os.scandir(folder) if _is_kept(entry.name)]
         return sorted(kept, key=os.DirEntry.is_symlink)
     except OSError as error:
-        remedy = "give a folder that you have the right to read"
+        remedy = "give a folder that you have, and have the right to read"
         if "*" in folder.name:
             remedy = f"give {folder.parent}, whose images are all found"
         raise UserError(f"{folder} cannot be listed ({error}); {remedy}.") from error

@@ -75,9 +75,9 @@ class DetectionData(ImageDataSettings):
         "a file, instead of or beside root, as are the next three",
         remedy="write one file, and merge several into it",
     )
-    train_images: str | None = None
+    train_images: str | None = setting(None, remedy="write one folder, and merge several into it")
     val_annotations: str | None = setting(None, remedy="write one file, and merge several into it")
-    val_images: str | None = None
+    val_images: str | None = setting(None, remedy="write one folder, and merge several into it")
     classes: str | None = setting(
         None,
         "csv without a header: name,index",

@@ -278,6 +278,10 @@ class BoxForm:
         self.side = self.boxes[known, 2:]
         self.sizes = sizes[known]
         self.inside = self._inside(self.start, self.start + self.side)
+        # the last two of four numbers, as the file has them
+        self.written = self.side
+        if part.box_format == "xyxy":
+            self.written = self.start + self.side
 
     @property
     def fits(self) -> bool:
@@ -317,14 +321,15 @@ class BoxForm:
         if self.part.box_format == "xyxy":
             form = "they are x, y, width, height"
             remedy = "set data.box_format=xywh (csv, voc: correct the files)"
-            end = self.side + 2 * self.start
+            end = self.start + self.written
         else:
             form = "they are two corners, x1, y1, x2, y2"
             remedy = "set data.box_format=xyxy, or xywh if they are right"
-            end = self.side
+            end = self.written
         if self._inside(self.start, end).mean() >= enough:
             return f"{bad} {form}", remedy
-        centred = self._inside(self.start - self.side / 2, self.start + self.side / 2)
+        half = self.written / 2
+        centred = self._inside(self.start - half, self.start + half)
         if len(self.inside) >= MIN_BOXES_CENTRED and centred.all():
             return f"{bad} x, y is the centre of a box", "subtract half of width and height"
         return None
@@ -335,12 +340,15 @@ class BoxForm:
         It is no error, since no setting says that the boxes are right. Empty where they are
         `misread`.
         """
+        start, side = self.start, self.side
+        many = len(side) >= MIN_BOXES_CENTRED and self.part.box_format != "xywh"
+        if many and (2 * (start + side) < self.sizes).all():
+            return ["all boxes are in the upper left quarter of the images; scale them to pixels"]
         if self.fits or self.misread():
             return []
-        start, side = self.start, self.side
         swapped = "x and y, or width and height of the images, are swapped; correct the files"
         forms = {swapped: (start[:, ::-1], (start + side)[:, ::-1])}
-        sides = np.stack((start, start + side), axis=2)
+        sides = np.stack((start, self.written), axis=2)
         forms["they are x1, x2, y1, y2; correct their order"] = (sides[:, 0], sides[:, 1])
         forms["the sides are x2 and y2; name the columns so, or subtract x1 and y1"] = (start, side)
         if self.part.centred:
@@ -352,6 +360,8 @@ class BoxForm:
             if self._inside(*corners).mean() >= 0.95:
                 bad = f"{(~self.inside).sum()} of {len(self.inside)} boxes leave their image"
                 return [f"{bad}, but fit if {form}"]
+        if many and self.inside.mean() < 0.5:
+            return ["most boxes leave their image; scale them to its size in pixels"]
         return []
 
     def _inside(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -67,8 +67,8 @@ class CocoReader(FileReader):
             files = " and ".join(found[:3])
             remedy = "keep one"
             if place.split != "test":
-                remedy = f"name one with data.{place.split}_annotations=FILE, merge them, or "
-                remedy += "rename one for another split, as val.json"
+                remedy = f"name one with data.{place.split}_annotations=FILE, take one away, "
+                remedy += "merge them, or rename one for another split, as val.json"
             raise DataError(f"{root} has two COCO json of {place.split}: {files}; {remedy}.")
         file = found[0]
         source = root / file
@@ -164,6 +164,8 @@ def read_coco(path: PathOrUrl) -> tuple[CocoContent, list[str]]:
     remedy = "restore it, remove a comma before ] or }, or write it with json.dump"
     if path.name.endswith(".gz"):
         remedy = "unpack it with gunzip"
+    elif not path.name.endswith(".json"):
+        remedy = "give data=auto data.format=auto, which read other formats, too"
     with reading(path, "JSON", remedy, missing="check its path"):
         content = decode_coco(read_bytes(path))
     if isinstance(content, CocoContent):

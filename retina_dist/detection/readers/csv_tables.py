@@ -62,7 +62,13 @@ class CsvReader(FolderReader):
             return list(tree.files)
         if not self.settings.columns:
             return tree.select(self.endings, self.matches)
-        return list(filter(partial(self._has_boxes, tree), tree.ending(*self.endings)))
+        tables = tree.ending(*self.endings)
+        found = list(filter(partial(self._has_boxes, tree), tables))
+        if tables and not found:
+            header = ", ".join(tree.head(tables[0]).keys)
+            problem = f"{tree.root / tables[0]} has no box by data.columns, but {header}"
+            raise DataError(f"{problem}; name file, class, x1, y1, x2 and y2 of these.")
+        return found
 
     def _has_boxes(self, tree: Tree, file: str) -> bool:
         return has_boxes(columns_of(tree.head(file).keys, self.settings.columns))

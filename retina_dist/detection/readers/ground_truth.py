@@ -38,7 +38,7 @@ id: give each its own whole number as id
 image_id: give the id of one of the images as image_id
 category_id: give the id of one of the categories as category_id, or instances_*.json for panoptic_*
 file_name: give the path below the folder of images as file_name
-name: give the class as name
+name: give the class as name, in quotes
 bbox: give bbox as [x, y, width, height] in pixels
 """
 FORMS = dict(line.split(": ", 1) for line in _FORMS.strip().splitlines())
@@ -375,7 +375,7 @@ def _references(
     places = places_in(known, values.clip(-1, MAX_INTEGER).astype(np.int64))
     strangers = np.flatnonzero(places < 0)
     if len(strangers):
-        remedy = "correct the ids, or list them"
+        remedy = "correct the ids, list them, or remove these annotations"
         if min(values) == 0 and 0 not in known and np.isin(values + 1, known).all():
             remedy = "these count from 0 and the list from 1, so add 1 to each"
         raise DataError(

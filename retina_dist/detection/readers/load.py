@@ -57,7 +57,9 @@ def load_annotations(
     with pausing_gc():
         content = reader.read_place(place)
         if content is None:
-            raise DataError(f"{annotations} has no {split} images.")
+            raise DataError(
+                f"{annotations} has no {split} images; give the file or folder of their boxes."
+            )
         content = content._replace(remedy=content.remedy or remedy)
         return annotations_of(content, data, categories)
 

@@ -36,6 +36,13 @@ COCO without annotations | .json | images,categories | give its list annotations
 the boxes
 a COCO file of results | .json | image_id,category_id,score | give the annotations that they are \
 compared with
+VoTT | .json | assets,tags | vott_json
+V7 Darwin | .json | item,annotations | give its export as COCO
+Vertex AI | .jsonl | imageGcsUri | write its boxes as COCO json, or as lines of YOLO
+Vertex AI | .csv | TRAIN | write rows of filename,class,xmin,ymin,xmax,ymax in pixels, below that \
+header
+QuPath | .geojson |  | write its boxes as COCO json, or as lines of YOLO
+Roboflow's YOLO Keras TXT | _annotations.txt |  | give its export as COCO
 Labelbox | .json .ndjson | data_row | convert it with labelformat convert --input-format labelbox \
 (pip install labelformat)
 Labelbox | .json | Labeled Data | convert it with labelformat convert --input-format labelbox (pip \
@@ -110,6 +117,8 @@ def _reason(tree: Tree) -> str:
     if tree.ending(".csv", ".tsv"):
         keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME,"
         keys += "y1:NAME,x2:NAME,y2:NAME]"
+    if not tree.is_whole:
+        keys = "give a file that docs/data.md shows, or the folder of all with data.root=FOLDER"
     if not tree.is_whole or isinstance(tree.root, Url):
         return f"{_seen(tree)}; {keys}"
     for above in tree.root.absolute().parents[:2]:

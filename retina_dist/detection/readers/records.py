@@ -22,7 +22,9 @@ from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
 
 MAX_SIDE = 2**31
-UNREAD = re.compile(r"\.(heic|heif|avif|jxl|dng|cr2|nef|arw|svg|psd)$", re.IGNORECASE)
+UNREAD = re.compile(
+    r"\.(heic|heif|avif|jxl|dng|cr2|nef|arw|svg|psd|dcm|nd2|czi|svs)$", re.IGNORECASE
+)
 PLAIN = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*")  # a path that leaves no folder
 
 
@@ -89,14 +91,14 @@ def make_record(image: CocoImage, content: Content) -> ImageRecord:
     if inside is None:
         raise DataError(
             f"{source}: image {image.id} has file_name {name[:120]!r}, which is outside {images}; "
-            "write a path below that, or copy the images there."
+            "write a path below that, or copy the images there by these names."
         )
 
     for side, value in (("width", image.width), ("height", image.height)):
         if value is not None and not 1 <= value <= MAX_SIDE:
             raise DataError(
                 f"{source}: image {image.id} has {side} {value}, not a number of pixels; "
-                "correct it."
+                "correct it, or leave width and height out."
             )
     path: ImageSource
     if known is not None:

@@ -220,8 +220,8 @@ class Layout:
                     where = f"{self.root / config.file} names {given} for {split}"
                     if split == "train":
                         raise DataError(
-                            f"{where}, where no image is; correct the file, or convert "
-                            f"the images to {ENDINGS}."
+                            f"{where}, where no image is; correct the file, download or copy "
+                            f"the images there, or convert them to {ENDINGS}."
                         )
                     self.warnings.append(f"{where}, where no image is; correct or remove it")
                 found.update(dict.fromkeys(images or ()))
@@ -314,7 +314,7 @@ class Layout:
         for file in self.tree.ending(".txt"):
             if word.search(_stem(file)):
                 return f"rename {escape(file, 80)} to it, and the others alike"
-        return "add them there, or in labels/"
+        return "add them there, or in labels/, under the names of their images"
 
     def label_of(self, image: str) -> str | None:
         """The label file of an image that has one."""
