@@ -450,6 +450,13 @@ def _entries_with(group: str, section: str) -> list[str]:
     return choices
 
 
+def _without_value(key: str, following: str) -> str:
+    """Message for a setting without a value, and what follows it."""
+    if following and "=" not in following:
+        return f"{key} is empty, since a space follows it; write {key}={following}."
+    return f"{key} is empty, as of an unset variable; give a value, or leave it out."
+
+
 def check_overrides(name: str, overrides: Sequence[str]) -> None:
     """Raise ConfigError unless each is KEY=VALUE, and for 2026_01, which Hydra reads as 202601."""
     if not isinstance(overrides, list | tuple):
@@ -459,11 +466,7 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
     for number, override in enumerate(overrides):
         key, equals, value = override.partition("=")
         if equals and not value:
-            following = "".join(overrides[number + 1 : number + 2])
-            remedy = "as of an unset variable; give a value, or leave it out"
-            if following and "=" not in following:
-                remedy = f"since a space follows it; write {key}={following}"
-            raise ConfigError(f"{key} is empty, {remedy}.")
+            raise ConfigError(_without_value(key, "".join(overrides[number + 1 : number + 2])))
         has_no_value = not equals and not DELETES.match(override)
         if has_no_value or "/" in key:
             schema, sections = section_types(schema_of(name), {})

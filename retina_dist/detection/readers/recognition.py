@@ -113,14 +113,8 @@ def _reason(tree: Tree) -> str:
         return f"its table has a class for each image, for a classifier; give {entries}"
     if not tree.files:
         return "it is empty; mount or copy the data there, or give another folder"
-    keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"
-    if tree.ending(".csv", ".tsv"):
-        keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME,"
-        keys += "y1:NAME,x2:NAME,y2:NAME]"
-    if not tree.is_whole:
-        keys = "give a file that docs/data.md shows, or the folder of all with data.root=FOLDER"
     if not tree.is_whole or isinstance(tree.root, Url):
-        return f"{_seen(tree)}; {keys}"
+        return f"{_seen(tree)}; {_named(tree)}"
     for above in tree.root.absolute().parents[:2]:
         if _is_top(above):
             return f"give the folder above, {above}"
@@ -130,7 +124,18 @@ def _reason(tree: Tree) -> str:
             "put its export there, or name its file with data.train_annotations=FILE; masks have "
             "none, and docs/data.md shows what is read"
         )
-    return f"{_seen(tree)}; {keys}; docs/data.md shows what is read, as .csv with a header"
+    return f"{_seen(tree)}; {_named(tree)}; docs/data.md shows what is read, as .csv with a header"
+
+
+def _named(tree: Tree) -> str:
+    """The settings that name what is there."""
+    keys = "name a file with data.train_annotations=FILE, its images with data.train_images=FOLDER"
+    if not tree.is_whole:
+        keys = "give a file that docs/data.md shows, or the folder of all with data.root=FOLDER"
+    if tree.ending(".csv", ".tsv"):
+        keys += ", or the columns of a CSV with data.columns=[file:NAME,class:NAME,x1:NAME,"
+        keys += "y1:NAME,x2:NAME,y2:NAME]"
+    return keys
 
 
 def is_of_classes(head: Head) -> bool:

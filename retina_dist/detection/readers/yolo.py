@@ -142,13 +142,8 @@ class YoloReader(FolderReader):
                 scan.items[split].append(Item(file, boxes, split=split))
             scan.warnings[split] += layout.warnings
             if images and split != "test" and not any(map(layout.label_of, images)):
-                example = escape(layout.expected(images[0]))
-                problem = f"no image of {split} has a label file, such as {example}"
-                remedy = layout.misnamed(images[0])
-                if not os.path.exists(layout.root / images[0]):
-                    problem = f"no image of {split} is there, such as {escape(images[0])}"
-                    remedy = "copy the images beside their label files"
-                raise DataError(f"{place.tree.root}: {problem}; {remedy}.")
+                problem = layout.unlabelled(images[0])
+                raise DataError(f"{place.tree.root}: no image of {split} {problem}.")
         layout.check_poses()
         self._above = layout.above
         if layout.above == layout.root:
@@ -308,13 +303,16 @@ class Layout:
         is_there = folder in self.label_folders or image[:3] == "../"
         return label if images and is_there else f"{stem}.txt"
 
-    def misnamed(self, image: str) -> str:
-        """What to do about an image whose label file is not there: rename a text with its name."""
+    def unlabelled(self, image: str) -> str:
+        """What an image lacks, and the remedy: to rename a text with its name, if there is one."""
+        if not os.path.exists(self.root / image):
+            return f"is there, such as {escape(image)}; copy the images beside their label files"
+        remedy = "add them there, or in labels/, under the names of their images"
         word = re.compile(rf"(?<![^\W_]){re.escape(_stem(image))}(?![^\W_])", re.IGNORECASE)
         for file in self.tree.ending(".txt"):
             if word.search(_stem(file)):
-                return f"rename {escape(file, 80)} to it, and the others alike"
-        return "add them there, or in labels/, under the names of their images"
+                remedy = f"rename {escape(file, 80)} to it, and the others alike"
+        return f"has a label file, such as {escape(self.expected(image))}; {remedy}"
 
     def label_of(self, image: str) -> str | None:
         """The label file of an image that has one."""
