@@ -289,7 +289,7 @@ class Url:
                 f"{self} needs a missing package; pip install {EXTRAS.get(package, package)}."
             ) from error
         except Exception as error:
-            remedy = "give a path or a URL of fsspec's"
+            remedy = "give a path, such as where the job mounts it, or a URL of fsspec's"
             if self.text.startswith(("az:", "abfs")):
                 remedy = AZURE
             raise UserError(

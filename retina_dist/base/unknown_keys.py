@@ -57,8 +57,8 @@ train_dir train_path val_dir val_path: data.root | root
 data d train: data.root | root | input
 logger loggers report_to wandb clearml comet tracking neptune aim: see logging.tensorboard and \
 logging.mlflow_uri; docs/extending.md has a logger for others
-freeze freeze_backbone frozen_stages: model.trainable_layers | every layer of a classifier is \
-trained; leave it out
+freeze freeze_backbone frozen_stages trainable_layers: model.trainable_layers | every layer of a \
+classifier is trained; leave it out
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 kmeans anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 channels num_channels in_channels in_chans color_mode color input.format color_format \
@@ -433,7 +433,8 @@ rd.cocoresult.map_50 rd.cocoresult.print_summary rd.cocoresult.summary rd.cocore
 rd.cocoresult.map75 rd.cocoresult.mean_results: read stats["AP"], \
 stats["AP50"] or per_class["cat"]
 rd.classificationresult.accuracy rd.classificationresult.top1 rd.classificationresult.acc \
-rd.classificationresult.stats: read metrics, per_class or confusion
+rd.classificationresult.stats rd.classificationresult.confusion_matrix: read \
+metrics["val/top1"], per_class or confusion
 rd.trainer.best_model_path rd.trainer.checkpoint_path rd.trainer.best rd.trainer.ckpt_path \
 rd.trainer.checkpoint_callback rd.trainer.best_model rd.trainer.best_checkpoint \
 rd.trainer.checkpoints rd.trainer.best_model_checkpoint: read checkpoint after fit()
@@ -443,7 +444,7 @@ rd.trainer.evaluation_loop rd.trainer.fit_loop rd.trainer.train_dataloader \
 rd.trainer.current_epoch rd.trainer.global_step rd.trainer.should_stop: a callback of \
 rd.Callback hears of each step, as docs/python.md shows
 rd.trainer.classifier: a detector is trained; call detector()
-rd.classifiertrainer.detector: a classifier is trained; call classifier()
+rd.classifiertrainer.detector: a classifier is trained; call classifier() after fit()
 rd.trainer.add_callback: give the trainer callbacks=[MyCallback()]
 rd.trainer.optimizers rd.trainer.lr_scheduler rd.trainer.strategy_name rd.trainer.epochs: read \
 config, which has all settings
@@ -485,6 +486,19 @@ rd.trainedclassifier.from_pretrained rd.trainedclassifier.load: call from_checkp
 rd.trainer.load_from_checkpoint rd.trainer.from_checkpoint rd.trainer.from_pretrained \
 rd.trainer.load rd.trainer.load_checkpoint: give the trainer resume=RUN, or call \
 rd.Detector.from_checkpoint(RUN)
+rd.trainedclassifier.names rd.trainedclassifier.categories rd.trainedclassifier.vocab \
+rd.trainedclassifier.labels rd.trainedclassifier.idx_to_class \
+rd.trainedclassifier.class_to_idx: read classes
+rd.trainedclassifier.export rd.trainedclassifier.save: use python -m retina_dist.export \
+checkpoint=RUN output=FILE
+rd.trainedclassifier.classify rd.trainedclassifier.infer rd.trainedclassifier.forward \
+rd.trainedclassifier.predict_proba rd.trainedclassifier.get_preds: call predict(PATHS), which \
+gives the probability of each class
+rd.trainedclassifier.val rd.trainedclassifier.test rd.trainedclassifier.validate \
+rd.trainedclassifier.score: call evaluate(rd.ClassificationData(root=FOLDER))
+rd.trainedclassifier.train rd.trainedclassifier.fit: train with rd.ClassifierTrainer(…).fit()
+rd.trainedclassifier.state_dict rd.trainedclassifier.parameters \
+rd.trainedclassifier.load_state_dict: use model, the network
 rd.detector.to rd.detector.cuda rd.detector.cpu rd.trainedclassifier.to rd.trainedclassifier.cuda: \
 give \
 from_checkpoint(PATH, device="cuda")

@@ -36,7 +36,7 @@ LFS = b"version https://git-lfs"  # how its pointers begin, https://git-lfs.com
 _ALIASES = """
 file: filename file image imagename imageid imagepath filepath path img name externalid id
 class: class label classname labelname category categoryname name target species labels breed \
-diagnosis
+diagnosis dx
 x1: xmin x1 left xtl topleftx
 y1: ymin y1 top ytl toplefty
 x2: xmax x2 right xbr bottomrightx

@@ -28,6 +28,7 @@ from retina_dist.base.files import run_in, write_atomically
 from retina_dist.base.registry import as_dict
 from retina_dist.base.unknown_keys import in_settings_of
 from retina_dist.classification.classifier import TrainedClassifier
+from retina_dist.classification.metrics import evaluate_rows
 from retina_dist.classification.settings import ClassificationData
 from retina_dist.config.compose import data_entry, described, load_config, repeated
 from retina_dist.config.entry_point import parse
@@ -287,6 +288,7 @@ OF_OTHER_COMMANDS = {
     ("train", "task=classification", "data=folders", "data.val_split=0.2"): (
         "give a share as data.val_fraction=0.2."
     ),
+    ("train", "task=classification", "model.trainable_layers=2"): "every layer of a classifier is",
     ("train", "task=classification", "data.n_folds=5"): "and give data.root=FOLDER.",
     ("train", "task=classification", "data.augment=rand-m9-mstd0.5"): "did you mean randaugment?",
     ("predict", "checkpoint=a.pt", "input=a", "topk=3"): "every class of a classifier is written",
@@ -1094,6 +1096,10 @@ def test_python_names_what_is_meant_by_a_name_that_is_not_there() -> None:
     meant = {
         "Model": (retina_dist, r"retina_dist has no attribute Model; call rd\.build_retinanet"),
         "compare": (retina_dist, r"no attribute compare; use retina-dist compare RUN RUN\."),
+        "Classifier": (
+            retina_dist,
+            r"call rd\.TrainedClassifier\.from_checkpoint\(RUN\), or train",
+        ),
         "fut": (retina_dist, r"retina_dist has no attribute fut; it has "),
         "Callbck": (retina_dist, r"retina_dist has no attribute Callbck; use Callback\."),
         "train": (trainer, r"Trainer has no attribute train; call fit\(\)"),
@@ -1284,3 +1290,26 @@ def test_a_job_file_started_by_bash_names_sbatch() -> None:
     made = subprocess.run(line, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert made.returncode == 2
     assert "error: this is not a job of Slurm; start it by sbatch" in made.stderr
+
+
+OF_CLASSIFIERS = {
+    "names": (TrainedClassifier, "read classes."),
+    "export": (TrainedClassifier, "use python -m retina_dist.export checkpoint=RUN output=FILE."),
+    "predict_proba": (TrainedClassifier, "call predict(PATHS), which gives the probability of"),
+    "detector": (retina_dist.ClassifierTrainer, "a classifier is trained; call classifier()"),
+    "fit_one_cycle": (retina_dist.ClassifierTrainer, "call fit()."),
+}
+
+
+@pytest.mark.parametrize("name", OF_CLASSIFIERS)
+def test_what_a_classifier_lacks_names_what_it_has(name: str) -> None:
+    owner, said = OF_CLASSIFIERS[name]
+    with pytest.raises(AttributeError, match=re.escape(said)):
+        getattr(object.__new__(owner), name)
+
+
+def test_a_metric_of_a_classifier_by_another_name() -> None:
+    rows = torch.zeros(2, 7, dtype=torch.float64).numpy()
+    result = evaluate_rows(rows, ["cat", "dog"])
+    with pytest.raises(KeyError, match=r'write \["val/top1"\]'):
+        result.metrics["accuracy"]
