@@ -52,7 +52,10 @@ def main() -> None:
     An unknown one exits with 2 and names the nearest.
     """
     command = "".join(sys.argv[1:2])
-    if command in ("-h", "--help", "help"):
+    if command in ("-h", "--help", "help"):  # perhaps of a command
+        sys.argv[1:] = [*sys.argv[2:3], "--help"]
+        command = sys.argv[1]
+    if command == "--help":
         print(usage())
         return
     if command == "--version":
@@ -62,7 +65,7 @@ def main() -> None:
         _refuse(usage())
     if command not in COMMANDS:
         hint = f"the commands are {', '.join(COMMANDS)}."
-        meant = value_meant("command", command, COMMANDS)
+        meant = value_meant("command", command, COMMANDS, 0.7)
         if command.startswith("-") or "=" in command:
             hint = f"write a command first, as in retina-dist train {command}."
         if meant:

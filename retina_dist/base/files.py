@@ -354,12 +354,16 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
     """The remedy for a place that is no run or checkpoint: the same name within the run, the last
     run with a checkpoint in the folder, or `otherwise`.
     """
-    if folder.parent.name == "checkpoints" and Path(str(folder)).is_file():
-        return f"give its run, {folder.parent.parent}"
+    if isinstance(folder, Url):
+        return otherwise
+    if folder.is_file():
+        for run in folder.parents[:2]:
+            if (run / "checkpoints").is_dir():
+                return f"give its run, {run}"
     in_run = folder.parent / "checkpoints" / folder.name
-    if isinstance(in_run, Path) and in_run.is_file():
+    if in_run.is_file():
         return f"write {in_run}"
-    files = [] if isinstance(folder, Url) else sorted(folder.glob("*/checkpoints/*.pt"))
+    files = sorted(folder.glob("*/checkpoints/*.pt"))
     if files:
         newest = max(files, key=os.path.getmtime)
         return f"give a run in it, such as {newest.parents[1]}"

@@ -46,6 +46,8 @@ wider-face fiftyone datumaro supervisely
 format convert it to COCO json: lmdb parquet pickle mat hdf5
 format openimages: oid open-images
 format csv: tsv pandas keras-retinanet
+split give one, and repeat the command for each: all both trainval
+split give annotations=FILE images=FOLDER of these images: train training
 box_format xyxy: corners ltrb x1y1x2y2 voc pascal-voc
 box_format xywh: ltwh coco
 box_format leave it out for YOLO, and write other boxes in pixels as xywh or xyxy: cxcywh yolo \
@@ -89,6 +91,8 @@ ddp-find-unused-parameters-true
 strategy horovod: hvd
 strategy single: none single-device
 strategy give it as strategy.device, in Python StrategyConfig(device=…): cuda gpu cpu mps cuda:0
+checkpoint it is an exported model, for other runtimes, so give the run or checkpoint that it was \
+made of, such as runs/NAME: onnx pt2 engine plan trt tflite torchscript h5 keras mlpackage pb
 ending give .onnx, which trtexec --onnx=FILE converts: .engine .trt .plan
 ending give .onnx, which the tools of this format convert: .tflite .mlmodel .mlpackage .xml .bin .pb
 ending give .pt2, or .pt for a state_dict: .pth .torchscript .ts .ckpt .safetensors

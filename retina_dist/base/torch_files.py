@@ -11,6 +11,7 @@ import torch
 from retina_dist.base import __version__
 from retina_dist.base.errors import CheckpointError, describe_error
 from retina_dist.base.files import PathOrUrl, Url, read_bytes, run_in
+from retina_dist.base.other_names import value_meant
 from retina_dist.base.text import escape
 
 # A checkpoint of ours ends with this and the SHA-256 of all that is before it.
@@ -47,9 +48,12 @@ def load_torch(source: PathOrUrl) -> tuple[Any, str]:
         reason = describe_error(error)
         if "Weights only load failed" in str(error):
             reason = "damaged, or with objects in it that could run code, which are refused"
+        remedy = value_meant("checkpoint", source.name.rpartition(".")[2], ()) or (
+            "give a checkpoint of retina_dist, such as runs/NAME, or a saved model.state_dict() "
+            "as model.weights=FILE"
+        )
         raise CheckpointError(
-            f"{source} cannot be read as a file of tensors ({reason}); give a checkpoint of "
-            "retina_dist, such as runs/NAME, or a saved model.state_dict() as model.weights=FILE."
+            f"{source} cannot be read as a file of tensors ({reason}); {remedy}."
         ) from error
     # A seal that is damaged itself, or cut off, is missed because what is before it is whole.
     if isinstance(content, dict) and content.keys() >= {"format", "step"} and not is_whole:
@@ -61,10 +65,10 @@ def _read_checkpoint(source: PathOrUrl) -> bytes:
     try:
         return read_bytes(source)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        place = str(source)
+        place, remedy = str(source), "give a run folder, or its .pt file"
         if isinstance(error, IsADirectoryError):
-            place = f"in {source}"
-        remedy = run_in(source, "give a run folder, or its .pt file")
+            place, remedy = f"in {source}", "give a run that has saved one, or a .pt file"
+        remedy = run_in(source, remedy)
         if isinstance(source, Url):
             remedy = f"give the URL of a file, such as {source.parent}/model.safetensors"
         raise CheckpointError(f"there is no checkpoint {place}; {remedy}.") from error

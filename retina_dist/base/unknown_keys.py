@@ -83,7 +83,8 @@ image: input
 input: root | data.root | images
 random_seed random_state manual_seed randomness.seed seed_everything: seed
 early_stop num_epochs_no_improve min_delta patience_epochs patience early_stopping: trainer.patience
-classes nc n_classes num_class num_classes: model.num_classes | the data decides; leave it out
+classes: model.num_classes | each class of the data is taken; leave it out
+nc n_classes num_class num_classes: model.num_classes | the data decides; leave it out
 data.nc data.num_classes label_names names class_names: the data names its classes; leave it out
 mosaic copy_paste augment augmentation augmentations: see data.hflip, data.photometric and \
 data.scale_jitter for detection, data.mixup and data.cutmix for classification
@@ -312,6 +313,7 @@ output_dir: output | leave it out
 resume: checkpoint | leave it out
 task plots tracker box_format gpu_count: leave it out
 random_erase random_erasing erasing: data.erasing | detection has none; leave it out
+nms=true nms=false end2end embed_nms with_nms: NMS is part of the detector; leave it out
 output_names input_names do_constant_folding quantization trt fp16_export optimize_for_mobile \
 strip: leave it out
 file: output | input | data.root
@@ -347,7 +349,10 @@ strict: a finding of level error makes the exit code 1; leave it out
 report: output=report.json
 maxcount samples_per_shard pattern: shard_mb
 rd.retina_dist.model rd.retina_dist.retinanet rd.retina_dist.yolo rd.retina_dist.load_model \
-rd.retina_dist.load rd.retina_dist.predict rd.retina_dist.evaluate: call \
+rd.retina_dist.load rd.retina_dist.load_checkpoint rd.retina_dist.from_checkpoint \
+rd.retina_dist.load_from_checkpoint rd.retina_dist.build_model rd.retina_dist.create_model \
+rd.retina_dist.get_model rd.retina_dist.predictor rd.retina_dist.predict \
+rd.retina_dist.evaluate: call \
 rd.build_retinanet(num_classes=N), or rd.Detector.from_checkpoint(RUN) for a trained one
 rd.retina_dist.earlystopping rd.retina_dist.earlystop: give rd.Trainer patience=3, and perhaps \
 monitor="coco/AP"
@@ -481,6 +486,7 @@ fit()
 rd.trainer.save rd.trainer.save_checkpoint: its checkpoints are in run_folder after fit()
 rd.trainer.network rd.trainer.net: call detector().model after fit()
 rd.detector.load_from_checkpoint rd.detector.from_pretrained rd.detector.load \
+rd.detector.load_checkpoint rd.detector.restore rd.detector.from_run \
 rd.detector.from_file rd.detector.from_weights rd.trainedclassifier.load_from_checkpoint \
 rd.trainedclassifier.from_pretrained rd.trainedclassifier.load: call from_checkpoint(RUN)
 rd.trainer.load_from_checkpoint rd.trainer.from_checkpoint rd.trainer.from_pretrained \
@@ -513,6 +519,8 @@ evaluate(rd.ClassificationData(root=FOLDER))
 rd.detector.class_to_idx rd.detector.id2label rd.detector.labels: read categories.names
 rd.detector.val rd.detector.test: call evaluate(rd.DetectionData(root=FOLDER))
 rd.detector.export rd.detector.save: use python -m retina_dist.export checkpoint=RUN output=FILE
+rd.categories.0 rd.categories.1 rd.categories.labels rd.categories.name rd.categories.classes \
+rd.categories.class_names: read names[LABEL]
 rd.detector.eval rd.trainedclassifier.eval: it is as in eval(); leave it out
 from_checkpoint.score_threshold from_checkpoint.conf from_checkpoint.nms_threshold: call \
 set_limits(score_threshold=0.3) after
@@ -664,6 +672,8 @@ def unknown_key(
     hint = f"leave it out, or see the keys with {command} --help."
     if key.isupper() and "_" in key and "." not in key:  # a variable of the environment
         hint = f"write it before the command: {key}={value} {command}."
+    if len(others) > 4:  # the settings of a training
+        others = others[-1:]
     if others:
         hint = f"it is one of {' and '.join(others)}: leave it out."
     if near:
@@ -793,7 +803,7 @@ def _remedy_of_word(
         return f"write {as_override(key, f'{value} {word}')}"
     following = "".join(each for each in overrides[number + 1 : number + 2] if "=" not in each)
     if name in known:
-        return f"write {name}={given or following or _example_of(name, known)}"
+        return f"write {_as_setting(name, given or following, known)}"
     return _remedy_of_name(name, known, following, value) or _remedy_of_file(word, known)
 
 
@@ -802,9 +812,11 @@ def unclosed(text: str) -> int:
     return len(re.findall(r"[\[{(]", text)) - len(re.findall(r"[\]})]", text))
 
 
-def _example_of(name: str, known: Collection[str]) -> str:
+def _as_setting(name: str, value: str, known: Collection[str]) -> str:
+    if not value and "data.root" in known and os.path.isdir(name):
+        return f"data.root={name}"
     is_switch = isinstance(known, Mapping) and known[name] is bool
-    return "true" if is_switch else "VALUE"
+    return f"{name}={value or ('true' if is_switch else 'VALUE')}"
 
 
 def _remedy_of_name(name: str, known: Collection[str], following: str, value: str) -> str:

@@ -24,7 +24,10 @@ def main() -> None:
         print(usage)
     else:
         if kind:
-            print(f"error: unknown benchmark {kind}; use {', '.join(KINDS)}.", file=sys.stderr)
+            print(
+                f"error: there is no benchmark {kind}; write step, data or scaling first.",
+                file=sys.stderr,
+            )
         print(usage, file=sys.stderr)
         raise SystemExit(2)
 

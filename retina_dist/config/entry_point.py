@@ -20,11 +20,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from retina_dist.base import __version__
 from retina_dist.base.console import configure_logging, print_redacted
 from retina_dist.base.errors import ConfigError, UserError, lost_connection
 from retina_dist.base.files import check_output, is_disk_full
 from retina_dist.base.settings import MISSING, limits_of
-from retina_dist.base.unknown_keys import alias, in_settings_of, nearest
+from retina_dist.base.unknown_keys import in_settings_of, nearest
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config import compose
 from retina_dist.config.run_config import RunConfig
@@ -191,6 +192,7 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     parser = get_args_parser()
     parser.exit_on_error = False
     parser.allow_abbrev = False
+    parser._option_string_actions["--version"].version = __version__  # type: ignore[attr-defined]
     try:
         options, unknown = parser.parse_known_intermixed_args(arguments)
     except argparse.ArgumentError as error:
@@ -237,8 +239,7 @@ def _no_option(name: str, options: argparse.Namespace, argument: str, arguments:
     settings = [override for override in options.overrides if "=" in override]
     config, known = compose.described(name, settings, options.also)
     key = flag.lstrip("-").replace("-", "_")
-    meant = alias(key, [*known, *vars(config)], value)
-    meant = meant or next(iter(nearest(key, known, value)), "")
+    meant = next(iter(nearest(key, [*known, *vars(config)], value)), "")
     if key in known or getattr(config, key, None) == MISSING:
         meant = key
     if not meant:

@@ -43,7 +43,7 @@ def help_page(
     """
     blocks = [
         document.strip(),
-        'Settings are written KEY=VALUE. Lists have brackets: "data.min_sizes=[640,800]".',
+        'Settings are written KEY=VALUE. Lists have brackets: "KEY=[640,800]".',
     ]
     schema = config if isinstance(config, type) else type(config)
     groups = _groups(name, schema, conf)

@@ -57,6 +57,8 @@ In '([^']+)': Could not override 'experiment/([^'@]+) -> {1}: write - override /
 the slash.
 Could not override '([^'@]+)@([^']+)' -> {1}@{2} is not a choice; write {1}=NAME, or settings such \
 as {1}.name=NAME.
+Could not override 'data'[.] -> {0} has no choice of data; to evaluate, give root=FOLDER, to \
+predict, input=FOLDER, or leave data=… out.
 Could not override '([^']+)'[.]\\s+No match -> {0} has no choice of {1}; leave {1}=… out.
 An item is already at '([^']+)' -> {1} is a setting already; write {1}=… without the +.
 Error merging override [+]*([^=]+)= -> {1} is not a setting; see the keys with {0} --help.

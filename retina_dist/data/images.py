@@ -24,7 +24,7 @@ from torch import Tensor
 from torchcodec.decoders import decode_jpeg
 
 from retina_dist.base.errors import DataError, ImageError
-from retina_dist.base.files import Url, is_packed, open_regular, parse_path
+from retina_dist.base.files import Url, is_packed, open_regular, parse_path, spelt_alike
 from retina_dist.data.settings import MAX_PIXELS
 from retina_dist.data.sources import ArchiveMember, DatasetItem, RemoteFile, Source, read
 
@@ -343,7 +343,8 @@ def find_images(pattern: str) -> list[Path]:
         files = sorted(file for file in place if file.is_file() and is_image(file))
         if files:
             return files
-    raise DataError(f"input={pattern} names no image ({ENDINGS}); give a file, folder or glob.")
+    remedy = spelt_alike(path, "give a file, folder or glob")
+    raise DataError(f"input={pattern} names no image ({ENDINGS}); {remedy}.")
 
 
 AnyImage = str | Path | Image.Image | np.ndarray | Tensor

@@ -227,9 +227,9 @@ def write_results(rows: np.ndarray, path: Path) -> None:
 def read_results(path: Path, coco: Entry) -> np.ndarray:
     """Rows [n, 7] of a COCO results json for the ground truth `coco`.
 
-    An `image_id` that is a text is the name of an image's file without its ending, as ultralytics
-    writes it. The numbers that `predict` gave are those of the images.json beside the file, if that
-    holds its SHA-256.
+    An `image_id` that is a text is the name of an image's file, perhaps without its ending, as
+    ultralytics writes it. The numbers that `predict` gave are those of the images.json beside the
+    file, if that holds its SHA-256.
 
     Raises:
         DataError: the file cannot be read, or an entry of it is wrong; names both.
@@ -281,11 +281,11 @@ def read_results(path: Path, coco: Entry) -> np.ndarray:
 
 
 def _ids_by_stem(coco: Entry) -> dict[object, int]:
-    """The id of each image by its file's name without ending; {} where two have one name."""
+    """The id of each image by its file's name, with and without ending; {} where two have one."""
     ids: dict[object, int] = {Path(each["file_name"]).stem: each["id"] for each in coco["images"]}
     if len(ids) < len(coco["images"]):
         return {}
-    return ids
+    return ids | {each["file_name"]: each["id"] for each in coco["images"]}
 
 
 def _ids_of_predict(path: Path, results: bytes, by_stem: dict[object, int]) -> dict[object, int]:

@@ -305,7 +305,7 @@ class RunFiles:
 
     def __init__(self, folder: Path, source: Path | None = None) -> None:
         if not any((folder / name).is_file() for name in FILES):
-            remedy = run_in(folder, "give the folder of a run")
+            remedy = run_in(folder, "give a run folder, or to compare, a json of results")
             raise DataError(f"{folder} has none of {', '.join(FILES)}; {remedy}.")
 
         self.folder = folder

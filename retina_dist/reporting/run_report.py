@@ -203,8 +203,8 @@ def conclude(first: RunFiles, second: RunFiles) -> str:
         for run in (first, second):
             if Resampled.load(run.folder) is None:
                 return (
-                    f"cannot tell: {run.name} has no intervals; give output_dir=FOLDER to "
-                    "evaluate, and compare that."
+                    f"cannot tell: {run.name} has no intervals; run python -m retina_dist.evaluate "
+                    f"checkpoint={run.folder} output_dir=FOLDER, and compare FOLDER."
                 )
         return "cannot tell: they share no metric of the same images; evaluate both on one set."
     metric, found = next(iter(apart.items()))

@@ -29,12 +29,10 @@ from pydantic import create_model
 from starlette.requests import ClientDisconnect
 
 from retina_dist.base import __version__
-from retina_dist.base.unknown_keys import alias
 from retina_dist.serving.batcher import Batcher
-from retina_dist.serving.scoring import RequestError, Scorer, read_images
+from retina_dist.serving.scoring import RequestError, Scorer, check_names, read_images
 from retina_dist.serving.settings import ServeConfig
 from retina_dist.task.model_card import model_card
-from retina_dist.task.predictor import LIMITS
 
 # Content-Security-Policy of the page, which may ask this server only.
 POLICY = (
@@ -140,12 +138,10 @@ class Endpoint:
             given = request.headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, f"Bearer {key}".encode()):
                 raise RequestError(
-                    401, "the API key is missing or wrong; send it as Authorization: Bearer KEY."
+                    401,
+                    "the API key is missing or wrong; send Bearer KEY as the header Authorization.",
                 )
-        for name in request.query_params:
-            limit = alias(name, LIMITS) or name
-            if limit in LIMITS:
-                raise RequestError(400, f"{name} is not of a request; start serve with {limit}=….")
+        check_names(request.query_params)
         body = await read_body(request, int(self.config.max_body_mb * 1e6))
         kind = request.headers.get("content-type", "")
         return await self._while_connected(request, self._score(kind, body))

@@ -3,7 +3,9 @@
 import base64
 import io
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from python_multipart import parse_form
@@ -11,12 +13,13 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from retina_dist.base.errors import ImageError, UserError
+from retina_dist.base.unknown_keys import alias
 from retina_dist.data.images import MAX_PIXELS, decode_image
-from retina_dist.task.predictor import Predictor
+from retina_dist.task.predictor import LIMITS, Predictor
 
 USAGE = (
-    "send an image as image/*, images as multipart/form-data, or application/json "
-    '{"images": [base64, ...]}'
+    "send an image as image/* (curl -H 'Content-Type: image/jpeg' --data-binary @FILE), images as "
+    'multipart/form-data (curl -F image=@FILE), or application/json {"images": [base64, ...]}'
 )
 SPARE_PARTS = 1000  # other form fields, or other JSON values, in a body
 
@@ -47,6 +50,8 @@ class Scorer:
             pixels = decode_image(data, max_pixels=self.max_pixels)
         except ImageError as error:
             reason = str(error).split(";")[0]  # without the advice for data sets
+            if data.isascii():  # as curl sends it without @
+                reason += f", but text; {USAGE}."
             raise RequestError(400, f"image {i}: {reason}") from error
         return self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1]
 
@@ -95,21 +100,38 @@ def _read_json(body: bytes, max_images: int) -> list[bytes]:
     if sum(map(body.count, (b"[", b"{", b",", b":"))) > limit:
         raise RequestError(413, f"the JSON has more than {limit} values; {USAGE}.")
     try:
-        images = json.loads(body)["images"]
-        if not isinstance(images, list):
+        content = json.loads(body)
+        if not isinstance(content, dict) or not isinstance(content.get("images"), list):
             raise TypeError("images is not a list")
-        return [base64.b64decode(image, validate=True) for image in images]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        images = [
+            base64.b64decode(re.sub("^data:[^,]*,", "", image), validate=True)
+            for image in content["images"]
+        ]
+    except (ValueError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise RequestError(400, f"the body is not such JSON ({reason}); {USAGE}.") from error
+    check_names(content)
+    return images
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise RequestError (400) for the name of a limit, which the server's start sets.
+
+    Of many names, and of a long one, the first part is looked at, which takes milliseconds.
+    """
+    for name in islice(names, 8):
+        limit = alias(name[:40], LIMITS) or name
+        if limit in LIMITS:
+            raise RequestError(400, f"{name} is not of a request; start serve with {limit}=….")
 
 
 def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
     """The content of every file of the form, in order, whatever its name.
 
-    Other fields are ignored.
+    Fields that are no limit are ignored.
     """
     images: list[bytes] = []
+    fields: list[Any] = []
 
     def keep(file: Any) -> None:
         file.file_object.seek(0)
@@ -120,11 +142,12 @@ def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
     if body.count(boundary) > limit:
         raise RequestError(413, f"the form has more than {limit} fields; {USAGE}.")
     try:
-        parse_form({"Content-Type": content_type.encode()}, io.BytesIO(body), None, keep)
+        parse_form({"Content-Type": content_type.encode()}, io.BytesIO(body), fields.append, keep)
     except (FormParserError, ValueError) as error:
         raise RequestError(
             400, f"the body is not multipart/form-data ({error}); {USAGE}."
         ) from error
     if not body.rstrip().endswith(boundary + b"--"):
         raise RequestError(400, f"the form ends before its last boundary; {USAGE}.")
+    check_names(field.field_name.decode() for field in fields)
     return images

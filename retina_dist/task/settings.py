@@ -133,7 +133,7 @@ class ExportConfig(DetectionLimits):
     size: list[int] | None = setting(
         None,
         "height and width in px of the only input taken; null: any",
-        remedy="write size=[640,640] for 640 px a side",
+        remedy="write size=[640,640] for 640 px a side, or size=[HEIGHT,WIDTH]",
     )
     images: str | None = setting(
         None, "a file, folder or glob of images to compare on; null: drawn shapes"

@@ -173,7 +173,7 @@ def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
     packed = [] if isinstance(images, Url) else list(filter(is_packed, names_in(images)))
     if packed:
         otherwise = f"unpack {truncate(packed, 1)} if they are in it, {otherwise}"
-    return f"correct the names, {otherwise}, or leave them out with data.missing_images=skip"
+    return f"correct the names, or {otherwise}, or leave them out with data.missing_images=skip"
 
 
 def _named_alike(name: str, folder: Path) -> str:

@@ -348,11 +348,11 @@ def test_data_in_another_format_than_said_name_what_reads_them(tmp_path: Path) -
 
 def test_images_that_are_packed_are_to_be_unpacked(tmp_path: Path) -> None:
     data = _csv(tmp_path, f"{HEADER}c.png,cat,1,2,30,40\n")
-    with pytest.raises(DataError, match="; correct the names, put each image"):
+    with pytest.raises(DataError, match="; correct the names, or put each image"):
         read_split(data, "train")
     (tmp_path / "images.zip").touch()
     with pytest.raises(
-        DataError, match=r"; correct the names, unpack images\.zip if they are in it, put"
+        DataError, match=r"; correct the names, or unpack images\.zip if they are in it, put"
     ):
         read_split(DetectionData(root=str(tmp_path)), "train")
 

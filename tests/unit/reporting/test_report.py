@@ -415,7 +415,7 @@ def test_compare_says_which_of_two_results_is_better(
 def test_results_of_other_images_cannot_be_compared(tmp_path: Path) -> None:
     one, two = (RunFiles(write_run(tmp_path / name)) for name in ("one", "two"))
     for run, which in ((one, "one"), (two, "two")):
-        assert conclude(one, two).startswith(f"cannot tell: {which} has no intervals; give output")
+        assert conclude(one, two).startswith(f"cannot tell: {which} has no intervals; run python")
         Resampled(f"of {which}", {}, {}).save(run.folder)
     assert conclude(one, two).startswith("cannot tell: they share no metric of the same images;")
     noise = np.random.default_rng(0).normal(0, 0.1, 101)
