@@ -58,7 +58,7 @@ def main() -> None:
     if command == "--help":
         print(usage())
         return
-    if command == "--version":
+    if command in ("--version", "-V", "version"):
         print(__version__)
         return
     if not command:

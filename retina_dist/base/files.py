@@ -360,7 +360,7 @@ def run_in(folder: PathOrUrl, otherwise: str) -> str:
         for run in folder.parents[:2]:
             if (run / "checkpoints").is_dir():
                 return f"give its run, {run}"
-    in_run = folder.parent / "checkpoints" / folder.name
+    in_run = folder.parent / "checkpoints" / f"{folder.stem}.pt"
     if in_run.is_file():
         return f"write {in_run}"
     files = sorted(folder.glob("*/checkpoints/*.pt"))

@@ -91,6 +91,7 @@ ddp-find-unused-parameters-true
 strategy horovod: hvd
 strategy single: none single-device
 strategy give it as strategy.device, in Python StrategyConfig(device=…): cuda gpu cpu mps cuda:0
+checkpoint give the folder of the run, or its .pt file: yaml yml html csv json npz jpg png txt log
 checkpoint it is an exported model, for other runtimes, so give the run or checkpoint that it was \
 made of, such as runs/NAME: onnx pt2 engine plan trt tflite torchscript h5 keras mlpackage pb
 ending give .onnx, which trtexec --onnx=FILE converts: .engine .trt .plan

@@ -774,7 +774,7 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
         return f"{word} is not KEY=VALUE; {remedy}."
 
     given = {override.partition("=")[0] for override in overrides if "=" in override}
-    bare = [each for each in overrides if "=" not in each and each not in known]
+    bare = [each for each in overrides if _is_value(each, known)]
     if "input" in known and ("input" in given or len(bare) > 2):  # the shell's words of a pattern
         return f'{word} is not KEY=VALUE; write "input=photos/*.jpg".'
     written = []
@@ -788,6 +788,10 @@ def no_value(overrides: Sequence[str], number: int, known: Collection[str]) -> s
     return f"{word} is not KEY=VALUE; write {hint}."
 
 
+def _is_value(word: str, known: Collection[str]) -> bool:
+    return "=" not in word and (word not in known or os.path.isdir(word))
+
+
 def _remedy_of_word(
     word: str, overrides: Sequence[str], number: int, known: Collection[str]
 ) -> str:
@@ -795,15 +799,17 @@ def _remedy_of_word(
     name, _, given = word.lstrip("~").replace("@", ":").partition(":")
     before = "".join(overrides[:number][-1:])
     around = [before, *overrides[number + 1 : number + 2]]
-    is_apart = any(other.endswith((",", "=")) or other.startswith("=") for other in around)
+    is_apart = any(re.search(",$|=$|^=", other) for other in around)
     if is_apart or unclosed(before):
         return "leave out the spaces around = and between the items of a list"
     key, _, value = before.partition("=")
     if os.path.exists(f"{value} {word}"):
         return f"write {as_override(key, f'{value} {word}')}"
     following = "".join(each for each in overrides[number + 1 : number + 2] if "=" not in each)
+    if os.path.isdir(word):  # a value, even where a key is called so
+        return ""
     if name in known:
-        return f"write {_as_setting(name, given or following, known)}"
+        return f"write {name}={given or following or _example_of(name, known)}"
     return _remedy_of_name(name, known, following, value) or _remedy_of_file(word, known)
 
 
@@ -812,11 +818,9 @@ def unclosed(text: str) -> int:
     return len(re.findall(r"[\[{(]", text)) - len(re.findall(r"[\]})]", text))
 
 
-def _as_setting(name: str, value: str, known: Collection[str]) -> str:
-    if not value and "data.root" in known and os.path.isdir(name):
-        return f"data.root={name}"
+def _example_of(name: str, known: Collection[str]) -> str:
     is_switch = isinstance(known, Mapping) and known[name] is bool
-    return f"{name}={value or ('true' if is_switch else 'VALUE')}"
+    return "true" if is_switch else "VALUE"
 
 
 def _remedy_of_name(name: str, known: Collection[str], following: str, value: str) -> str:
@@ -851,6 +855,8 @@ def _key_of_value(
     keys = ["a", "b", "data.root", "input", "root", "run", "other", "output"]
     if is_run or (is_one_of_several and "checkpoint" in known):
         keys = ["checkpoint", "a", "b", "resume", *keys[3:]]
+    if word.endswith(".json") and os.path.isfile(word):
+        keys = ["results"][:is_one_of_several] + ["annotations", *keys]
     for key in keys:
         if key in known and key not in given:
             return key

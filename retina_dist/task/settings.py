@@ -214,7 +214,11 @@ class ShardsConfig(RunConfig):
 class ReportConfig:
     """`python -m retina_dist.report`."""
 
-    run: str = setting(MISSING, "the folder of a run, an evaluation or a sweep")
+    run: str = setting(
+        MISSING,
+        "the folder of a run, an evaluation or a sweep",
+        remedy="give one, and another by the key other",
+    )
     other: str | None = setting(
         None, "another run, beside it; each may also be a COCO results json"
     )

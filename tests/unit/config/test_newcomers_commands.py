@@ -25,13 +25,19 @@ COMMAND_LINES = {
     ("predict", "checkpoint=a", "data.min_sizes=[640]"): (
         "it is one of python -m retina_dist.train: leave it out."
     ),
-    ("predict", "checkpoint=a", "input=", "photos/a.jpg"): "leave out the spaces around =",
+    (
+        "predict",
+        "checkpoint=a",
+        "input=",
+        "photos/a.jpg",
+    ): "since a space follows it; write input=photos/a.jpg",
     ("predict", "checkpoint=a", "input="): "input is empty, as of an unset variable",
     ("predict", "checkpoint=a", "input=b", "nms=true"): "NMS is part of the detector",
     ("predict", "checkpoint=a", "input=b", "classes=[0]"): "each class of the data is taken",
     ("evaluate", "checkpoint=a", "data=coco.yaml"): "to evaluate, give root=FOLDER, to predict",
     ("evaluate", "checkpoint=a", "split=train"): "give annotations=FILE images=FOLDER of these",
     ("convert", "root=a", "output=b.json", "split=all"): "repeat the command for each",
+    ("report", "run=[a,b]"): "give one, and another by the key other.",
     ("export", "checkpoint=a", "output=b.onnx", "size=128x96"): "or size=[HEIGHT,WIDTH]",
 }
 
@@ -43,18 +49,34 @@ def test_the_remedy_of_a_command_line_is_named(line: tuple[str, ...]) -> None:
     assert COMMAND_LINES[line] in str(caught.value)
 
 
-def test_a_folder_that_is_called_as_a_group_is_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+WORDS = {
+    ("doctor", "data"): "write data.root=data.",
+    ("shards", "data", "packed"): "write data.root=data output=packed.",
+    ("convert", "data", "out.json"): "write root=data output=out.json.",
+    ("evaluate", "a.json", "b.json"): "write results=a.json annotations=b.json.",
+    ("evaluate", "checkpoint=a", "b.json"): "write annotations=b.json.",
+}
+
+
+@pytest.mark.parametrize("line", WORDS, ids=" ".join)
+def test_a_folder_called_as_a_key_and_a_json_are_values(
+    line: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    with pytest.raises(ConfigError, match=r"write data\.root=data\."):
-        load_config("doctor", ["data"])
+    (tmp_path / "a.json").touch()
+    (tmp_path / "b.json").touch()
+    with pytest.raises(ConfigError) as caught:
+        load_config(line[0], list(line[1:]))
+    assert str(caught.value).endswith(WORDS[line])
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.engine", "model.pt2"])
 def test_an_exported_file_is_no_checkpoint(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x08\x0a")
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(CheckpointError, match="give the folder of the run, or its .pt file"):
+        load_torch(tmp_path / "config.yaml")
     with pytest.raises(
         CheckpointError, match=f"{name} .*it is an exported model, .* it was made of"
     ):
@@ -76,6 +98,14 @@ def test_a_file_of_a_run_names_the_run_and_predictions_the_results(tmp_path: Pat
     (tmp_path / "predictions").mkdir()
     with pytest.raises(DataError, match="or to compare, a json of results"):
         RunFiles(tmp_path / "predictions")
+
+
+def test_a_checkpoint_without_its_folder_or_ending_is_found(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").touch()
+    for name in ("last", "last.pth", "last.pt"):
+        with pytest.raises(CheckpointError, match=f"write {tmp_path}/checkpoints/last.pt"):
+            load_torch(tmp_path / name)
 
 
 def test_a_folder_of_images_is_corrected(tmp_path: Path) -> None:
@@ -171,8 +201,8 @@ def test_a_benchmark_is_named_before_its_settings(
 
 
 def test_a_class_says_what_loads_a_checkpoint() -> None:
-    with pytest.raises(AttributeError, match=r"call Detector\.from_checkpoint\(RUN\)"):
+    with pytest.raises(AttributeError, match=r"call from_checkpoint\(RUN\)"):
         Detector.load("runs/a")  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"call TrainedClassifier\.from_checkpoint"):
+    with pytest.raises(AttributeError, match=r"call from_checkpoint"):
         TrainedClassifier.load_from_checkpoint("runs/a")  # type: ignore[attr-defined]
     assert not hasattr(Detector, "__absent__")

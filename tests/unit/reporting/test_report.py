@@ -289,7 +289,7 @@ def test_a_folder_without_files_says_what_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "analysis.json").write_text("{")
     with pytest.raises(DataError, match=r"analysis.json cannot be read .*; remove or repair it"):
         write_report(tmp_path)
-    with pytest.raises(DataError, match="has none of config.yaml, .*; give the folder of a run"):
+    with pytest.raises(DataError, match="has none of config.yaml, .*; give a run folder"):
         write_report(tmp_path / "nothing")
 
 
