@@ -7,11 +7,20 @@ hydra nor pycocotools.
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 # A script of the package, as python retina_dist/train.py starts, puts this folder first: its bisect
 # would then hide Python's.
 if sys.path[:1] == [os.path.dirname(__file__)]:
     del sys.path[0]
+
+for _package in ("lazy_loader", "omegaconf", "torch"):
+    if find_spec(_package) is None:
+        _remedy = "first write source .venv/bin/activate, or pip install . in the clone"
+        _said = f"{sys.executable} has no {_package}; {_remedy}."
+        if sys.argv[:1] == ["-m"]:  # of python -m retina_dist.COMMAND
+            sys.exit(f"error: {_said}")
+        raise ModuleNotFoundError(_said)
 
 import lazy_loader  # noqa: E402
 

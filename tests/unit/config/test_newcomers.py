@@ -1313,3 +1313,14 @@ def test_a_metric_of_a_classifier_by_another_name() -> None:
     result = evaluate_rows(rows, ["cat", "dog"])
     with pytest.raises(KeyError, match=r'write \["val/top1"\]'):
         result.metrics["accuracy"]
+
+
+@pytest.mark.parametrize("line", [["-m", "retina_dist.train"], ["-c", "import retina_dist"]])
+def test_a_python_without_the_packages_names_the_environment(line: list[str]) -> None:
+    made = subprocess.run(
+        [sys.executable, "-S", *line], cwd=ROOT, env={}, capture_output=True, text=True
+    )
+    assert made.stderr.endswith(
+        "lazy_loader; first write source .venv/bin/activate, or pip install . in the clone.\n"
+    )
+    assert ("Traceback" in made.stderr) == (line[0] == "-c")
