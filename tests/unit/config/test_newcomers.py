@@ -1293,7 +1293,7 @@ def test_a_job_file_started_by_bash_names_sbatch() -> None:
 
 
 OF_CLASSIFIERS = {
-    "names": (TrainedClassifier, "read classes."),
+    "names": (TrainedClassifier, "read classes"),
     "export": (TrainedClassifier, "use python -m retina_dist.export checkpoint=RUN output=FILE."),
     "predict_proba": (TrainedClassifier, "call predict(PATHS), which gives the probability of"),
     "detector": (retina_dist.ClassifierTrainer, "a classifier is trained; call classifier()"),
