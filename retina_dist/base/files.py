@@ -374,6 +374,9 @@ def spelt_alike(path: PathOrUrl, otherwise: str) -> str:
     """The remedy for a path that is not there: what lies beside it under nearly its name, or
     `otherwise`.
     """
+    written_out = os.path.expandvars(os.path.expanduser(str(path)))
+    if written_out != str(path):
+        return f"write {written_out}"
     if isinstance(path, Path) and not path.exists():
         for name in get_close_matches(path.name, names_in(path.parent), 1, 0.75):
             return f"use {path.parent / name}"

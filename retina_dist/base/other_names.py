@@ -88,6 +88,8 @@ hydra/launcher submitit_local: local
 hydra/launcher joblib: parallel multiprocessing
 strategy ddp: distributeddataparallel ddp-spawn nccl gloo torch fsdp fsdp2 deepspeed \
 ddp-find-unused-parameters-true
+mlflow write logging.mlflow_uri=URI: mlruns ./mlruns localhost:5000 http://localhost:5000 \
+http://127.0.0.1:5000
 strategy horovod: hvd
 strategy single: none single-device
 strategy give it as strategy.device, in Python StrategyConfig(device=…): cuda gpu cpu mps cuda:0

@@ -66,10 +66,12 @@ channel_order to_rgb bgr_to_rgb: images are RGB; leave it out
 format: data.format | output=model.onnx | the format is recognised; leave it out
 split: data.val_split
 help: write --help, alone
+_base_ base inherit inherits extends __base__: write defaults: and below it - NAME of \
+the other recipe
 print_config show_config dump_config print_cfg: give --cfg job
 detect=train segment=train classify=train detect=val yolo=detect yolo=train train= fit= segment= \
 detect= classify=: leave it out
-recipe preset: write experiment=NAME
+exp experiments recipes recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 net backbone model.name arch: model.backbone | model.architecture
 config config_file cfg hyp: put it into FOLDER/experiment and give --config-dir FOLDER \
@@ -664,7 +666,7 @@ def unknown_key(
             f"{key} is not a setting; name a class in an entry of the groups task, data or model."
         )
 
-    if key.startswith("experiment."):
+    if key.startswith(("experiment.", "global.", "_global.", "package.")):
         return f"{key} is not a setting; the experiment's first line must be # @package _global_."
     near = [key.lower()]
     if near[0] not in known:
@@ -796,7 +798,7 @@ def _remedy_of_word(
     word: str, overrides: Sequence[str], number: int, known: Collection[str]
 ) -> str:
     """The remedy for a part of a list, a key or a file; "" for another word."""
-    name, _, given = word.lstrip("~").replace("@", ":").partition(":")
+    name, _, given = re.sub(r"@|=\[", ":", word.lstrip("~").partition(",")[0]).partition(":")
     before = "".join(overrides[:number][-1:])
     around = [before, *overrides[number + 1 : number + 2]]
     is_apart = any(re.search(",$|=$|^=", other) for other in around)

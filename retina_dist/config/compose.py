@@ -79,7 +79,9 @@ CHOOSES_DATA = re.compile(r"data|data\.(shapes|drawn|synthetic)\b.*|experiment")
 # the recipe without any of these, and without a place of data
 DEFAULT_JOB = "experiment=shapes"
 CHOOSES_JOB = re.compile(rf"task|model|optimizer|schedule|trainer|{CHOOSES_DATA.pattern}")
-DELETES = re.compile(f"~(?!({'|'.join(GROUPS)})$)")  # a setting, not a group that a run needs
+# KEY=VALUE, or ~KEY of a setting; a run needs each group, with one entry, but takes recipes
+_GROUP = f"(?!experiment)({'|'.join(GROUPS)})"
+COMPLETE = re.compile(rf"(?!{_GROUP}=\[)[^=]*=|~(?!{_GROUP}$)")
 
 
 def _name_of_root(entry: str, *, _parent_: DictConfig) -> str:
@@ -467,15 +469,15 @@ def check_overrides(name: str, overrides: Sequence[str]) -> None:
         key, equals, value = override.partition("=")
         if equals and not value:
             raise ConfigError(_without_value(key, "".join(overrides[number + 1 : number + 2])))
-        has_no_value = not equals and not DELETES.match(override)
+        has_no_value = not COMPLETE.match(override)
         if has_no_value or "/" in key:
             schema, sections = section_types(schema_of(name), {})
             known = {"experiment": str, **settings_by_key(schema, sections=sections)}
+            if has_no_value:
+                raise ConfigError(no_value(overrides, number, known))
             meant = key.replace("/", ".")
-            if equals and meant in known:
+            if meant in known:
                 raise ConfigError(f"{key} is not a setting; write {meant}={value}.")
-        if has_no_value:
-            raise ConfigError(no_value(overrides, number, known))
         if re.fullmatch(r"[+-]?\d[\d.]*(_\d[\d.]*)+(e[+-]?\d+)?", value.strip(), re.IGNORECASE):
             plain = value.replace("_", "")
             raise ConfigError(

@@ -28,6 +28,7 @@ from retina_dist.base.settings import MISSING, limits_of
 from retina_dist.base.unknown_keys import in_settings_of, nearest
 from retina_dist.base.yaml_files import load_yaml
 from retina_dist.config import compose
+from retina_dist.config.hydra_errors import known_fault
 from retina_dist.config.run_config import RunConfig
 from retina_dist.strategies.launch_environment import Launch, detect_launch
 from retina_dist.strategies.lost_peers import plain_reason
@@ -111,6 +112,8 @@ class Command:
         job = HydraConfig.get()
         folder = Path(os.path.relpath(job.runtime.output_dir))
         is_sweep = job.mode == RunMode.MULTIRUN
+        if job.sweeper.get("params") and not is_sweep:
+            print_redacted("warning: hydra.sweeper.params are read with --multirun.", sys.stderr)
         overrides = list(job.overrides.task)
         settings = partial(self._settings, composed, overrides, folder, is_sweep)
         with configure_logging(detect_launch().rank):
@@ -196,19 +199,15 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     try:
         options, unknown = parser.parse_known_intermixed_args(arguments)
     except argparse.ArgumentError as error:
-        remedy = ""
-        if "--cfg" in str(error):  # which shows settings
-            remedy = "; a file of your own is FOLDER/experiment/NAME.yaml: give --config-dir FOLDER"
-            remedy += " experiment=NAME"
-        raise ConfigError(f"{error}{remedy}.") from error
+        remedy = known_fault(compose.command_of(name), str(error))
+        raise ConfigError(f"{error}; {remedy}.") from error
 
     options.overrides = options.overrides or []
     folders = {"--config-dir": options.config_dir, "--config-path": options.config_path}
     for flag, folder in folders.items():
-        if folder is not None and "://" not in folder and not _has_groups(folder, options):
+        if folder is not None and "://" not in folder and not Path(folder).is_dir():
             raise ConfigError(
-                f"{flag} {folder} is not a folder of folders; give the one above "
-                "experiment/NAME.yaml."
+                f"{flag} {folder} is not a folder; give the one above experiment/NAME.yaml."
             )
     options.also = []
     if options.config_dir:
@@ -221,12 +220,6 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     if unknown:
         raise ConfigError(_no_option(name, options, unknown[0], arguments))
     return options
-
-
-def _has_groups(folder: str, options: argparse.Namespace) -> bool:
-    """Whether a folder has what an override or --config-name may choose."""
-    chosen = options.config_name or any(map(Path.is_dir, Path(folder).glob("*")))
-    return bool(chosen) and Path(folder).is_dir()
 
 
 def _no_option(name: str, options: argparse.Namespace, argument: str, arguments: list[str]) -> str:

@@ -39,7 +39,6 @@ trainer -> give strategy=ddp, or settings such as trainer.precision=bf16; there
 logging -> give logging.tensorboard=true or logging.mlflow_uri=URI; there
 """)
 GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
-OF_GPUS = ("device", "devices", "gpu", "gpus", "gpu_ids", "device_ids")
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.
 KNOWN_FAULTS = _rows("""
@@ -57,9 +56,22 @@ In '([^']+)': Could not override 'experiment/([^'@]+) -> {1}: write - override /
 the slash.
 Could not override '([^'@]+)@([^']+)' -> {1}@{2} is not a choice; write {1}=NAME, or settings such \
 as {1}.name=NAME.
+Could not override '([^'.]+)'[.]\\s+To append -> {1}: the file of --config-name lacks it; begin \
+the file with # @package _global_, put it into FOLDER/experiment/, and give --config-dir FOLDER \
+experiment=….
+Could not override '([^']+)'[.]\\s+To append -> {1}: a file has a name in its place; there, in \
+defaults, write - override /GROUP: NAME.
+Multiple values for ([^.]+)[.] -> {1} is chosen twice; leave one out, write {1}=NAME without a +, \
+and in defaults - override /{1}: NAME.
 Could not override 'data'[.] -> {0} has no choice of data; to evaluate, give root=FOLDER, to \
 predict, input=FOLDER, or leave data=… out.
 Could not override '([^']+)'[.]\\s+No match -> {0} has no choice of {1}; leave {1}=… out.
+(Interpolation key .*)\\s+full_key: (\\S+) -> {2}: {1}; write a whole key, such as \
+${{optimizer.lr}}, that a file or the command line sets, or the value.
+argument --cfg -> a file of your own is FOLDER/experiment/NAME.yaml: give --config-dir FOLDER \
+experiment=NAME
+ignored explicit argument -> it takes no value
+argument - -> see {0} --help
 An item is already at '([^']+)' -> {1} is a setting already; write {1}=… without the +.
 Error merging override [+]*([^=]+)= -> {1} is not a setting; see the keys with {0} --help.
 (Config group override .*) -> groups such as data and model take a name, as in \
@@ -71,12 +83,6 @@ mapping values are not allowed -> indent the keys of a section alike, begin a ne
 put the text in quotes
 escape character -> write the text in single quotes, or with slashes
 """)
-# of a setting whose section, or which itself, the composed settings lack
-NO_SECTION = "a file has a name in its place; there, in defaults, write - override /GROUP: NAME"
-NO_COMMAND = (
-    "the file of --config-name lacks it; begin the file with # @package _global_, put it into "
-    "FOLDER/experiment/, and give --config-dir FOLDER experiment=…"
-)
 
 
 @contextmanager
@@ -94,12 +100,12 @@ def translate_hydra_errors(command: str) -> Iterator[None]:
         raise ConfigError(_sentence(command, error)) from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        remedy = _known_fault(command, reason) or "correct it, with spaces in place of tabs"
+        remedy = known_fault(command, reason) or "correct it, with spaces in place of tabs"
         raise ConfigError(
             f"a file of the configuration is not YAML: {reason}; {remedy}."
         ) from error
     except ValueError as error:
-        known = _known_fault(command, str(error))
+        known = known_fault(command, str(error))
         if not known:
             raise
         raise ConfigError(known) from error
@@ -116,8 +122,10 @@ def unreadable(text: str) -> str:
         return f"{sentence}; write {key}=$HOME{value[1:]}."
     if unclosed(value):
         return f"{sentence}; close its brackets, or write {quoted} as text."
-    if re.fullmatch(r"\[.*=.*\]", value):
+    if re.fullmatch(r"[\[{].*=.*[\]}]", value):
         return f'{sentence}; write "{key}={value.replace("=", ":")}".'
+    if re.match(r"[a-z]+\(", value):
+        return f"{sentence}; write the values, as {key}=1,2, with --multirun."
     items = re.fullmatch(r"\((?=.*\))(.*?),?\)|\[(.*),\]", value)
     if items:
         return f'{sentence}; write "{key}=[{items[1] or items[2]}]".'
@@ -129,12 +137,13 @@ def _missing_entry(error: MissingConfigException) -> str:
     group, slash, value = re.split("(?<!hydra)(/|$)", str(error.missing_cfg_file), maxsplit=1)
     if not slash:
         remedy = f"give experiment={group}, with --config-dir FOLDER if it is FOLDER/experiment's"
+        remedy += ", and never --config-path"
         return f"there is no configuration {group}; {remedy}."
     remedy = _instead_of_entry(group, value)
     if remedy:
         return remedy
 
-    options = error.options or []
+    options = error.options or ["none"]
     value = value.removesuffix(".yaml")
     name = value.rpartition(".")[2]  # of torch.optim.SGD
     near = [each for each in options if value and each.startswith(value[:6])]
@@ -161,7 +170,7 @@ def _instead_of_entry(group: str, value: str) -> str:
     if group == "experiment" and slash and not is_yaml:  # in its list of defaults
         return (
             f"{group} has no {value}; in the defaults of its file, write "
-            f"- override /{own}: {entry}."
+            f"- override /{own}: {entry}.".replace("override /experiment: ", "")
         )
     if group == "data":
         return _instead_of_data(value, is_yaml)
@@ -206,23 +215,18 @@ def _sentence(command: str, error: Exception) -> str:
     several = re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text)
     if several:
         return _several_values(*several.groups())
-    known = _known_fault(command, text)
+    known = known_fault(command, text)
     if known:
         return known
 
     cause, key = _innermost(error)
     reason = first_line(cause).strip().rstrip(".")
-    if "is not in struct" in reason:
-        reason = NO_SECTION if "." in key else NO_COMMAND
-    if "Interpolation key" in reason:
-        reason += "; write a whole key, such as ${optimizer.lr}, that a file or the command line "
-        reason += "sets, or the value"
     if key:
         reason = f"{key}: {reason}"
     return f"{reason}."
 
 
-def _known_fault(command: str, text: str) -> str:
+def known_fault(command: str, text: str) -> str:
     """The answer of `KNOWN_FAULTS`; "" for another fault."""
     for pattern, said in KNOWN_FAULTS.items():
         fault = re.search(pattern, text)
@@ -250,7 +254,7 @@ def _several_values(key: str, value: str) -> str:
     )
     if re.fullmatch(r"0,\d+", value):
         lists = f"write {key}={value.replace(',', '.')} with a point"
-    if key.rpartition(".")[2] in OF_GPUS:
+    if re.search(r"(device|gpu)\w*$", key):
         lists = "leave it out, and start a process for each GPU: torchrun --nproc-per-node N -m …"
     elif key in GROUPS:
         lists = f"give one, as {key}={value.partition(',')[0]}"

@@ -149,7 +149,8 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         number = duration if str(duration).isdecimal() else 12
         raise ConfigError(
             f"{key}={duration} is not a duration; write it as {number}epochs, 90ksteps or "
-            f"500images{', or auto' * key.endswith(('warmup', 'max_duration'))}."
+            f"500images{', or auto' * key.endswith(('warmup', 'max_duration'))}"
+            f"{', or 0steps for never' * key.endswith('every')}."
         )
     amount = Fraction(form[1]) * _MULTIPLE[form[2]]
     unit = form[3]

@@ -419,7 +419,7 @@ def test_the_settings_of_a_checkpoint_are_data() -> None:
 
 LINES = {
     "--imgsz 640": "--imgsz is not an option; settings are written KEY=VALUE: data.min_sizes=[640].",
-    "--config-dir nowhere --help": "--config-dir nowhere is not a folder of folders; give the one above",
+    "--config-dir nowhere --help": "--config-dir nowhere is not a folder; give the one above",
     "-m output_dir=a,b": "output_dir=a,b has no effect here; give one folder as output_dir=FOLDER, and each job of",
     "--resume": "--resume is not an option; settings are written KEY=VALUE: resume=VALUE.",
     "--config mine.yaml": "--config is not an option; put it into FOLDER/experiment and give ",

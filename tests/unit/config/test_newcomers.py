@@ -221,6 +221,13 @@ REMEDIES = {
     "optimizer.lr=${env:LR}": "write ${oc.env:NAME} for a variable of the environment.",
     "optimizer@trainer.optimizer=sgd": "is not a choice; write optimizer=NAME",
     "hydra/launcher=slurm": "hydra/launcher=slurm does not exist; did you mean submitit_slurm?",
+    "+experiment=small": "write experiment=NAME without a +, and in defaults",
+    "exp=small": "write experiment=NAME.",
+    "_base_=small": "write defaults: and below it - NAME of the other recipe.",
+    "model=[retinanet_r18,retinanet_r50]": "write model=retinanet_r18.",
+    "optimizer.lr=loguniform(1e-5,1e-3)": "write the values, as optimizer.lr=1,2, with --multirun",
+    "data.class_weights={a=1,b=2}": 'write "data.class_weights={a:1,b:2}".',
+    "logging.mlflow=mlruns": "write logging.mlflow_uri=URI.",
     "experiment=runs/a/config.yaml": "config.yaml --config-dir RUN --config-name config.",
     "optimizer._target_=torch.optim.AdamW": "leave it out and give optimizer=NAME of sgd, adamw,",
     "schedule._target_=torch.optim.lr_scheduler.StepLR": "give schedule=NAME of multistep, cosine",
@@ -492,7 +499,8 @@ def test_a_wrong_call_names_the_argument_and_the_remedy(said: str) -> None:
         ("train", "-e 3", "written KEY=VALUE: trainer.max_duration=3epochs."),
         ("train", "--nproc-per-node 2", "give it to the launcher, before -m, as in torchrun"),
         ("train", "--print-config", "--print-config is not an option; give --cfg job."),
-        ("train", "--config-dir conf/experiment", "is not a folder of folders; give the one above"),
+        ("train", "--multirun=true", "'true'; it takes no value."),
+        ("train", "--config-dir", "expected one argument; see python -m retina_dist.train --help."),
         ("train", "--data-root a", "written KEY=VALUE: data.root=a."),
         ("train", "--weight-decay 0.1", "written KEY=VALUE: optimizer.weight_decay=0.1."),
         ("train", "--hflp 0.1", "written KEY=VALUE: data.hflip=0.1."),
@@ -887,6 +895,7 @@ FILES = {
     "defaults:\n  - optimizer: sgd": (
         "in the defaults of its file, write - override /optimizer: sgd."
     ),
+    "defaults:\n  - experiment/small": "in the defaults of its file, write - small.",
     "defaults:\n  - override optimizer: sgd": "own: write - override /optimizer: NAME, with the",
 }
 
@@ -909,6 +918,30 @@ def test_a_recipe_without_its_first_line_is_told_it(tmp_path: Path) -> None:
         described("train", ["experiment=own"], also)
     own.write_text(f"# @package _global_\n{own.read_text()}")
     assert described("train", ["experiment=own"], also)[1]["optimizer.name"] == "sgd"
+
+
+def test_recipes_may_be_put_together() -> None:
+    values = described("train", ["experiment=[bccd,overfit]"])[1]
+    assert values["trainer.overfit_batches"] != "0"
+    assert values["schedule.warmup"] == "100steps or auto"
+
+
+def test_a_folder_of_the_shell_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELLS", "/nowhere/cells")
+    with pytest.raises(DataError, match=r"\$CELLS/a is not a folder; write /nowhere/cells/a\."):
+        tree_of("$CELLS/a")
+
+
+def test_a_recipe_that_sweeps_says_that_a_run_alone_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
+    (tmp_path / "experiment" / "own.yaml").write_text(text)
+    line = f"train --config-dir {tmp_path} experiment=own data=synthetic dry_run=true"
+    monkeypatch.setattr("sys.argv", ["retina-dist", *line.split()])
+    main()
+    assert "hydra.sweeper.params are read with --multirun" in capsys.readouterr().err
 
 
 def test_a_folder_of_one_file_is_taken_with_its_name(tmp_path: Path) -> None:

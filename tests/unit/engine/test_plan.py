@@ -99,7 +99,9 @@ def test_a_number_without_a_unit_is_shown_with_one() -> None:
     with pytest.raises(ConfigError, match="write it as 30epochs, .*, or auto"):
         plan(max_duration="30")
     with pytest.raises(ConfigError, match=r"write it as 12epochs, 90ksteps or 500images\.$"):
-        plan(validate_every="1h")
+        plan(profile="1h")
+    with pytest.raises(ConfigError, match="or 0steps for never"):
+        plan(validate_every="never")
 
 
 @pytest.mark.parametrize(("batch_size", "lr", "warned"), [(16, 1, 1), (16, 0.9, 0), (8192, 3.2, 0)])
