@@ -177,7 +177,9 @@ class KnownArguments:
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set a value of these settings; another name is a ConfigError, as an argument is."""
-        if type(self).__module__.startswith("retina_dist."):  # a user's class may have its own
+        kind = type(self)
+        # a user's class may have attributes of its own
+        if kind.__module__.startswith("retina_dist.") and not hasattr(kind, name):
             self._check_name(name, value)
         super().__setattr__(name, value)
 

@@ -46,7 +46,6 @@ wider-face fiftyone datumaro supervisely
 format convert it to COCO json: lmdb parquet pickle mat hdf5
 format openimages: oid open-images
 format csv: tsv pandas keras-retinanet
-split give one, and repeat the command for each: all both trainval
 split give annotations=FILE images=FOLDER of these images: train training
 box_format xyxy: corners ltrb x1y1x2y2 voc pascal-voc
 box_format xywh: ltwh coco

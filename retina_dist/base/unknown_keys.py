@@ -345,7 +345,7 @@ source src in: input | root | leave it out
 target: output | leave it out
 dst dest destination to_coco: output
 classes_file: classes
-copy_images indent yaml json category_ids label_map: leave it out
+copy_images indent yaml json category_ids: leave it out
 check check_images: images=decode | leave it out
 strict: a finding of level error makes the exit code 1; leave it out
 report: output=report.json
@@ -494,9 +494,6 @@ rd.trainedclassifier.from_pretrained rd.trainedclassifier.load: call from_checkp
 rd.trainer.load_from_checkpoint rd.trainer.from_checkpoint rd.trainer.from_pretrained \
 rd.trainer.load rd.trainer.load_checkpoint: give the trainer resume=RUN, or call \
 rd.Detector.from_checkpoint(RUN)
-rd.trainedclassifier.names rd.trainedclassifier.categories rd.trainedclassifier.vocab \
-rd.trainedclassifier.labels rd.trainedclassifier.idx_to_class \
-rd.trainedclassifier.class_to_idx: read classes
 rd.trainedclassifier.export rd.trainedclassifier.save: use python -m retina_dist.export \
 checkpoint=RUN output=FILE
 rd.trainedclassifier.classify rd.trainedclassifier.infer rd.trainedclassifier.forward \
@@ -508,16 +505,13 @@ rd.trainedclassifier.train rd.trainedclassifier.fit: train with rd.ClassifierTra
 rd.trainedclassifier.state_dict rd.trainedclassifier.parameters \
 rd.trainedclassifier.load_state_dict: use model, the network
 rd.detector.to rd.detector.cuda rd.detector.cpu rd.trainedclassifier.to rd.trainedclassifier.cuda: \
-give \
-from_checkpoint(PATH, device="cuda")
+give from_checkpoint(PATH, device="cuda")
 rd.detector.detect rd.detector.infer rd.detector.forward rd.detector.inference: call predict(PATHS)
 rd.detector.train rd.detector.fit: train with rd.Trainer(…).fit()
 rd.detector.names rd.detector.classes rd.detector.class_names: read categories.names
 rd.trainedclassifier.class_to_idx rd.trainedclassifier.idx_to_class rd.trainedclassifier.names \
-rd.trainedclassifier.categories rd.trainedclassifier.labels: read classes, in the order of the \
-probabilities
-rd.trainedclassifier.val rd.trainedclassifier.test: call \
-evaluate(rd.ClassificationData(root=FOLDER))
+rd.trainedclassifier.categories rd.trainedclassifier.labels rd.trainedclassifier.vocab: read \
+classes, in the order of the probabilities
 rd.detector.class_to_idx rd.detector.id2label rd.detector.labels: read categories.names
 rd.detector.val rd.detector.test: call evaluate(rd.DetectionData(root=FOLDER))
 rd.detector.export rd.detector.save: use python -m retina_dist.export checkpoint=RUN output=FILE
@@ -638,9 +632,11 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
     with_value = f"{word}={value}".lower()
     if with_value in _ALIASES:
         word = with_value
-    # what stands before a point is alike
-    for name in get_close_matches(word, _ALIASES, 1, 1 if "." in word else 0.9):
-        for meant in _ALIASES[name]:
+    names = [word]
+    if "." not in word:
+        names = get_close_matches(word, _ALIASES, 1, 0.9)
+    for name in names:
+        for meant in _ALIASES.get(name, []):
             is_clause = " " in meant
             if is_clause or meant.partition("=")[0] in known:
                 if not re.fullmatch(r"\d{1,9}", str(value)):
@@ -858,7 +854,9 @@ def _key_of_value(
     if is_run or (is_one_of_several and "checkpoint" in known):
         keys = ["checkpoint", "a", "b", "resume", *keys[3:]]
     if word.endswith(".json") and os.path.isfile(word):
-        keys = ["results"][:is_one_of_several] + ["annotations", *keys]
+        keys = ["annotations", *keys]
+        if is_one_of_several:
+            keys = ["results", *keys]
     for key in keys:
         if key in known and key not in given:
             return key

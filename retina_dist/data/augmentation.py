@@ -98,7 +98,7 @@ class KeyedAugmentation:
     def check(self, *sample: Tensor) -> None:
         """Raise ConfigError unless the same key gives the same sample again."""
         draws: list[Tensor] = []
-        takes = ("image", "image, target")[len(sample) > 1]
+        takes = "image, target" if len(sample) > 1 else "image"
         try:
             for number in [*range(NUM_CHECKED)] * 2:
                 draws += self(sample[0].clone(), *sample[1:], key=("check", number))

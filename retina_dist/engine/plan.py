@@ -147,11 +147,12 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
     form = _FORM.fullmatch(str(duration))
     if form is None:
         number = duration if str(duration).isdecimal() else 12
-        raise ConfigError(
-            f"{key}={duration} is not a duration; write it as {number}epochs, 90ksteps or "
-            f"500images{', or auto' * key.endswith(('warmup', 'max_duration'))}"
-            f"{', or 0steps for never' * key.endswith('every')}."
-        )
+        remedy = f"write it as {number}epochs, 90ksteps or 500images"
+        if key.endswith(("warmup", "max_duration")):
+            remedy += ", or auto"
+        elif key.endswith("every"):
+            remedy += ", or 0steps for never"
+        raise ConfigError(f"{key}={duration} is not a duration; {remedy}.")
     amount = Fraction(form[1]) * _MULTIPLE[form[2]]
     unit = form[3]
     if unit in ("epoch", "ep"):

@@ -116,7 +116,9 @@ class TrainerBase(TrainerConfig, Suggests):
         Preempted after SIGTERM or an interrupt, with a checkpoint to continue from by
         `resume="auto"`.
         """
-        metrics, vars(self)["run_folder"] = assemble.fit(self.config, self.callbacks)
+        metrics, self.run_folder = assemble.fit(  # type: ignore[misc]
+            self.config, self.callbacks
+        )
         return Numbers(metrics)
 
     @property

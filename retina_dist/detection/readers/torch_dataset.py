@@ -56,7 +56,7 @@ class TorchDatasetConfig(DetectionData):
     train: InitVar[Dataset[object]]
     val: InitVar[Dataset[object] | None] = None
     categories: InitVar[Sequence[str]]
-    datasets: ClassVar[dict[str, "ItemReader"]]  # of an instance
+    datasets: ClassVar[dict[str, "ItemReader"]] = {}
 
     def __post_init__(
         self, train: Dataset[object], val: Dataset[Any] | None, categories: Sequence[str]
@@ -68,7 +68,7 @@ class TorchDatasetConfig(DetectionData):
                 "leave it out."
             )
         names = tuple(categories)
-        vars(self)["datasets"] = {"train": ItemReader(train, "train", names)}
+        self.datasets = {"train": ItemReader(train, "train", names)}  # type: ignore[misc]
         if val is not None:
             self.datasets["val"] = ItemReader(val, "val", names)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from retina_dist.base import other_names, unknown_keys
 from retina_dist.base.errors import DataError, UserError
 from retina_dist.base.registry import FAMILIES, lookup, names
 from retina_dist.base.settings import settings_by_key
@@ -141,3 +144,17 @@ def test_a_resume_by_auto_is_added_to_a_command() -> None:
     for path in PACKAGE.rglob("*.py"):
         wrong += re.findall(r"continue with[\s\"f]*resume=auto", path.read_text())
     assert not wrong
+
+
+@pytest.mark.parametrize("module", [other_names, unknown_keys], ids=lambda each: each.__name__)
+def test_no_word_of_other_tools_has_two_rows(module: ModuleType) -> None:
+    """Of two rows the second would win without a word."""
+    words = []
+    for row in module._TABLE.strip().splitlines():
+        names, _, _ = row.partition(": ")
+        if module is other_names:
+            key = names.split()[0]
+            words += [(key, word) for word in row.rpartition(": ")[2].split()]
+        else:
+            words += names.split()
+    assert [word for word, count in Counter(words).items() if count > 1] == []
