@@ -36,7 +36,7 @@ COMMAND_LINES = {
     ("predict", "checkpoint=a", "input=b", "classes=[0]"): "each class of the data is taken",
     ("evaluate", "checkpoint=a", "data=coco.yaml"): "to evaluate, give root=FOLDER, to predict",
     ("evaluate", "checkpoint=a", "split=train"): "give annotations=FILE images=FOLDER of these",
-    ("convert", "root=a", "output=b.json", "split=all"): "repeat the command for each",
+    ("convert", "root=a", "output=b.json", "split=all"): "give one, and run it for each",
     ("report", "run=[a,b]"): "give one, and another by the key other.",
     ("export", "checkpoint=a", "output=b.onnx", "size=128x96"): "or size=[HEIGHT,WIDTH]",
 }
