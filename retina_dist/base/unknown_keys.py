@@ -194,7 +194,8 @@ validation_split val_size: data.val_fraction=0.1
 opset_version dynamic_batch calibration metadata fuse sample onnx int8 quantize optimize keras \
 workspace dynamic_axes: leave it out
 from to from_format to_format input_format output_format: root and output say what is read and \
-written; the ending of output is the format
+written; the ending of output is the format, and convert writes COCO json alone, which other \
+tools, such as Datumaro, convert further
 bind address listen: host
 ssl https tls: put a proxy with TLS before it; leave it out
 reload: leave it out
@@ -428,10 +429,12 @@ it out
 trainer.processing_class trainer.tokenizer trainer.image_processor: images are resized and \
 normalised here; leave it out
 trainer.train_dataset trainer.eval_dataset trainer.train_dataloader trainer.train_dataloaders \
-trainer.val_dataloaders trainer.datamodule trainer.dataset fit.positional fit.train_dataloaders \
-fit.train_dataloader fit.val_dataloaders fit.datamodule fit.model fit.data fit.train_dataset \
-fit.train_data trainer.val_dataset trainer.train_data trainer.val_data trainer.dataloaders \
-trainer.train_loader trainer.val_loader fit.train_loader fit.val_loader: give the trainer \
+trainer.val_dataloaders trainer.datamodule trainer.dataset trainer.val_dataset trainer.train_data \
+trainer.val_data trainer.dataloaders trainer.train_loader trainer.val_loader: give the trainer \
+data=rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets
+fit.positional fit.train_dataloaders fit.train_dataloader fit.val_dataloaders fit.datamodule \
+fit.model fit.data fit.train_dataset fit.train_data fit.train_loader fit.val_loader: write fit() \
+alone, and give the trainer model=rd.ModelConfig(…) and data=rd.DetectionData(root=FOLDER), or \
 data=rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets
 rd.cocoresult.map rd.cocoresult.ap rd.cocoresult.map50 rd.cocoresult.ap50 rd.cocoresult.box \
 rd.cocoresult.results_dict rd.cocoresult.maps rd.cocoresult.metrics rd.cocoresult.items \
@@ -538,7 +541,8 @@ fit.ckpt_path fit.resume fit.checkpoint: give the trainer resume=RUN
 evaluate.predictions evaluate.targets evaluate.split evaluate.loader \
 evaluate.dataloader: it predicts by itself; give it one DetectionData(root=FOLDER), or \
 TorchDatasetConfig(train=…, val=…, categories=[…]) of your own Datasets
-evaluate.root evaluate.annotations evaluate.data: give evaluate DetectionData(root=FOLDER)
+evaluate.root evaluate.annotations evaluate.data evaluate.missing: give evaluate \
+DetectionData(root=FOLDER), of a classifier ClassificationData(root=FOLDER)
 from_checkpoint.checkpoint from_checkpoint.weights from_checkpoint.checkpoint_path \
 from_checkpoint.ckpt from_checkpoint.run: its first argument is the path
 dataset_file dataset_name dataset_type: data.format | the format is recognised; leave it out

@@ -38,6 +38,14 @@ task -> give detection, for boxes, or classification, for whole images; there
 trainer -> give strategy=ddp, or settings such as trainer.precision=bf16; there
 logging -> give logging.tensorboard=true or logging.mlflow_uri=URI; there
 """)
+# What is given where a path takes one value.
+ONE_OF = _rows("""
+run -> give one, and the other as other=RUN
+input -> give one file, a folder, or "photos/*.jpg"
+checkpoint -> give one
+root -> give one folder
+data.root -> give one folder
+""")
 GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.
@@ -252,6 +260,8 @@ def _several_values(key: str, value: str) -> str:
         f'write "{key}=[{value}]" where a list is asked for, {as_override(key, value)} where a '
         "text is, one of them where one value is, a point in a number"
     )
+    if key in ONE_OF:
+        lists = f"{ONE_OF[key]} ({as_override(key, value)} if it is one)"
     if re.fullmatch(r"0,\d+", value):
         lists = f"write {key}={value.replace(',', '.')} with a point"
     if re.search(r"(device|gpu)\w*$", key):

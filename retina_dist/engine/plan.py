@@ -263,7 +263,7 @@ class Plan:
             epoch += "; data.batch_size is larger than the data: lower it"
         epochs = pluralize(f"{self.epoch_at(self.total_steps):.4g}", "epoch")
         rows = {
-            "batch": f"{images} a step = {' x '.join(factors)}",
+            "batch": f"data.batch_size: {images} a step = {' x '.join(factors)}",
             "epoch": epoch,
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",

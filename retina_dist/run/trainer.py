@@ -128,7 +128,11 @@ class TrainerBase(TrainerConfig, Suggests):
         Raises ConfigError before `fit`.
         """
         if self.run_folder is None:
-            raise ConfigError(f"{type(self).__name__} has no checkpoint yet; call fit() first.")
+            raise ConfigError(
+                f"{type(self).__name__} has no checkpoint yet; call fit() first, or read an "
+                "earlier run by rd.Detector.from_checkpoint(RUN), one of a classifier by "
+                "rd.TrainedClassifier.from_checkpoint(RUN)."
+            )
         folder = checkpoint_folder(self.config, self.run_folder)
         has_best = any(BEST in entry.names for entry in read_manifest(folder))
         return str(folder / (BEST if has_best else LAST))

@@ -282,7 +282,7 @@ def load_latest(folder: str | PathOrUrl) -> tuple[PathOrUrl, StateDict] | None:
     if names:
         raise CheckpointError(
             f"every checkpoint in {folder} is damaged or missing; "
-            "start a new run in another folder."
+            "copy them again, or start a new run in another folder."
         )
     return None
 

@@ -114,7 +114,10 @@ SAID: dict[str, Callable[[], object]] = {
         )
     ),
     # calls
-    r"^fit: .*; give the trainer data=rd": lambda: trainer().fit(train_dataloaders=[]),
+    r"^fit: .*; write fit\(\) alone, and": lambda: trainer().fit(rd.ModelConfig()),
+    r"^fit: .*; write fit\(\) alone, .* data=rd\.T": lambda: trainer().fit(train_dataloaders=[]),
+    r"call fit\(\) first, or read an earlier run by rd\.Det": lambda: trainer().detector(),
+    r"evaluate: .* 'data'; give evaluate DetectionData\(root": lambda: rd.Detector.evaluate(None),  # type: ignore[arg-type, call-arg]
     r"build_retinanet: too many .*; write build_retinanet\(num_classes=2": lambda: (
         rd.build_retinanet(rd.ModelConfig(), 2)  # type: ignore[misc, call-arg]
     ),
