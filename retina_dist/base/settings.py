@@ -389,10 +389,7 @@ def _wrong_type(key: str, value: object, hint: object, remedy: str) -> str:
         if isinstance(value, bool) and kind is str:
             return f"{sentence}; write one, or leave {key} out."
         if kind in _REMEDIES:
-            remedy = _REMEDIES[kind]
-            if key.endswith("_s"):
-                remedy += ", in seconds"
-            return f"{sentence}; write {remedy}."
+            return f"{sentence}; write {_REMEDIES[kind]}."
     if "list" in str(hint):
         return f"{sentence}; write {_list_of_numbers(key, given)}."
     section = kinds_of(hint)[0].__name__.replace("DetectorSettings", "ModelConfig")

@@ -256,6 +256,8 @@ class Plan:
         factors.append(" or ".join(map(str, self.micro_batches)))
         if 0 in self.micro_batches:
             factors[-1] += "; a process has no image: raise data.batch_size"
+        elif self.world_size > 1:
+            factors[-1] += "; data.batch_size counts the images of all processes"
         epoch = (
             f"{pluralize(self.num_images, 'image')} in {pluralize(self.steps_per_epoch, 'step')}"
         )
@@ -263,7 +265,7 @@ class Plan:
             epoch += "; data.batch_size is larger than the data: lower it"
         epochs = pluralize(f"{self.epoch_at(self.total_steps):.4g}", "epoch")
         rows = {
-            "batch": f"data.batch_size: {images} a step = {' x '.join(factors)}",
+            "batch": f"{images} a step = {' x '.join(factors)}",
             "epoch": epoch,
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",

@@ -25,7 +25,11 @@ class StrategyConfig(Entry):
     )
     compression: str = setting("none", "gradients on the wire", choices=("none", "bf16", "fp16"))
     timeout_s: float = setting(
-        600.0, "a collective that lasts longer ends the job", at_least=1, at_most=10**7
+        600.0,
+        "a collective that lasts longer ends the job",
+        at_least=1,
+        at_most=10**7,
+        remedy="write seconds, such as 1800",
     )
 
 

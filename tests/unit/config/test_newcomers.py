@@ -103,7 +103,7 @@ REMEDIES = {
     "trainer.precision=fp8": "tf32, bf16, fp16, auto; give one of them.",
     "strategy=fsdp": "did you mean ddp?",
     "strategy.compression=Compression.fp16": "did you mean fp16?",
-    "strategy.timeout_s=30min": "is not a number; write one in digits, such as 0.1, in seconds.",
+    "strategy.timeout_s=30min": "is not a number; write seconds, such as 1800.",
     "processes=2": "the launcher starts the processes: torchrun --nproc-per-node N.",
     "data.in_channels=1": "images are RGB; leave it out.",
     "fold=0": "did you mean data.train_annotations=FOLD.json?",

@@ -166,8 +166,10 @@ def test_the_number_of_processes_changes_nothing_but_the_micro_batch() -> None:
         s = "es" if world_size > 1 else ""
         idle = "0 or 1; a process has no image: raise data.batch_size"
         each = {7: "2 or 3", 20: idle}.get(world_size, str(16 // world_size))
-        assert f"16 images a step = {world_size} process{s} x {each}\n" in str(p)
-    assert "data.batch_size: 16 images a step = 2 processes x 4 accumulated x 2\n" in str(
+        assert f"16 images a step = {world_size} process{s} x {each}" in str(p)
+        counted = "; data.batch_size counts the images of all processes\n" in str(p)
+        assert counted == (1 < world_size < 20)
+    assert "16 images a step = 2 processes x 4 accumulated x 2;" in str(
         plan(world_size=2, accumulate=4)
     )
     few = str(plan_of(num_images=15, batch_size=16, max_duration="1epoch", lr=0.01))
