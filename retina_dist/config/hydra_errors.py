@@ -266,6 +266,8 @@ def _several_values(key: str, value: str) -> str:
         lists = f"write {key}={value.replace(',', '.')} with a point"
     if re.search(r"(device|gpu)\w*$", key):
         lists = "leave it out, and start a process for each GPU: torchrun --nproc-per-node N -m …"
+    elif key == "data.classes":
+        lists = "leave it out, and remove the boxes of other classes from the annotations"
     elif key in GROUPS:
         lists = f"give one, as {key}={value.partition(',')[0]}"
     return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."

@@ -75,7 +75,7 @@ def check_image(
         size, stored = image_sizes(source, max_pixels, content)
         if decode:
             pixels = read_image(source, max_pixels=max_pixels, content=content)
-            is_dark = bool(pixels.max() < DARK)
+            is_dark = bool(pixels.max() <= DARK)
     except ImageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return ImageCheck(name, "missing", str(source))

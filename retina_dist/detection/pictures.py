@@ -1,6 +1,7 @@
 """Boxes on images: the first batch, and the pictures of `predict` and `doctor`."""
 
 import colorsys
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from torchvision.ops import box_area
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 
 from retina_dist.base.text import escape, pluralize
+from retina_dist.data.file_checks import DARK
 from retina_dist.data.images import read_image
 from retina_dist.detection.coco_metrics import CocoResult
 from retina_dist.detection.data.dataset import CocoDataModule
@@ -100,6 +102,10 @@ def draw_first_batch(
     """
     spec = data.train_sampler.step(0)[0]
     batch = data.train_dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
+    if batch.images.max() <= DARK:
+        logging.getLogger(__name__).warning(
+            "the images of the first step are nearly black; store them with 8 bits, scaled to 255"
+        )
     pictures = []
     for i, (height, width) in enumerate(batch.image_sizes.tolist()):
         count = int(batch.num_boxes[i])

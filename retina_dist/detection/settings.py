@@ -221,7 +221,8 @@ class ModelConfig(DetectorSettings):
         [[32, 40, 50], [64, 80, 101], [128, 161, 203], [256, 322, 406], [512, 645, 812]],
         at_least=1,
         at_most=10**5,
-        remedy="write model.anchor_sizes=[[32],[64],[128],[256],[512]]",
+        remedy="give each of the five levels its own brackets: "
+        "write model.anchor_sizes=[[32],[64],[128],[256],[512]]",
     )
     aspect_ratios: list[float] = setting(
         [0.5, 1.0, 2.0], "height by width", at_least=0.001, at_most=1000

@@ -214,7 +214,10 @@ class DetectionTask(ImageTask):
             shown += f"; {pluralize(spare, 'label')} without a category"
             stated = self.config.model.num_classes
             if stated:
-                shown += f" (model.num_classes={stated}; there is no background class)"
+                shown += (
+                    f" (leave out model.num_classes={stated} if it counts the background, which is "
+                    "no class)"
+                )
         yield "classes", shown
 
     def _describe_scale(self) -> str:

@@ -150,6 +150,8 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         remedy = f"write it as {number}epochs, 90ksteps or 500images"
         if key.endswith(("warmup", "max_duration")):
             remedy += ", or auto"
+            if re.search(r"\d *h|min|:", str(duration)):
+                remedy += "; timeout 2h before the command stops it, with a checkpoint"
         elif key.endswith("every"):
             remedy += ", or 0steps for never"
         raise ConfigError(f"{key}={duration} is not a duration; {remedy}.")

@@ -129,12 +129,12 @@ def build_schedule(settings: ScheduleSettings, total: int, to_steps: ToSteps) ->
         warmup = to_steps("schedule.warmup", duration)
     if warmup >= total and duration != settings.warmup:
         warmup = automatic
+    decay = class_of(settings)(settings, total, warmup, to_steps)
     if warmup >= total:
         raise ConfigError(
             f"schedule.warmup={settings.warmup} fills all {total} steps; "
-            f"give at most {total - 1}steps."
+            f"give schedule.warmup=auto, or at most {total - 1}steps."
         )
-    decay = class_of(settings)(settings, total, warmup, to_steps)
     return Schedule(decay, warmup, settings.warmup_factor)
 
 

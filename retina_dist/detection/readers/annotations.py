@@ -112,7 +112,10 @@ class Annotations:
             if name not in {"", *known} and label not in seen:
                 absent.append(name)
         if absent and boxes:
-            facts.append(f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)}")
+            facts.append(
+                f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)} "
+                "(correct names that are wrong)"
+            )
         if self.clipped:
             facts.append(f"{pluralize(self.clipped, 'box')} clipped to their image")
         if self.held_out:

@@ -28,7 +28,7 @@ from retina_dist.detection.settings import (
     DetectionData,
 )
 
-UNLABELLED = "left out; annotate them, or take them out of the folder"
+UNLABELLED = "left out; give a file of this format with their boxes, or take them out of the folder"
 
 
 class Place(NamedTuple):
@@ -198,7 +198,7 @@ class FileReader(AnnotationReader):
         name = _recognise(place.tree)[0]
         first = lookup("reader", name)
         if isinstance(self, first):
-            return f"its {self.title} names none: complete it, or give other data"
+            return f"its {self.title} names none: copy them there, complete it, or give other data"
         return f"they are in {first.title}: give data.format={name}"
 
     def has_in(self, place: Place) -> bool:
@@ -407,7 +407,7 @@ class AutoReader(AnnotationReader):
         self._others_there = []
         if len(formats) > 1 and not named:
             titles = ", ".join(lookup("reader", name).title for name in formats[1:])
-            other = f"data.format={formats[1]} reads that instead"
+            other = f"data.format={formats[1]} reads that, data.root=FOLDER one of its folders"
             self._others_there = [f"{data.root} also holds {titles}; {other}"]
         settings = data.with_values(format=formats[0])
         settings.check()

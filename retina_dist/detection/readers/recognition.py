@@ -10,7 +10,7 @@ from retina_dist.base.registry import lookup, names
 from retina_dist.base.text import escape, pluralize, truncate
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import columns_of, parse_number
-from retina_dist.data.tree import NEUTRAL, SAMPLE, Head, Tree, split_of, split_of_folder
+from retina_dist.data.tree import NEUTRAL, NO_IMAGES, SAMPLE, Head, Tree, split_of, split_of_folder
 
 DATUM = "datum convert -if {} -i FOLDER -f coco -o OUTPUT (pip install datumaro)"
 # What is not read: its name, endings of its files, keys that they have, and the remedy: a clause,
@@ -122,7 +122,7 @@ def _reason(tree: Tree) -> str:
         return (
             f"{_seen(tree)}, and no annotations; draw the boxes, as with CVAT or Label Studio, and "
             "put its export there, or name its file with data.train_annotations=FILE; masks have "
-            "none, and docs/data.md shows what is read"
+            "none, torchvision.ops.masks_to_boxes makes them, and docs/data.md shows what is read"
         )
     return f"{_seen(tree)}; {_named(tree)}; docs/data.md shows what is read, as .csv with a header"
 
@@ -148,7 +148,7 @@ def is_class_image(file: str) -> bool:
     folder = posixpath.dirname(file)
     own = posixpath.basename(folder)
     is_of_split = split_of(folder) is not None
-    is_class = split_of_folder(own) is None and own.lower() not in NEUTRAL
+    is_class = split_of_folder(own) is None and own.lower() not in NEUTRAL | NO_IMAGES
     return is_image(file) and is_of_split and is_class
 
 

@@ -170,10 +170,13 @@ def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
         if Path(near).stem not in missing.file_name:
             otherwise = "give the files the names that are annotated"
         return f"there is {near}: {otherwise}"
-    packed = [] if isinstance(images, Url) else list(filter(is_packed, names_in(images)))
+    packed = list(filter(is_packed, names_in(images)))
     if packed:
         otherwise = f"unpack {truncate(packed, 1)} if they are in it, {otherwise}"
-    return f"correct the names, or {otherwise}, or leave them out with data.missing_images=skip"
+    return (
+        f"copy them there, give images and annotations the same names, or {otherwise}, or leave "
+        "them out with data.missing_images=skip"
+    )
 
 
 def _named_alike(name: str, folder: Path) -> str:

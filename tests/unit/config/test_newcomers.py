@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,10 @@ from retina_dist.detection.settings import DetectionData, ModelConfig
 from retina_dist.detection.splits import read_split
 from retina_dist.engine.checkpoint.store import load_checkpoint
 from retina_dist.engine.early_stopping import check_metric
+from retina_dist.engine.plan import to_steps
 from retina_dist.model.weights import find_weights, read_state
-from retina_dist.optim.settings import OptimizerConfig
+from retina_dist.optim.learning_rate import build_schedule
+from retina_dist.optim.settings import MultiStepSettings, OptimizerConfig
 from retina_dist.report import compare
 from retina_dist.reporting.run_files import RunFiles
 from retina_dist.reporting.run_report import tell_apart
@@ -113,8 +116,9 @@ REMEDIES = {
     "trainer=ddp": "give strategy=ddp, or settings such as trainer.precision=bf16; there are",
     "optimizer=torch.optim.SGD": "did you mean sgd?",
     "optimizer.betas=0.9": "write two, as [0.9,0.999].",
+    "data.classes=cat,dog": "; leave it out, and remove the boxes of other classes",
     "optimizer.lr=0,01": "write optimizer.lr=0.01 with a point",
-    "model.anchor_sizes=[32,64]": "write model.anchor_sizes=[[32],[64],[128],[256],[512]].",
+    "model.anchor_sizes=[32,64]": "its own brackets: write model.anchor_sizes=[[32],[64],",
     "model.anchor_sizes=[[32],[64]]": "has five, P3 to P7: write [[32],[64],[128],[256],[512]].",
     "SOLVER.STEPS=[60000,80000]": "write schedule=multistep schedule.milestones=[60000steps].",
     "model.neck.num_outs=5": "the pyramid has P3 to P7; leave it out.",
@@ -146,7 +150,7 @@ REMEDIES = {
     "data.val=mine/val": "give data.root=FOLDER, whose splits are found, or",
     "data.root:": "write data.root=VALUE.",
     "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
-    "time=2": "trainer.max_duration counts epochs, steps or images, not hours.",
+    "time=2": "steps or images, not hours; timeout 2h before the command stops",
     "data.format=pascal_voc": "did you mean voc?",
     "optimizer=AdamW": "did you mean adamw? There are",
     "schedule=CosineAnnealingLR": "did you mean cosine? There are",
@@ -1363,3 +1367,26 @@ def test_a_python_without_the_packages_names_the_environment(line: list[str]) ->
         "lazy_loader; first write source .venv/bin/activate, or pip install . in the clone.\n"
     )
     assert ("Traceback" in made.stderr) == (line[0] == "-c")
+
+
+@pytest.mark.parametrize(
+    ("duration", "is_of_time"),
+    [("2hours", True), ("90 min", True), ("2h", True), ("00:12:00:00", True), ("12epoch5", False)],
+)
+def test_a_duration_in_time_names_what_stops_a_run(duration: str, is_of_time: bool) -> None:
+    with pytest.raises(ConfigError, match="is not a duration; write it as 12epochs") as caught:
+        to_steps(duration, key="trainer.max_duration", num_images=8, batch_size=4)
+    assert ("; timeout 2h before the command stops it" in str(caught.value)) == is_of_time
+
+
+def test_milestones_are_checked_before_the_warm_up() -> None:
+    def steps(key: str, duration: str) -> int:
+        return to_steps(duration, key=key, num_images=4, batch_size=4)
+
+    late = MultiStepSettings(warmup="1000steps", milestones=["16epochs"])
+    with pytest.raises(ConfigError, match="must be between 0 and the end at step 12"):
+        build_schedule(late, 12, steps)
+    early = replace(late, milestones=["8epochs"])
+    with pytest.raises(ConfigError, match="fills all 12 steps; give schedule.warmup=auto, or at"):
+        build_schedule(early, 12, steps)
+    assert build_schedule(replace(early, warmup="auto"), 12, steps).warmup == 1

@@ -15,6 +15,7 @@ from PIL import Image
 from retina_dist.base.errors import ConfigError, DataError, UserError
 from retina_dist.classification.samples import read_samples
 from retina_dist.config.compose import load_config
+from retina_dist.data.file_checks import check_image
 from retina_dist.data.images import find_images
 from retina_dist.data.parsing import csv_rows, parse_xml
 from retina_dist.data.tree import Tree
@@ -26,6 +27,8 @@ from retina_dist.detection.readers.formats import tree_of
 from retina_dist.detection.readers.recognition import recognise
 from retina_dist.detection.settings import DetectionData
 from retina_dist.detection.splits import read_split, read_splits
+from retina_dist.detection.task import DetectionTask
+from retina_dist.strategies.single_device import SingleDeviceStrategy
 
 
 def test_folders_of_other_splits_are_no_empty_classes(tmp_path: Path) -> None:
@@ -310,7 +313,7 @@ HEADER = "filename,class,xmin,ymin,xmax,ymax\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (HEADER, "no images to train on; its CSV names none: complete it, or give other data"),
+        (HEADER, "no images to train on; its CSV names none: copy them there, complete it, or"),
         ("filename,label\na.png,cat\nb.png,dog\n", "for a classifier; give experiment=finetune_cl"),
         ("filename,class,l,t,r,b\na.png,cat,1,2,30,40\n", "the columns of a CSV with data.columns"),
     ],
@@ -348,11 +351,11 @@ def test_data_in_another_format_than_said_name_what_reads_them(tmp_path: Path) -
 
 def test_images_that_are_packed_are_to_be_unpacked(tmp_path: Path) -> None:
     data = _csv(tmp_path, f"{HEADER}c.png,cat,1,2,30,40\n")
-    with pytest.raises(DataError, match="; correct the names, or put each image"):
+    with pytest.raises(DataError, match="; copy them there, .* the same names, or put each image"):
         read_split(data, "train")
     (tmp_path / "images.zip").touch()
     with pytest.raises(
-        DataError, match=r"; correct the names, or unpack images\.zip if they are in it, put"
+        DataError, match=r" the same names, or unpack images\.zip if they are in it, put"
     ):
         read_split(DetectionData(root=str(tmp_path)), "train")
 
@@ -463,7 +466,7 @@ def test_what_is_left_out_of_the_plan_has_its_remedy(tmp_path: Path) -> None:
     data = _yolo_config(tmp_path, "images/valid")
     train, val = read_splits(data)
     assert val is None
-    remedy = r"images/val/a\.png \(left out; annotate them, or take them out of the folder\)"
+    remedy = r"images/val/a\.png \(left out; give a file of this format with their boxes, or"
     assert re.search(remedy, train.describe())
     assert "'images/valid' for val, where no image is; correct or remove it" in train.warnings[0]
 
@@ -582,6 +585,10 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
             {"images/a.png": "", "masks/a.png": ""},
             "draw the boxes, as with CVAT .* masks have none",
         ),
+        (
+            {"train/images/a.png": "", "train/masks/a.png": ""},
+            "; masks have none, torchvision.ops.masks_to_boxes makes them",
+        ),
         # tables
         ({"a.csv": "a.png,cat,1,2,9,8\n"}, "the columns of a CSV .* as .csv with a header"),
         ({"a.csv": f'{HEADER}a.png,cat,"1,5",2,9,8\n'}, "'1,5', not a number; write a point for"),
@@ -625,7 +632,7 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
             "no image of train is there, such as data/obj/a.png; copy the images beside their",
         ),
         # names of images
-        ({"a.json": _changed("images", [{"id": 1, "file_name": "b.png"}])}, "correct the names"),
+        ({"a.json": _changed("images", [{"id": 1, "file_name": "b.png"}])}, " the same names, or"),
         ({"new_a.png": "", "a.json": json.dumps(COCO_OF_A)}, "new_a.png: give the files the names"),
         (
             {"train/a.heic": "", "a.json": json.dumps(COCO_OF_A)},
@@ -729,3 +736,32 @@ def test_a_setting_of_data_that_says_too_much_is_told_what_to_write(
 
 def _read_train(overrides: list[str]) -> None:
     read_split(load_config("train", overrides).data, "train")
+
+
+@pytest.mark.parametrize(("bits", "is_dark"), [(12, True), (16, False)])
+def test_photos_of_few_bits_are_found_dark_by_the_doctor_and_at_the_first_step(
+    bits: int, is_dark: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pixels = np.full((48, 64), 900, np.uint16)
+    pixels[0, 0] = 2**bits - 1  # white
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text(json.dumps(COCO_OF_A))
+    checked = check_image(("a.png", tmp_path / "a.png", None), decode=True, max_pixels=10**6)
+    assert checked.is_dark == is_dark
+    line = [f"data.root={tmp_path}", "data.hflip=0", "data.min_sizes=[48]", "data.max_size=64"]
+    config = load_config("train", ["experiment=small", *line, "data.scale_jitter=[1,1]"])
+    task = DetectionTask(config, SingleDeviceStrategy("cpu"))
+    task.draw_inputs(task.build_data(), tmp_path)
+    assert ("first step are nearly black; store them" in caplog.text) == is_dark
+
+
+def test_a_label_of_the_background_and_a_misspelt_class_are_in_the_plan(tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    names = [{"id": 1, "name": "cat"}, {"id": 2, "name": "cta"}]
+    (tmp_path / "a.json").write_text(_changed("categories", names))
+    config = load_config(
+        "train", ["experiment=small", f"data.root={tmp_path}", "model.num_classes=3"]
+    )
+    facts = dict(DetectionTask(config, SingleDeviceStrategy("cpu")).facts())
+    assert "1 class without a box: cta (correct names that are wrong)" in facts["train"]
+    assert "leave out model.num_classes=3 if it counts the background" in facts["classes"]
