@@ -154,7 +154,9 @@ class ImageTask(Task):
 
     def without_validation(self) -> str:
         """`val` of `facts` where there is none."""
-        remedy = "" if self.config.data.synthetic else "; data.val_fraction=0.1 holds images out"
+        remedy = "; give val images with labels, or data.val_fraction=0.1 holds images of train out"
+        if self.config.data.synthetic:
+            remedy = ""
         return f"none: no metric, no best checkpoint{remedy}"
 
     @abstractmethod

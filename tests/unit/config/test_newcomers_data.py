@@ -765,3 +765,16 @@ def test_a_label_of_the_background_and_a_misspelt_class_are_in_the_plan(tmp_path
     facts = dict(DetectionTask(config, SingleDeviceStrategy("cpu")).facts())
     assert "1 class without a box: cta (correct names that are wrong)" in facts["train"]
     assert "leave out model.num_classes=3 if it counts the background" in facts["classes"]
+
+
+def test_a_json_of_val_without_annotations_leaves_the_plan_asking_for_them(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (64, 64)).save(tmp_path / split / f"{split}.png")
+    named = _changed("images", [{"id": 1, "file_name": "train.png"}])
+    (tmp_path / "instances_train.json").write_text(named)
+    (tmp_path / "image_info_val.json").write_text(_changed("annotations", None))
+    config = load_config("train", ["experiment=small", f"data.root={tmp_path}"])
+    facts = dict(DetectionTask(config, SingleDeviceStrategy("cpu")).facts())
+    assert "val/val.png (left out; give a file of this format with their boxes" in facts["train"]
+    assert "; give val images with labels, or data.val_fraction=0.1" in facts["val"]
