@@ -111,8 +111,8 @@ pin_memory: images are read ahead by data.num_workers; leave it out
 drop_last rect aspect_ratio_group_factor: every image is read in each epoch, in shapes that fit \
 it; leave it out
 subset fraction limit_train_batches limit_val_batches limit_test_batches: trainer.overfit_batches=2
-max_time time: trainer.max_duration counts epochs, steps or images, not \
-hours; timeout 2h before the command stops it, with a checkpoint
+max_time time: trainer.max_duration counts epochs, steps or images; to stop after 2 hours with a \
+checkpoint, write timeout 2h before the command
 min_epochs min_steps: trainer.max_duration says how long; leave it out
 num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary barebones v \
 verbose benchmark inference_mode use_distributed_sampler exist_ok overwrite_output_dir overwrite \

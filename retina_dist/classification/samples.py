@@ -225,7 +225,7 @@ def _rows(
         form = "a table of labels"
         rows = _from_tables(tree, tables, split)
     else:
-        form = "a folder for each class, with the folders in it"
+        form = "a folder for each class"
         _refuse_others(tree)
         rows = _from_folders(tree, split)
     warnings = _unread(tree, tables, split)

@@ -151,7 +151,8 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         if key.endswith(("warmup", "max_duration")):
             remedy += ", or auto"
             if re.search(r"\d *h|min|:", str(duration)):
-                remedy += "; timeout 2h before the command stops it, with a checkpoint"
+                remedy += "; to stop after 2 hours with a checkpoint, "
+                remedy += "write timeout 2h before the command"
         elif key.endswith("every"):
             remedy += ", or 0steps for never"
         raise ConfigError(f"{key}={duration} is not a duration; {remedy}.")

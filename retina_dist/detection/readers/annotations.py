@@ -112,10 +112,7 @@ class Annotations:
             if name not in {"", *known} and label not in seen:
                 absent.append(name)
         if absent and boxes:
-            facts.append(
-                f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)} "
-                "(correct names that are wrong)"
-            )
+            facts.append(f"{pluralize(len(absent), 'class')} without a box: {truncate(absent, 1)}")
         if self.clipped:
             facts.append(f"{pluralize(self.clipped, 'box')} clipped to their image")
         if self.held_out:

@@ -150,7 +150,7 @@ REMEDIES = {
     "data.val=mine/val": "give data.root=FOLDER, whose splits are found, or",
     "data.root:": "write data.root=VALUE.",
     "sheets=true": "it is one of python -m retina_dist.doctor: leave it out.",
-    "time=2": "steps or images, not hours; timeout 2h before the command stops",
+    "time=2": "steps or images; to stop after 2 hours with a checkpoint, write timeout 2h before",
     "data.format=pascal_voc": "did you mean voc?",
     "optimizer=AdamW": "did you mean adamw? There are",
     "schedule=CosineAnnealingLR": "did you mean cosine? There are",
@@ -1376,7 +1376,7 @@ def test_a_python_without_the_packages_names_the_environment(line: list[str]) ->
 def test_a_duration_in_time_names_what_stops_a_run(duration: str, is_of_time: bool) -> None:
     with pytest.raises(ConfigError, match="is not a duration; write it as 12epochs") as caught:
         to_steps(duration, key="trainer.max_duration", num_images=8, batch_size=4)
-    assert ("; timeout 2h before the command stops it" in str(caught.value)) == is_of_time
+    assert ("write timeout 2h before the command" in str(caught.value)) == is_of_time
 
 
 def test_milestones_are_checked_before_the_warm_up() -> None:

@@ -116,7 +116,7 @@ def test_real_photos_have_the_same_boxes_in_xml_and_in_csv(real_data: Path) -> N
     auto = DetectionData(name="cards", root=str(root))
     part = read_split(auto, "train")
     assert part is not None
-    other = "data.format=csv reads that, data.root=FOLDER one of its folders"
+    other = "data.format=csv reads that instead, data.root=FOLDER one folder alone"
     assert f"{root} also holds CSV; {other}" in part.warnings
     text = unread_test(auto, auto.reader(), validates=False)
     assert text.startswith("67 images, not trained on; data.val_split=test validates on it")
@@ -139,7 +139,7 @@ def test_a_class_without_a_box_and_images_without_annotations_are_said(tmp_path:
     assert part is not None
     said = part.describe()
     assert "; 3 images without annotations: images/default/x.jpg" in said
-    assert "; 1 class without a box: cow (correct names that are wrong)" in said
+    assert "; 1 class without a box: cow" in said
     config = DoctorConfig()
     config.data = data
     found = {(one.where, one.what): one.count for one in examine(config).findings}
