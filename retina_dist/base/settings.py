@@ -310,7 +310,7 @@ _REMEDIES = {
 _OWN = {
     "DetectionData": ", or rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own "
     "Datasets",
-    "OptimizerConfig": ", such as name='sgd', lr=0.01",
+    "OptimizerConfig": ", where lr is required, such as name='sgd', lr=0.01",
     "ModelConfig": ", which builds torchvision's RetinaNet",
     "ClassifierConfig": ", such as architecture='resnet50'",
     "ClassificationData": ", such as root='FOLDER'",

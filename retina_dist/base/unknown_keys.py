@@ -754,6 +754,8 @@ def _as_argument(setting: str, example: str = "") -> str:
     argument = end
     if re.match(r"\d+[a-z]", example):
         argument += f'="{example}"'
+    elif example.startswith("["):
+        argument += f"={example}"
     if not point or section not in _CLASSES:
         return argument
     if argument == end:

@@ -103,10 +103,13 @@ class KeyedAugmentation:
             for number in [*range(NUM_CHECKED)] * 2:
                 draws += self(sample[0].clone(), *sample[1:], key=("check", number))
         except Exception as error:
-            vars(error)["__notes__"] = [
+            hint = (
                 f"augmentation={self.name} is called as FUNCTION({takes}), as those of "
                 f"torchvision.transforms.v2 are, and must return {takes}."
-            ]
+            )
+            if "positional argument" in str(error):  # takes other arguments
+                raise ConfigError(f"{error}; {hint}") from error
+            vars(error)["__notes__"] = [hint]
             raise
         half = len(draws) // 2
         if not all(map(torch.equal, draws[:half], draws[half:])):

@@ -38,7 +38,7 @@ def convert(config: ConvertConfig) -> dict[str, object]:
     if not config.output.endswith(".json"):
         raise ConfigError(
             f"output={config.output} has no ending .json, and COCO json is all that convert "
-            "writes; give FILE.json."
+            "writes, where format is that of the data it reads; give FILE.json."
         )
     if Path(config.output).exists():
         raise ConfigError(f"output={config.output} exists; remove it, or give another file.")

@@ -342,7 +342,7 @@ def test_wrong_items_are_named(item: Any, error: type[UserError], message: str) 
 
 def test_unknown_arguments_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"^DetectionData has no argument imgsz; did you mean min_sizes\?$"
+        ConfigError, match=r"^DetectionData has no argument imgsz; did you mean min_sizes=\[1\]\?$"
     ):
         rd.DetectionData(imgsz=1)  # type: ignore[call-arg]
 

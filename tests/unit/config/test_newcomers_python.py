@@ -200,6 +200,9 @@ def test_settings_of_a_user_keep_what_he_likes() -> None:
     assert vars(settings)["minutes"] == 3
 
 
+SAMPLE = (torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(0, 4), torch.ones(0))
+
+
 class Broken(Dataset[object]):
     """A dataset with a file that is not there."""
 
@@ -221,12 +224,26 @@ def test_an_error_of_an_item_says_which() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [transforms.Compose([]), lambda image: image, lambda **data: data]
+    "function",
+    [
+        transforms.Compose([]),
+        transforms.RandomHorizontalFlip(),
+        lambda image: image,
+        lambda **data: data,
+    ],
 )
-def test_an_error_of_an_augmentation_says_how_it_is_called(function: Any) -> None:
-    augmentation = KeyedAugmentation(function, "function")
-    with pytest.raises(TypeError) as caught:
-        augmentation.check(
-            torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(0, 4), torch.ones(0)
-        )
+def test_an_augmentation_of_other_arguments_is_one_sentence(function: Any) -> None:
+    said = (
+        r"positional arg.* but .*; augmentation=function is called as FUNCTION\(image, target\), as"
+    )
+    with pytest.raises(rd.ConfigError, match=said):
+        KeyedAugmentation(function, "function").check(*SAMPLE)
+
+
+def test_an_error_of_an_augmentation_says_how_it_is_called() -> None:
+    def function(image: object, target: dict[str, object]) -> object:
+        return image, target["masks"]
+
+    with pytest.raises(KeyError) as caught:
+        KeyedAugmentation(function, "function").check(*SAMPLE)
     assert "called as FUNCTION(image, target), as" in vars(caught.value)["__notes__"][0]

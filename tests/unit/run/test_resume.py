@@ -15,6 +15,7 @@ from retina_dist.detection.settings import DetectionRunConfig
 from retina_dist.detection.task import DetectionTask
 from retina_dist.engine.checkpoint.store import CheckpointStore
 from retina_dist.optim.settings import ScheduleConfig
+from retina_dist.run.assemble import train
 from retina_dist.run.records import write_start
 from retina_dist.run.resume import check_resume, next_folder, open_run
 from retina_dist.strategies.single_device import SingleDeviceStrategy
@@ -104,6 +105,16 @@ def test_a_named_checkpoint_or_run_folder() -> None:
     Path("other.pt").write_bytes(b"of another tool")
     with pytest.raises(CheckpointError, match="other.pt cannot be read .* give a checkpoint of"):
         check_resume(Path("other.pt"), None)
+
+
+def test_a_resume_without_a_run_folder_is_refused_before_data_are_made() -> None:
+    save("mine", 1)
+    Path("loose.pt").write_bytes(Path("mine/checkpoints/last.pt").read_bytes())
+    with pytest.raises(
+        ConfigError, match=r"is not inside .*; give that folder, or add output_dir="
+    ):
+        train(load_config("train", ["resume=loose.pt"]))
+    assert not Path("datasets").exists()
 
 
 def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:
