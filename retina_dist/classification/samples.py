@@ -29,6 +29,7 @@ from retina_dist.data.tree import (
     Head,
     Tree,
     split_of,
+    split_of_cell,
     split_of_folder,
 )
 from retina_dist.data.val_fraction import held_out_rows
@@ -125,11 +126,14 @@ def read_samples(
     place = root if isinstance(root, Tree) else opened(root)
     root = place.root if isinstance(place, Tree) else place
     form, rows, said = _rows(place, split, complete=bad_images != "skip")
-    if not rows:
+    if rows is None:
         if split == "train":
             raise DataError(absent("data.root", root, split))
         return None
     rows.sort(key=itemgetter(0))
+
+    if not rows:
+        raise DataError(f"{root} has no image of the split {split}; images end with {ENDINGS}.")
     used = sorted({label for _, _, label in rows})
     known = tuple(used if classes is None else classes)
     unknown = sorted(set(used).difference(known))
@@ -339,24 +343,22 @@ def is_table(head: Head) -> bool:
     return _columns(head) is not None
 
 
-def _columns(head: Head) -> tuple[int, int, int] | None:
-    """The columns of the file, of the class, -1 for a column for each class, and of the split, -1
-    for none.
-    """
+def _columns(head: Head) -> tuple[int, int] | None:
+    """The columns of the file and of the class; -1 for a column for each class."""
     images = list(map(is_image, head.keys))
     if any(images):  # no header
         file = images.index(True)
-        return (file, int(file == 0), -1) if len(images) in (2, 3) else None
+        return (file, int(file == 0)) if len(images) in (2, 3) else None
     if head.has("ImageId", "PredictionString"):  # of ImageNet
-        return head.keys.index("ImageId"), head.keys.index("PredictionString"), -1
+        return head.keys.index("ImageId"), head.keys.index("PredictionString")
     columns = columns_of(head.keys)
     if "file" not in columns or columns.keys() & {"x1", "x", "bbox"}:
         return None
     if "class" in columns:
-        return columns["file"], columns["class"], columns.get("split", -1)
+        return columns["file"], columns["class"]
     others = list(head.inner)
     del others[columns["file"] : columns["file"] + 1]
-    return (columns["file"], -1, -1) if others and set(others) <= {"0", "1"} else None
+    return (columns["file"], -1) if others and set(others) <= {"0", "1"} else None
 
 
 def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | None:
@@ -371,7 +373,7 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
     seen = set()
     missing = []
     for where, name, label, of in _labelled(tree, own[0]):
-        if (named or split_of(f"train/{of}", by_word=True)) != split:
+        if (named or split_of_cell(of) or "train") != split:
             continue
         if not name or not label:
             raise DataError(f"{where} has no file or no class; write file,label.")
@@ -388,7 +390,7 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
             f"{tree.root / own[0]}: {len(missing)} of {len(missing) + len(rows)} images are not in "
             f"{tree.root}: {truncate(missing)}; restore them, or remove their rows."
         )
-    return rows
+    return rows if rows or named else None
 
 
 def _of_split(tables: Sequence[str], split: str) -> list[str]:
@@ -411,19 +413,19 @@ def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
     head = tree.head(file)
     columns = _columns(head)
     assert columns is not None, "it is a table"
+    split = columns_of(head.keys).get("split", -1)
     has_header = not any(map(is_image, head.keys))
     for line, row in csv_rows(path):
         if line > 1 or not has_header:
             cells = [*map(str.strip, row), ""]
-            if len(row) <= max(columns):
+            if len(row) <= max(*columns, split):
                 words = escape(",".join(row), 80)
                 raise DataError(
                     f"{path}: line {line} is {words}, not file,label such as images/1.jpg,cat."
                 )
             where = f"{path}: line {line}"
             label = _label(where, cells, columns[1], head)
-            of = cells[columns[2]].replace("True", "val")  # of fastai's is_valid
-            yield where, cells[columns[0]], label, of
+            yield where, cells[columns[0]], label, cells[split]
 
 
 def _label(where: str, cells: Sequence[str], column: int, head: Head) -> str:

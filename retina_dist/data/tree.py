@@ -80,6 +80,16 @@ def split_of(path: str, by_word: bool = False) -> str | None:
     return None
 
 
+def split_of_cell(text: str) -> str | None:
+    """The split that a cell of a table names, as fastai's is_valid does; None for none.
+
+    >>> split_of_cell("Validation"), split_of_cell("TRUE"), split_of_cell("0"), split_of_cell("b")
+    ('val', 'val', 'train', None)
+    """
+    is_valid = {"true": "val", "1": "val", "false": "train", "0": "train"}
+    return is_valid.get(text.lower()) or split_of(text, by_word=True)
+
+
 def split_of_folder(folder: str) -> str | None:
     """The split that a folder or, of a path, the last of its folders names; None for none."""
     return split_of(f"{folder}/")

@@ -13,7 +13,7 @@ from retina_dist.base.text import parse_number
 from retina_dist.data.images import is_image
 from retina_dist.data.parsing import columns_of, csv_rows, numbers_in, reading
 from retina_dist.data.settings import SPLITS
-from retina_dist.data.tree import Head, Tree, split_of
+from retina_dist.data.tree import Head, Tree, split_of_cell
 from retina_dist.detection.readers.formats import FolderReader, Scan
 from retina_dist.detection.readers.items import Box, Item, with_sides
 
@@ -77,7 +77,7 @@ class CsvReader(FolderReader):
         path = tree.root / file
         head = tree.head(file)
         columns = columns_of(head.keys, self.settings.columns)
-        items: dict[tuple[str, str | None], Item] = {}
+        items: dict[tuple[str, str], Item] = {}
         if has_boxes(columns):
             rows = with_header(path, columns)
             if "class" not in columns:
@@ -92,15 +92,16 @@ class CsvReader(FolderReader):
             scan.ids.update(read_classes(classes))
             rows = without_header(path, scan.ids, classes)
         for where, cells in rows:
-            key = (cells["file"], cells.get("split"))
+            key = (cells["file"], cells.get("split", ""))
             if not key[0]:
                 raise DataError(f"{where} names no image; write {ROW}.")
             item = items.get(key)
-            if key[1] and not _split(cells):
+            named = split_of_cell(key[1])
+            if key[1] and not named:
                 said = f"{where} has {key[1]!r} as split; write train, val or test"
                 scan.warnings["train"] = [said]
             if item is None:
-                item = items[key] = Item(key[0], [], _size(cells), _split(cells))
+                item = items[key] = Item(key[0], [], _size(cells), named)
             box = _box(where, cells)
             if box is not None:
                 item.boxes.append(box)  # type: ignore[attr-defined]
@@ -145,10 +146,6 @@ def _size(cells: Mapping[str, str]) -> tuple[int, int] | None:
     if not all(side > 0 and side.is_integer() for side in sides):
         return None
     return int(sides[0]), int(sides[1])
-
-
-def _split(cells: Mapping[str, str]) -> str | None:
-    return split_of(cells["split"], by_word=True) if cells.get("split") else None
 
 
 def _box(where: str, cells: Mapping[str, str]) -> Box | None:

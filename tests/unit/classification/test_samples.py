@@ -286,13 +286,22 @@ def test_the_layouts_of_tools_and_services(make: Callable[[Path], None], tmp_pat
     assert read_samples(tmp_path, "val") is None
 
 
-def test_a_column_says_which_rows_are_of_validation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("no", "yes"), [("False", "True"), ("0", "1"), ("FALSE", "TRUE")])
+def test_a_column_says_which_rows_are_of_validation(no: str, yes: str, tmp_path: Path) -> None:
     draw(*(tmp_path / f"{name}.png" for name in "abc"))
-    rows = "a.png,cat,False\nb.png,dog,False\nc.png,cat,True\n"
+    rows = f"a.png,cat,{no}\nb.png,dog,{no}\nc.png,cat,{yes}\n"
     (tmp_path / "labels.csv").write_text(f"name,label,is_valid\n{rows}")
     assert folders_of(tmp_path, "train") == {"a": "cat", "b": "dog"}
     assert folders_of(tmp_path, "val") == {"c": "cat"}
     assert read(tmp_path).warnings == ()  # the images of the other split have labels
+
+
+def test_a_table_of_val_without_a_row_is_an_error(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png")
+    (tmp_path / "train.csv").write_text("file,label\na.png,x\n")
+    (tmp_path / "val.csv").write_text("file,label\n")
+    with pytest.raises(DataError, match="has no image of the split val"):
+        read_samples(tmp_path, "val")
 
 
 def test_what_is_no_folder_of_images_is_told_by_its_kind(tmp_path: Path) -> None:
