@@ -18,9 +18,11 @@ HOROVOD := $(VENV)/horovod-$(HOROVOD_GPU)-$(KEY)
 
 # make takes data.root=/data/mine for a variable of its own and passes nothing on.
 CAPITALS := A% B% C% D% E% F% G% H% I% J% K% L% M% N% O% P% Q% R% S% T% U% V% W% X% Y% Z%
-OTHERS := $(filter-out $(CAPITALS) %_proxy% _%,$(subst \ ,|,$(MAKEOVERRIDES)))
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+OTHERS := $(filter-out $(CAPITALS) %_proxy _%,$(GIVEN))
 ifneq ($(OTHERS),)
-$(error write settings into ARGS: make $(MAKECMDGOALS) ARGS="$(subst |, ,$(patsubst args=%,%,$(OTHERS)))")
+SETTINGS := $(foreach name,$(OTHERS),$(if $(filter args,$(name)),,$(name)=)$(value $(name)))
+$(error write settings into ARGS: make $(MAKECMDGOALS) ARGS="$(SETTINGS)")
 endif
 
 train: $(VENV)/installed-$(KEY)  ## Set up, draw the shapes data set, train on it (ARGS="..." are passed on)
@@ -89,7 +91,7 @@ clean:  ## Remove the virtual environment and caches; data sets and runs stay
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .DEFAULT:
-	@echo "error: there is no target $@; make help lists them, and all else is a command, as in $(RUN) -m retina_dist evaluate …."; exit 2
+	@test -e $@ || { echo "error: there is no target $@; make help lists them, and all else is a command, as in $(RUN) -m retina_dist evaluate …."; exit 2; }
 
 help:  ## This list
 	@grep -E '^[a-z -]+:.*##' Makefile | sed -E 's/^([a-z -]+):.*## /  make \1\t/'

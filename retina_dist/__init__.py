@@ -15,7 +15,7 @@ if sys.path[:1] == [os.path.dirname(__file__)]:
     del sys.path[0]
 
 for _package in ("lazy_loader", "omegaconf", "torch"):
-    if find_spec(_package) is None:
+    if _package not in sys.modules and find_spec(_package) is None:
         _remedy = "first write source .venv/bin/activate, or pip install . in the clone"
         _said = f"{sys.executable} has no {_package}; {_remedy}."
         if sys.argv[:1] == ["-m"]:  # of python -m retina_dist.COMMAND

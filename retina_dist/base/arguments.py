@@ -7,7 +7,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, ClassVar, SupportsIndex, TypeVar, get_type_hints
 
 from typing_extensions import ParamSpec, Self
 
@@ -172,8 +172,9 @@ class KnownArguments:
         _check_call(cls.__init__, name, (None, *args), kwargs)  # type: ignore[misc]
         return object.__new__(cls)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return object.__new__, (type(self),), vars(self)  # a copy has no arguments
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        _, *rest = tuple(super().__reduce_ex__(2))
+        return object.__new__, *rest  # a copy has no arguments
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set a value of these settings; another name is a ConfigError, as an argument is."""

@@ -1313,19 +1313,14 @@ def test_make_refuses_what_it_would_not_pass_on(line: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_takes_settings_and_variables() -> None:
+@pytest.mark.parametrize("space", [" ", "\n", "\t"])
+def test_make_takes_settings_and_variables(space: str) -> None:
     words = [
-        "make",
-        "-n",
-        "-C",
-        str(ROOT),
-        "--no-print-directory",
-        "train",
-        "ARGS=seed=1 data.root=a",
-        "OMP_NUM_THREADS=2",
+        *("make", "-n", "-B", "-C", str(ROOT), "--no-print-directory", "train"),
+        *(f"ARGS=seed=1{space}data.root=a", "OMP_NUM_THREADS=2", "http_proxy=b"),
     ]
     made = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert made.stdout.rstrip().endswith("retina_dist.train seed=1 data.root=a")
+    assert made.stdout.rstrip().endswith(f"retina_dist.train seed=1{space}data.root=a")
 
 
 def test_a_job_file_started_by_bash_names_sbatch() -> None:

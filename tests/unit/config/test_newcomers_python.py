@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,19 @@ def test_a_metric_of_classification_is_found_as_well() -> None:
     metrics = evaluate_rows(np.zeros((1, 7)), ["a", "b", "c"]).metrics
     with pytest.raises(KeyError, match=r'write \["val/top1"\]'):
         metrics["accuracy"]
+
+
+@dataclass(kw_only=True, slots=True)
+class OwnLogging(rd.LoggingConfig):
+    """Settings of a user's."""
+
+    every: int = 3
+
+
+def test_a_copy_of_own_settings_has_its_slots() -> None:
+    own = OwnLogging(every=5)
+    for other in (copy.copy(own), copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        assert other.every == 5
 
 
 def test_settings_are_copied_with_what_was_set() -> None:
