@@ -637,16 +637,14 @@ def alias(end: str, known: Collection[str], value: object = None) -> str:
     with_value = f"{word}={value}".lower()
     if with_value in _ALIASES:
         word = with_value
-    names = [word]
-    if "." not in word:
-        names = get_close_matches(word, _ALIASES, 1, 0.9)
-    for name in names:
-        for meant in _ALIASES.get(name, []):
-            is_clause = " " in meant
-            if is_clause or meant.partition("=")[0] in known:
-                if not re.fullmatch(r"\d{1,9}", str(value)):
-                    return meant
-                return re.sub(r"(?<=[=\[,])\d+k?(?![\d.]|e-)", str(value), meant)
+    if word not in _ALIASES and "." not in word:
+        word = "".join(get_close_matches(word, _ALIASES, 1, 0.9))
+    for meant in _ALIASES.get(word, []):
+        is_clause = " " in meant
+        if is_clause or meant.partition("=")[0] in known:
+            if not re.fullmatch(r"\d{1,9}", str(value)):
+                return meant
+            return re.sub(r"(?<=[=\[,])\d+k?(?![\d.]|e-)", str(value), meant)
     return ""
 
 

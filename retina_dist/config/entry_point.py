@@ -153,7 +153,9 @@ class Command:
         Raises ConfigError.
         """
         compose.check_overrides(self.name, options.overrides)
-        unread = "output_dir=.*,|hydra.run.dir=" if options.multirun else "hydra.sweep[.]"
+        unread = "hydra.sweep[.]"
+        if options.multirun or "hydra.mode=MULTIRUN" in options.overrides:
+            unread = "output_dir=.*,|hydra.run.dir="
         for each in filter(re.compile(unread).match, options.overrides):
             raise ConfigError(
                 f"{each} has no effect here; give one folder as output_dir=FOLDER, and each job of "
@@ -199,7 +201,8 @@ def parse(name: str, arguments: list[str]) -> argparse.Namespace:
     try:
         options, unknown = parser.parse_known_intermixed_args(arguments)
     except argparse.ArgumentError as error:
-        remedy = known_fault(compose.command_of(name), str(error))
+        command = compose.command_of(name)
+        remedy = known_fault(command, str(error)) or f"see {command} --help"
         raise ConfigError(f"{error}; {remedy}.") from error
 
     options.overrides = options.overrides or []

@@ -79,7 +79,6 @@ ${{optimizer.lr}}, that a file or the command line sets, or the value.
 argument --cfg -> a file of your own is FOLDER/experiment/NAME.yaml: give --config-dir FOLDER \
 experiment=NAME
 ignored explicit argument -> it takes no value
-argument - -> see {0} --help
 An item is already at '([^']+)' -> {1} is a setting already; write {1}=… without the +.
 Error merging override [+]*([^=]+)= -> {1} is not a setting; see the keys with {0} --help.
 (Config group override .*) -> groups such as data and model take a name, as in \

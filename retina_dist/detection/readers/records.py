@@ -1,13 +1,12 @@
 """The images that annotations name: where each is, none outside its folder, and how large."""
 
-import glob
 import os
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -22,6 +21,7 @@ from retina_dist.detection.readers.content import Content
 from retina_dist.detection.readers.ground_truth import CocoImage
 
 MAX_SIDE = 2**31
+MAX_LOOKED_AT = 100_000  # files for one with another name, in seconds
 UNREAD = re.compile(
     r"\.(heic|heif|avif|jxl|dng|cr2|nef|arw|svg|psd|dcm|nd2|czi|svs)$", re.IGNORECASE
 )
@@ -183,12 +183,12 @@ def _named_alike(name: str, folder: Path) -> str:
     """An image below a folder, or in one beside a folder of annotations, whose name has that of a
     missing one in it; "" for none.
     """
-    stem = glob.escape(Path(local_part(name)).stem)
-    word = re.compile(rf"(?<![^\W_]){re.escape(stem)}(?![^\W_])", re.IGNORECASE)
+    stem = re.escape(Path(local_part(name)).stem)
+    word = re.compile(rf"(?<![^\W_]){stem}(?![^\W_])", re.IGNORECASE)
     beside: Iterable[Path] = ()
     if folder.name.lower() in NEUTRAL:
-        beside = folder.absolute().parent.glob(f"*/*{stem}*")
-    for near in chain(folder.rglob(f"*{stem}*"), beside):
+        beside = folder.absolute().parent.glob("*/*")
+    for near in chain(islice(folder.rglob("*"), MAX_LOOKED_AT), islice(beside, MAX_LOOKED_AT)):
         if word.search(near.stem) and (is_image(near) or UNREAD.search(near.name)):
             return str(near)
     return ""

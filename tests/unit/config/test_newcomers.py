@@ -547,6 +547,7 @@ REFUSED_LINES = {
     "train --resolve seed=1": "--resolve is for --cfg job; leave it out.",
     "train -m --cfg job": "--multirun, --cfg and --info exclude each other; leave one out.",
     "train -m seed=1,2 hydra.run.dir=a": "give one folder as output_dir=FOLDER, and each job of",
+    "train hydra.mode=MULTIRUN seed=1,2 hydra.run.dir=a": "give one folder as output_dir=FOLDER,",
     "train hydra.sweep.dir=a": "give one folder as output_dir=FOLDER, and each job of --multirun",
     "train --cfg own.yaml": "give --config-dir FOLDER experiment=NAME.",
     "train -m optimizer.lr=range(0.1,0.01)": "write them, as optimizer.lr=1,2, or range(START,STOP",
