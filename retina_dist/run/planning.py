@@ -21,7 +21,7 @@ from retina_dist.engine.replicas import check_same
 from retina_dist.engine.task import Task
 from retina_dist.run.build import best_metric, build_plan
 from retina_dist.run.records import describe_job
-from retina_dist.run.resume import check_resume, open_run, outside_of_runs, run_folder_of
+from retina_dist.run.resume import check_resume, open_run, run_folder_of
 from retina_dist.strategies.base import DistributedStrategy
 from retina_dist.strategies.devices import find_gpu
 from retina_dist.strategies.launch_environment import detect_launch
@@ -115,7 +115,7 @@ def _check_folder(config: RunConfig, is_restart: bool) -> None:
         source = parse_path(config.resume)
         check_resume(source, config.trainer.checkpoint_dir)
         if not (config.output_dir or run_folder_of(source)):
-            raise outside_of_runs(source)
+            open_run(config)  # its error
     elif not (config.resume or config.dry_run):
         open_run(config)
 

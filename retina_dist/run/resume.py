@@ -197,21 +197,16 @@ def _find_named(config: RunConfig, owner: Owner | None) -> tuple[Path, Found | N
     found = _named_checkpoint(named, elsewhere)
     source, _ = found
     if folder is None:
-        raise outside_of_runs(source)
+        raise ConfigError(
+            f"resume={source} is not inside a run folder, whose config.yaml has the settings; give "
+            "that folder, or add output_dir=NEW and the settings that the run was started with, "
+            "such as experiment=… data.root=…."
+        )
     if own is None or folder.resolve() != own.resolve():
         _refuse_checkpoints_in(folder)
     if elsewhere != source.parent:
         _refuse_checkpoints_elsewhere(elsewhere)
     return folder, found
-
-
-def outside_of_runs(source: PathOrUrl) -> ConfigError:
-    """The error of a checkpoint `source` that no run folder is known for."""
-    return ConfigError(
-        f"resume={source} is not inside a run folder, whose config.yaml has the settings; give "
-        "that folder, or add output_dir=NEW and the settings that the run was started with, "
-        "such as experiment=… data.root=…."
-    )
 
 
 def _name(config: RunConfig) -> str:
