@@ -10,6 +10,9 @@ _TABLE = """
 precision fp32: 32 32-true 32-full float32 float fp-32 single full
 precision fp16: 16 16-mixed 16-true float16 half fp16-mixed mixed-float16 amp mixed
 precision bf16: bf16-mixed bf16-true bfloat16 mixed-bfloat16
+batch_size give one; in a training, trainer.accumulate=auto fits it into the memory: -1 auto
+save_top_k give as many as there are validations to keep all, as 1000: -1
+num_workers give 0 to read in the training process, or a number of processes: -1
 norm bn: batchnorm batch-norm batchnorm2d batch
 norm sync_bn: syncbn sync-batchnorm syncbatchnorm
 norm frozen_bn: frozenbn frozen frozen-batchnorm frozenbatchnorm frozenbatchnorm2d

@@ -103,9 +103,10 @@ class Limits:
         if value is None or value in self.words:
             return ""
 
-        off = f"; {key}=null turns it off" if self.null_is_off else ""
+        off = f"{key}=null turns it off" if self.null_is_off else ""
         broken = self._broken_bound(value)
-        return broken and f"{key}={value} is {broken}{off}."
+        parts = filter(None, (broken, str(value_meant(key, value, ())), off))
+        return broken and f"{key}={value} is {'; '.join(parts)}."
 
     def _broken_bound(self, value: Any) -> str:
         if self.at_least is not None and value < self.at_least:
@@ -322,7 +323,6 @@ _MEANT = {
     ("data", "ClassificationData"): "give it to rd.ClassifierTrainer",
     ("data", "DetectionData"): "give it to rd.Trainer",
     ("model", "ClassifierConfig"): "give it to rd.ClassifierTrainer",
-    ("data.batch_size", "auto"): "give one, and trainer.accumulate=auto to fit it into the memory",
 }
 
 
@@ -359,9 +359,15 @@ def _is_number(text: str) -> bool:
 def wrong_type(key: str, value: object, hint: object, limits: Limits) -> str:
     """The sentence for a value of another type than `hint`, with how to write one."""
     problem = limits.options and limits.problem(key, value)
-    remedy = limits.remedy or (limits.writes and f"give a {limits.writes}")
+    remedy = (
+        str(value_meant(key, value, ()))
+        or limits.remedy
+        or (limits.writes and f"give a {limits.writes}")
+    )
     if str(value).lower() in ("none", "off", "no", "false") and type(None) in kinds_of(hint):
         remedy = f"write {key}=null"
+    if int in kinds_of(hint) and re.fullmatch(r"\d+(-|:|\.\.)\d+", str(value)):
+        remedy = f"write one, or all with commas and --multirun, as {key}=1,2,3"
     if str(value).endswith("%"):
         remedy = "write a share for percent, as 0.2 for 20%"
     return problem or _wrong_type(key, value, hint, remedy)

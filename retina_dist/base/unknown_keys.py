@@ -57,8 +57,11 @@ train_dir train_path val_dir val_path: data.root | root
 data d train: data.root | root | input
 logger loggers report_to wandb clearml comet tracking neptune aim: see logging.tensorboard and \
 logging.mlflow_uri; docs/extending.md has a logger for others
-freeze freeze_backbone frozen_stages trainable_layers: model.trainable_layers | every layer of a \
-classifier is trained; leave it out
+freeze freeze_backbone frozen_stages: see model.trainable_layers, how many stages of a detector's \
+body train, counted from the last, 0 for none; every layer of a classifier is trained
+trainable_layers: model.trainable_layers | every layer of a classifier is trained; leave it out
+–m –multirun —m —multirun ––multirun –cfg —cfg –help —help –config_dir —config_dir: write its dash \
+as a hyphen, - or --, as -m or --multirun
 loss cls_loss: see model.focal_alpha, model.focal_gamma and model.box_loss
 kmeans anchors num_anchors: see model.anchor_sizes and model.aspect_ratios
 channels num_channels in_channels in_chans color_mode color input.format color_format \
@@ -75,7 +78,8 @@ exp experiments recipes recipe preset: write experiment=NAME
 opset half simplify dynamic: leave it out
 net backbone model.name arch: model.backbone | model.architecture
 config config_file cfg hyp: put it into FOLDER/experiment and give --config-dir FOLDER \
-experiment=NAME
+experiment=NAME, with # @package _global_ as its first line, or for a run's config.yaml give \
+--config-dir RUN --config-name config
 checkpoint: run | evaluate, predict, serve and export take a checkpoint; train takes resume=RUN, \
 and the doctor checks data
 multi_run sweep evolve hyperparameter_search: give --multirun to train with each of several values
@@ -846,7 +850,11 @@ def _remedy_of_file(word: str, known: Collection[str]) -> str:
     stem, _, ending = word.rpartition(".")
     name = os.path.basename(stem)
     if ending in ("yaml", "yml") and "data.root" in known and name != "data":
-        return f"put it into FOLDER/experiment and give --config-dir FOLDER experiment={name}"
+        return (
+            f"put it into FOLDER/experiment and give --config-dir FOLDER experiment={name}, with "
+            "# @package _global_ as its first line, or for a run's config.yaml give "
+            "--config-dir RUN --config-name config"
+        )
     return ""
 
 

@@ -229,15 +229,23 @@ def _rows(
         form = "a table of labels"
         rows = _from_tables(tree, tables, split)
     else:
-        form = "a folder for each class"
         _refuse_others(tree)
         rows = _from_folders(tree, split)
+        form = _form_of_folders(rows or ())
     warnings = _unread(tree, tables, split)
     if not tables and rows and split == "train":
         warnings += _empty_classes(rows) + _like_splits(rows) + _spelt_alike(rows)
     if len(tables) == 1 and "split" not in columns_of(tree.head(tables[0]).keys):
         warnings += _unlabelled(tree, rows or ())
     return form, rows, warnings
+
+
+def _form_of_folders(rows: Sequence[Row]) -> str:
+    """The form of class folders, with what they are in where that is several folders."""
+    places = {str(source).removesuffix(name) for name, source, _ in rows}
+    if len(places) < 2:
+        return "a folder for each class"
+    return f"a folder for each class of {truncate(sorted(places), 3)} (data.root=FOLDER takes one)"
 
 
 def _unread(tree: Tree, tables: Sequence[str], split: str) -> list[str]:

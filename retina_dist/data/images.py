@@ -278,7 +278,8 @@ def _orientation_of_annotations(
     raise ImageError(
         f"{path} is {shown[0]} x {shown[1]} pixels, "
         f"but its annotation says {annotated[0]} x {annotated[1]}; "
-        "give the image that was annotated, the same each time, or set data.bad_images=skip."
+        "give the image that was annotated, in its size (training resizes it) and the same each "
+        "time, or set data.bad_images=skip."
     )
 
 

@@ -67,8 +67,11 @@ class CocoReader(FileReader):
             files = " and ".join(found[:3])
             remedy = "keep one"
             if place.split != "test":
-                remedy = f"name one with data.{place.split}_annotations=FILE, take one away, "
-                remedy += "merge them, or rename one for another split, as val.json"
+                remedy = (
+                    f"name one with data.{place.split}_annotations=FILE, or its data set with "
+                    "data.root=FOLDER, take one away, merge them, or rename one for another "
+                    "split, as val.json"
+                )
             raise DataError(f"{root} has two COCO json of {place.split}: {files}; {remedy}.")
         file = found[0]
         source = root / file

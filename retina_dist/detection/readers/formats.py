@@ -63,6 +63,7 @@ class AnnotationReader(ABC):
 
     settings: Any = DetectionData
     title = ""
+    unlabelled = UNLABELLED  # what to do with images that have no annotations
     file_settings: ClassVar[Sequence[str]] = FILE_SETTINGS  # those of them that it reads
 
     def __init__(self, settings: object) -> None:
@@ -350,7 +351,9 @@ class FolderReader(FileReader):
         used = [item.file for items in scan.items.values() for item in items]
         others = place.images.without(used)
         for split, names in by_split(others, scan.items).items():
-            scan.left_out[split].append(LeftOut("image", "without annotations", names, UNLABELLED))
+            scan.left_out[split].append(
+                LeftOut("image", "without annotations", names, self.unlabelled)
+            )
 
 
 def by_split(files: Iterable[str], splits: Iterable[str]) -> dict[str, list[str]]:

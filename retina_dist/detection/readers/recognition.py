@@ -19,6 +19,8 @@ UNREAD = """
 KITTI | .txt |  | kitti
 WIDER FACE | _bbx_gt.txt |  | wider_face
 MOT | /gt.txt |  | mot_seq_gt
+PennFudanPed or INRIA | .txt | Compatible,PASCAL,Annotation | write its boxes as COCO json, or \
+give rd.TorchDatasetConfig the tutorial's Dataset (docs/python.md)
 DOTA | .txt | imagesource:GoogleEarth | write its boxes as COCO json, or as lines of YOLO
 TFRecord | .tfrecord .record |  | tf_detection_api
 Mapillary | .json | ispano | mapillary_vistas
@@ -34,8 +36,9 @@ COCO without categories | .json | images,annotations | convert it with its list 
 COCO without images | .json | annotations,categories | give its list images
 COCO without annotations | .json | images,categories | give its list annotations, or the file with \
 the boxes
-a COCO file of results | .json | image_id,category_id,score | give the annotations that they are \
-compared with
+a COCO file of results | .json | image_id,category_id,score | to train on them, write \
+them as annotations with ids, below images and categories; else give the annotations that they \
+are compared with
 VoTT | .json | assets,tags | vott_json
 V7 Darwin | .json | item,annotations | give its export as COCO
 Vertex AI | .jsonl | imageGcsUri | write its boxes as COCO json, or as lines of YOLO

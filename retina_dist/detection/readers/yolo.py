@@ -108,6 +108,9 @@ class YoloReader(FolderReader):
     endings = (".txt",)
     shares = True
     centred = True
+    unlabelled = (
+        "left out; label them, name their folder in data.yaml, or take them out of the folder"
+    )
 
     @classmethod
     def matches(cls, head: Head) -> bool:

@@ -205,7 +205,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ),
         (
             "data.batch_size=auto",
-            "give one, and trainer.accumulate=auto to fit it into the memory.",
+            "give one; in a training, trainer.accumulate=auto fits it into the memory.",
         ),
         ("data.batch_size=1.5", "data.batch_size=1.5 is not a whole number; write one in digits."),
         ("data.shuffle=maybe", "data.shuffle=maybe is not a switch; write true or false."),

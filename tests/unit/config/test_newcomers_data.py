@@ -339,7 +339,9 @@ def test_results_and_images_alone_are_no_annotations(tmp_path: Path) -> None:
         recognise(Tree(tmp_path))
     row = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}
     (tmp_path / "results.json").write_text(json.dumps([row]))
-    with pytest.raises(DataError, match="a COCO file of results, .*; give the annotations that"):
+    with pytest.raises(
+        DataError, match="a COCO file of results, .*; else give the annotations that"
+    ):
         recognise(Tree(tmp_path))
 
 
@@ -426,7 +428,9 @@ def test_a_split_under_another_word_is_to_be_renamed(tmp_path: Path) -> None:
     _coco(tmp_path, "train", [1, 2])
     _coco(tmp_path, "holdout", [1], first=3)
     data = DetectionData(root=str(tmp_path))
-    with pytest.raises(DataError, match=r"merge them, or rename one .*, as val\.json\."):
+    with pytest.raises(
+        DataError, match=r"data\.root=FOLDER, .* merge them, or rename one .*, as val\.json\."
+    ):
         read_split(data, "train")
     (tmp_path / "holdout.json").rename(tmp_path / "eval.json")
     train, val = read_splits(data)
@@ -466,7 +470,7 @@ def test_what_is_left_out_of_the_plan_has_its_remedy(tmp_path: Path) -> None:
     data = _yolo_config(tmp_path, "images/valid")
     train, val = read_splits(data)
     assert val is None
-    remedy = r"images/val/a\.png \(left out; give a file of this format with their boxes, or"
+    remedy = r"images/val/a\.png \(left out; label them, name their folder in data\.yaml, or take"
     assert re.search(remedy, train.describe())
     assert "'images/valid' for val, where no image is; correct or remove it" in train.warnings[0]
 
@@ -493,6 +497,19 @@ def test_a_table_with_other_columns_is_to_be_headed(tmp_path: Path) -> None:
     samples = read_samples(tmp_path, "train")
     assert samples is not None
     assert samples.classes == ("boxer",)
+
+
+def test_class_folders_of_two_data_sets_are_named_in_the_plan(tmp_path: Path) -> None:
+    for folder in ("v1/train/cat", "v1/train/dog", "v2/val/cat"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / folder / "a.jpg")
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert samples.form == "a folder for each class", "of one data set"
+    (tmp_path / "v2/val").rename(tmp_path / "v2/train")
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert f"{tmp_path}/v1/train/, {tmp_path}/v2/train/ (data.root=FOLDER t" in samples.form
 
 
 def test_boxes_given_to_a_classifier_name_the_recipe(tmp_path: Path) -> None:
@@ -576,6 +593,13 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
         ({"_classes.csv": "filename,cat\na.png,1\n"}, "give an export with boxes, as COCO"),
         ({"gt/gt.txt": "1,1,5,5,9,9,1,1,1\n"}, "convert it with datum convert -if mot_seq_gt"),
         ({"train/images/a.png": "", "train/labelTxt/a.txt": "imagesource:GoogleEarth\n"}, "DOTA"),
+        (
+            {
+                "PNGImages/a.png": "",
+                "Annotation/a.txt": "# Compatible with PASCAL Annotation Version",
+            },
+            "PennFudanPed or INRIA, .*; write its boxes as COCO json, or give rd.TorchDatasetConfig",
+        ),
         ({"train.parquet": "PAR1"}, "a table or a pickle, .*; write its boxes as COCO json"),
         ({"a.json": '{"assets": {}, "tags": []}'}, "datum convert -if vott_json"),
         ({"a.json": '{"item": {}, "annotations": []}'}, "V7 Darwin, .*; give its export as COCO"),
