@@ -20,7 +20,7 @@ KITTI | .txt |  | kitti
 WIDER FACE | _bbx_gt.txt |  | wider_face
 MOT | /gt.txt |  | mot_seq_gt
 PennFudanPed or INRIA | .txt | Compatible,PASCAL,Annotation | write its boxes as COCO json, or \
-give rd.TorchDatasetConfig the tutorial's Dataset (docs/python.md)
+give your own Dataset to rd.TorchDatasetConfig, as docs/python.md shows
 DOTA | .txt | imagesource:GoogleEarth | write its boxes as COCO json, or as lines of YOLO
 TFRecord | .tfrecord .record |  | tf_detection_api
 Mapillary | .json | ispano | mapillary_vistas

@@ -598,7 +598,7 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
                 "PNGImages/a.png": "",
                 "Annotation/a.txt": "# Compatible with PASCAL Annotation Version",
             },
-            "PennFudanPed or INRIA, .*; write its boxes as COCO json, or give rd.TorchDatasetConfig",
+            "PennFudanPed or INRIA, .*; write its boxes as COCO json, or give your own Dataset",
         ),
         ({"train.parquet": "PAR1"}, "a table or a pickle, .*; write its boxes as COCO json"),
         ({"a.json": '{"assets": {}, "tags": []}'}, "datum convert -if vott_json"),
