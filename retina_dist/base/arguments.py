@@ -60,7 +60,9 @@ def _check_call(
         if others:
             hint += f", perhaps with {truncate(others)}, by name"
         unknown = [key for key in kwargs if key not in signature.parameters]
-        key = [*unknown, "positional" if "positional" in str(error) else "missing"][0]
+        key = "positional" if "positional" in str(error) else "missing"
+        if unknown:
+            key = unknown[0]
         for near in get_close_matches(key, signature.parameters, 1, 0.7):
             hint = f"did you mean {near}? Or {hint}"
         hint = alias(f"{name}.{key}", ()) or hint
@@ -226,6 +228,7 @@ def _check_plain(key: str, value: object, hint: object) -> None:
 
 def _in_python(sentence: str, key: str, value: object) -> str:
     """The sentence of `wrong_type` without what is for the command line and for files."""
+    sentence = sentence.replace(f"{key}=null", f"{key}=None")
     sentence, of_files, _ = sentence.partition(", in a file's")
     if not of_files:
         return sentence

@@ -677,7 +677,7 @@ def unknown_key(
     hint = f"leave it out, or see the keys with {command} --help."
     if key.isupper() and "_" in key and "." not in key:  # a variable of the environment
         hint = f"write it before the command: {key}={value} {command}."
-    if len(others) > 4:  # the settings of a training
+    if len(others) > 4:  # of every training: name train, the last, alone
         others = others[-1:]
     if others:
         hint = f"it is one of {' and '.join(others)}: leave it out."
@@ -806,7 +806,7 @@ def _remedy_of_word(
     name, _, given = re.sub(r"@|=\[", ":", word.lstrip("~").partition(",")[0]).partition(":")
     before = "".join(overrides[:number][-1:])
     around = [before, *overrides[number + 1 : number + 2]]
-    is_apart = any(re.search(",$|=$|^=", other) for other in around)
+    is_apart = any(other.endswith((",", "=")) or other.startswith("=") for other in around)
     if is_apart or unclosed(before):
         return "leave out the spaces around = and between the items of a list"
     key, _, value = before.partition("=")

@@ -140,7 +140,7 @@ def read_samples(
     if unknown:
         raise DataError(
             f"{root}: {split} has classes that train has not: {truncate(unknown)}; "
-            f"rename or remove them, as train has {truncate(known)}."
+            f"rename or remove them; train has {truncate(known)}."
         )
 
     number = {name: i for i, name in enumerate(known)}

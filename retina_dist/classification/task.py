@@ -234,7 +234,7 @@ def check_trainable(model: ClassifierConfig, data: ClassificationData, train: Sa
         said = "".join(f" ({warning})" for warning in train.warnings)
         raise ConfigError(
             f"data={data.name} has one class only, {train.classes[0]}; a classifier "
-            f"needs two: add images of another, or name the columns of a table "
-            f"file and label{said}."
+            f"needs two: add images of another, or head the columns of a table file and "
+            f"label{said}."
         )
     check_sizes(model.architecture, model.zero_gamma, data.image_size, data.val_size)

@@ -113,7 +113,9 @@ class Command:
         folder = Path(os.path.relpath(job.runtime.output_dir))
         is_sweep = job.mode == RunMode.MULTIRUN
         if job.sweeper.get("params") and not is_sweep:
-            print_redacted("warning: hydra.sweeper.params are read with --multirun.", sys.stderr)
+            print_redacted(
+                "warning: hydra.sweeper.params have no effect without --multirun.", sys.stderr
+            )
         overrides = list(job.overrides.task)
         settings = partial(self._settings, composed, overrides, folder, is_sweep)
         with configure_logging(detect_launch().rank):

@@ -141,10 +141,11 @@ def unreadable(text: str) -> str:
 
 def _missing_entry(error: MissingConfigException) -> str:
     """Message for a choice without a file, such as model=yolo."""
+    # model/yolo, hydra/sweeper/optuna, or a NAME alone
     group, slash, value = re.split("(?<!hydra)(/|$)", str(error.missing_cfg_file), maxsplit=1)
     if not slash:
         remedy = f"give experiment={group}, with --config-dir FOLDER if it is FOLDER/experiment's"
-        remedy += ", and never --config-path"
+        remedy += ", not --config-path"
         return f"there is no configuration {group}; {remedy}."
     remedy = _instead_of_entry(group, value)
     if remedy:
@@ -175,10 +176,8 @@ def _instead_of_entry(group: str, value: str) -> str:
     is_yaml = value.lower().endswith((".yaml", ".yml"))
     own, slash, entry = value.partition("/")
     if group == "experiment" and slash and not is_yaml:  # in its list of defaults
-        return (
-            f"{group} has no {value}; in the defaults of its file, write "
-            f"- override /{own}: {entry}.".replace("override /experiment: ", "")
-        )
+        line = entry if own == group else f"override /{own}: {entry}"
+        return f"{group} has no {value}; in the defaults of its file, write - {line}."
     if group == "data":
         return _instead_of_data(value, is_yaml)
     if group == "model" and Path(value).name.lower().startswith("yolo"):

@@ -51,7 +51,7 @@ class Scorer:
         except ImageError as error:
             reason = str(error).split(";")[0]  # without the advice for data sets
             if data.isascii():  # as curl sends it without @
-                reason += f", but text; {USAGE}."
+                reason += f": it is text; {USAGE}."
             raise RequestError(400, f"image {i}: {reason}") from error
         return self.predictor.prepare(pixels), pixels.shape[2], pixels.shape[1]
 
@@ -149,5 +149,5 @@ def _read_form(content_type: str, body: bytes, max_images: int) -> list[bytes]:
         ) from error
     if not body.rstrip().endswith(boundary + b"--"):
         raise RequestError(400, f"the form ends before its last boundary; {USAGE}.")
-    check_names(field.field_name.decode() for field in fields)
+    check_names(field.field_name.decode("latin-1") for field in fields)
     return images

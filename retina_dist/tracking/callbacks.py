@@ -47,8 +47,8 @@ class Callback:
             if name.startswith("on_") and name not in dir(Callback):
                 raise ConfigError(
                     f"{cls.__name__}.{name} is never called; "
-                    "a Callback has on_start, on_step, on_log, on_end and on_validation, by "
-                    "default after each epoch."
+                    "a Callback has on_start, on_step, on_log, on_end and on_validation, which "
+                    "comes by default after each epoch."
                 )
             if name.startswith("on_") and isfunction(vars(cls)[name]):
                 _check_arguments(cls, name)

@@ -343,7 +343,8 @@ class BoxForm:
         start, side = self.start, self.side
         many = len(side) >= MIN_BOXES_CENTRED and self.part.box_format != "xywh"
         if many and (2 * (start + side) < self.sizes).all():
-            return ["all boxes are in the upper left quarter of the images; scale them to pixels"]
+            where = "all boxes are in the upper left quarter of the images"
+            return [f"{where}; if they are of a smaller size, scale them to the images' pixels"]
         if self.fits or self.misread():
             return []
         swapped = "x and y, or width and height of the images, are swapped; correct the files"
@@ -361,7 +362,7 @@ class BoxForm:
                 bad = f"{(~self.inside).sum()} of {len(self.inside)} boxes leave their image"
                 return [f"{bad}, but fit if {form}"]
         if many and self.inside.mean() < 0.5:
-            return ["most boxes leave their image; scale them to its size in pixels"]
+            return ["most boxes leave their image; scale them to the size of the image in pixels"]
         return []
 
     def _inside(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:

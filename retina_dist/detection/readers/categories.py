@@ -173,7 +173,9 @@ def number_labels(
         labels = Categories.from_coco(entries)
         for name in labels.names:
             if plain(name) == "background":
-                warnings.append(f"{source}: the class {name} is learnt as others are; leave it out")
+                warnings.append(
+                    f"{source}: the class {name} is learnt like any other; leave it out"
+                )
         for name, times in labels.repeated_names.items():
             warnings.append(
                 f"{source}: {times} categories are named {name!r} and stay apart; "

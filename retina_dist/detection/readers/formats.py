@@ -410,8 +410,8 @@ class AutoReader(AnnotationReader):
         self._others_there = []
         if len(formats) > 1 and not named:
             titles = ", ".join(lookup("reader", name).title for name in formats[1:])
-            other = f"data.format={formats[1]} reads that instead, "
-            other += "data.root=FOLDER one folder alone"
+            other = f"data.format={formats[1]} reads that instead, and data.root=FOLDER "
+            other += "one folder alone"
             self._others_there = [f"{data.root} also holds {titles}; {other}"]
         settings = data.with_values(format=formats[0])
         settings.check()

@@ -124,10 +124,12 @@ def _reason(tree: Tree) -> str:
     if all(map(is_image, tree.files)):
         return (
             f"{_seen(tree)}, and no annotations; draw the boxes, as with CVAT or Label Studio, and "
-            "put its export there, or name its file with data.train_annotations=FILE; masks have "
-            "none, torchvision.ops.masks_to_boxes makes them, and docs/data.md shows what is read"
+            "put its export there, or name its file with data.train_annotations=FILE; of masks, "
+            "torchvision.ops.masks_to_boxes makes boxes, and docs/data.md shows what is read"
         )
-    return f"{_seen(tree)}; {_named(tree)}; docs/data.md shows what is read, as .csv with a header"
+    return (
+        f"{_seen(tree)}; {_named(tree)}; docs/data.md shows what is read, as a .csv with a header"
+    )
 
 
 def _named(tree: Tree) -> str:

@@ -3,10 +3,10 @@
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -174,21 +174,20 @@ def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
     if packed:
         otherwise = f"unpack {truncate(packed, 1)} if they are in it, {otherwise}"
     return (
-        f"copy them there, give images and annotations the same names, or {otherwise}, or leave "
+        f"copy them there, give images and annotations the same names, {otherwise}, or leave "
         "them out with data.missing_images=skip"
     )
 
 
 def _named_alike(name: str, folder: Path) -> str:
-    """An image below a folder, or in one beside a folder of annotations, whose name has that of a
-    missing one in it; "" for none.
+    """An image whose name has that of a missing one in it, below a folder or, where its name says
+    nothing, below the one above; "" for none among the first files.
     """
     stem = re.escape(Path(local_part(name)).stem)
     word = re.compile(rf"(?<![^\W_]){stem}(?![^\W_])", re.IGNORECASE)
-    beside: Iterable[Path] = ()
     if folder.name.lower() in NEUTRAL:
-        beside = folder.absolute().parent.glob("*/*")
-    for near in chain(islice(folder.rglob("*"), MAX_LOOKED_AT), islice(beside, MAX_LOOKED_AT)):
+        folder = folder.absolute().parent
+    for near in islice(folder.rglob("*"), MAX_LOOKED_AT):
         if word.search(near.stem) and (is_image(near) or UNREAD.search(near.name)):
             return str(near)
     return ""

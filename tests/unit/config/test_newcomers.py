@@ -576,7 +576,7 @@ def test_a_command_line_is_refused_with_the_remedy(
 def test_a_hook_that_nothing_calls_is_an_error() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"C\.on_epoch_end is never called; .* on_validation, by default after each",
+        match=r"C\.on_epoch_end is never called; .* on_validation, which comes by default",
     ):
 
         class C(Callback):
@@ -959,7 +959,7 @@ def test_a_recipe_that_sweeps_says_that_a_run_alone_does_not(
     line = f"train --config-dir {tmp_path} experiment=own data=synthetic dry_run=true"
     monkeypatch.setattr("sys.argv", ["retina-dist", *line.split()])
     main()
-    assert "hydra.sweeper.params are read with --multirun" in capsys.readouterr().err
+    assert "hydra.sweeper.params have no effect without --multirun" in capsys.readouterr().err
 
 
 def test_a_folder_of_one_file_is_taken_with_its_name(tmp_path: Path) -> None:

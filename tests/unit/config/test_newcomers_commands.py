@@ -148,10 +148,16 @@ def test_a_data_url_is_an_image_and_other_keys_pass() -> None:
     assert read_images("application/json", json.dumps(content).encode()) == [b"\xff\xd8"] * 2
 
 
+def test_a_field_of_a_form_may_have_any_name() -> None:
+    field = b'--b\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n1\r\n'
+    file = b'--b\r\nContent-Disposition: form-data; name="i"; filename="a"\r\n\r\nabc\r\n--b--\r\n'
+    assert read_images("multipart/form-data; boundary=b", field + file) == [b"abc"]
+
+
 def test_a_path_in_place_of_an_image_says_how_to_send_the_file() -> None:
     scorer = object.__new__(Scorer)
     scorer.max_pixels = 1000
-    with pytest.raises(RequestError, match="but text; send an image .*--data-binary @FILE"):
+    with pytest.raises(RequestError, match="it is text; send an image .*--data-binary @FILE"):
         scorer.prepare(b"photos/a.jpg", 0)
     with pytest.raises(RequestError, match=r"not JPEG, PNG, WEBP\)$"):
         scorer.prepare(b"\xff\xfe\x00", 0)

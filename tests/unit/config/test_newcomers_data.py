@@ -353,11 +353,11 @@ def test_data_in_another_format_than_said_name_what_reads_them(tmp_path: Path) -
 
 def test_images_that_are_packed_are_to_be_unpacked(tmp_path: Path) -> None:
     data = _csv(tmp_path, f"{HEADER}c.png,cat,1,2,30,40\n")
-    with pytest.raises(DataError, match="; copy them there, .* the same names, or put each image"):
+    with pytest.raises(DataError, match="; copy them there, .* the same names, put each image"):
         read_split(data, "train")
     (tmp_path / "images.zip").touch()
     with pytest.raises(
-        DataError, match=r" the same names, or unpack images\.zip if they are in it, put"
+        DataError, match=r" the same names, unpack images\.zip if they are in it, put"
     ):
         read_split(DetectionData(root=str(tmp_path)), "train")
 
@@ -607,14 +607,14 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
         ({"a.odgt": "{}"}, "CrowdHuman, .*; write its boxes as COCO json"),
         (
             {"images/a.png": "", "masks/a.png": ""},
-            "draw the boxes, as with CVAT .* masks have none",
+            "draw the boxes, as with CVAT .* of masks, torchvision",
         ),
         (
             {"train/images/a.png": "", "train/masks/a.png": ""},
-            "; masks have none, torchvision.ops.masks_to_boxes makes them",
+            "; of masks, torchvision.ops.masks_to_boxes makes boxes",
         ),
         # tables
-        ({"a.csv": "a.png,cat,1,2,9,8\n"}, "the columns of a CSV .* as .csv with a header"),
+        ({"a.csv": "a.png,cat,1,2,9,8\n"}, "the columns of a CSV .* as a .csv with a header"),
         ({"a.csv": f'{HEADER}a.png,cat,"1,5",2,9,8\n'}, "'1,5', not a number; write a point for"),
         ({"a.csv": "\n".join([HEADER[:-1], *SWAPPED])}, "fit if they are x1, x2, y1, y2; correct"),
         (
@@ -628,15 +628,21 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
         ({"a.csv": "\n".join([HEADER[:-1], *CENTRED])}, "fit if x, y is the centre of a box"),
         # boxes in percent, or of larger images
         ({"a.json": _of_boxes([*SMALL, [1, 2, 9, 32]])}, ""),
-        ({"a.json": _of_boxes(SMALL)}, "in the upper left quarter .*; scale them to pixels"),
-        ({"a.json": _of_boxes(LARGE)}, "most boxes leave their image; scale them to its size"),
+        (
+            {"a.json": _of_boxes(SMALL)},
+            "in the upper left quarter .*; if they are of a smaller size, scale them",
+        ),
+        (
+            {"a.json": _of_boxes(LARGE)},
+            "most boxes leave their image; scale them to the size of the image",
+        ),
         (
             {"a.json": _of_boxes([[x1, x2, y1, y2] for x1, y1, x2, y2 in BOXES])},
             "are x1, x2, y1, y2",
         ),
         (
             {"a.json": _changed("categories", [*COCO_OF_A["categories"], BACKGROUND])},
-            "the class __background__ is learnt as others are; leave it out",
+            "the class __background__ is learnt like any other; leave it out",
         ),
         # lines of YOLO
         (_labels("cat .5 .5 .2 .2"), "has the class 'cat', not its number; write 0 for cat"),
@@ -656,7 +662,7 @@ ALONE["shape_attributes"] |= {"width": 9, "height": 9}
             "no image of train is there, such as data/obj/a.png; copy the images beside their",
         ),
         # names of images
-        ({"a.json": _changed("images", [{"id": 1, "file_name": "b.png"}])}, " the same names, or"),
+        ({"a.json": _changed("images", [{"id": 1, "file_name": "b.png"}])}, " the same names, "),
         ({"new_a.png": "", "a.json": json.dumps(COCO_OF_A)}, "new_a.png: give the files the names"),
         (
             {"train/a.heic": "", "a.json": json.dumps(COCO_OF_A)},

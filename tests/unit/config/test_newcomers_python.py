@@ -45,6 +45,7 @@ def change(settings: Any, name: str, value: object) -> None:
 # the sentence, and what a user wrote
 SAID: dict[str, Callable[[], object]] = {
     # arguments in the order that they were given
+    r"patience=false is not .* number; write patience=None": lambda: trainer(patience=False),
     r"no argument max_epochs; did you mean max_duration=": lambda: trainer(
         max_epochs=2, accelerator="gpu"
     ),
@@ -83,7 +84,7 @@ SAID: dict[str, Callable[[], object]] = {
     r"schedule=float is not a section|schedule=0.1 .*such as name='cosine'": lambda: trainer(
         schedule=0.1
     ),
-    r"logging=null is not a section; .* such as tensorboard=False": lambda: trainer(logging=None),
+    r"logging=None is not a section; .* such as tensorboard=False": lambda: trainer(logging=None),
     r"data=TorchDatasetConfig is not a section; .* such as root='FOLDER'": lambda: trainer(
         rd.ClassifierTrainer
     ),

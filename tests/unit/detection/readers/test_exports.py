@@ -116,7 +116,7 @@ def test_real_photos_have_the_same_boxes_in_xml_and_in_csv(real_data: Path) -> N
     auto = DetectionData(name="cards", root=str(root))
     part = read_split(auto, "train")
     assert part is not None
-    other = "data.format=csv reads that instead, data.root=FOLDER one folder alone"
+    other = "data.format=csv reads that instead, and data.root=FOLDER one folder alone"
     assert f"{root} also holds CSV; {other}" in part.warnings
     text = unread_test(auto, auto.reader(), validates=False)
     assert text.startswith("67 images, not trained on; data.val_split=test validates on it")
