@@ -69,6 +69,11 @@ def _check_call(
         raise ConfigError(f"{name}: {error}; {hint}.") from None
 
 
+def _is_ours(kind: type) -> bool:
+    """Whether a class is the library's: a user's may have attributes of its own."""
+    return kind.__module__.startswith("retina_dist.")
+
+
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
     """Message for a name that `owner` does not have: what other libraries call so, or its own."""
     own = [each for each in known if not each.startswith("_")]
@@ -93,7 +98,8 @@ class Suggests(metaclass=_SuggestingClass):
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: object) -> None:
-            if alias(f"rd.{type(self).__name__}.{name}", ()):  # where nothing would read it
+            kind = type(self)
+            if _is_ours(kind) and alias(f"rd.{kind.__name__}.{name}", ()):  # nothing would read it
                 raise AttributeError(self._message(name))
             super().__setattr__(name, value)
 
@@ -181,8 +187,7 @@ class KnownArguments:
     def __setattr__(self, name: str, value: object) -> None:
         """Set a value of these settings; another name is a ConfigError, as an argument is."""
         kind = type(self)
-        # a user's class may have attributes of its own
-        if kind.__module__.startswith("retina_dist.") and not hasattr(kind, name):
+        if _is_ours(kind) and not hasattr(kind, name):
             self._check_name(name, value)
         super().__setattr__(name, value)
 

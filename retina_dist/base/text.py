@@ -12,6 +12,15 @@ NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.I
 UNSHOWABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def rows_of(table: str, separator: str = ": ") -> dict[str, str]:
+    """The texts of a table, one a line, by what stands before the separator.
+
+    >>> rows_of("a: b" + chr(10) + "c: d: e")
+    {'a': 'b', 'c': 'd: e'}
+    """
+    return dict(line.split(separator, 1) for line in table.strip().splitlines())
+
+
 def is_text(value: object) -> bool:
     """Not empty, and without what a terminal acts on or no file can hold."""
     return isinstance(value, str) and value != "" and UNSHOWABLE.search(value) is None

@@ -102,7 +102,7 @@ class TrainedClassifier(Predictor[Tensor, Tensor, ClassificationResult]):
     def val_of(self, data: object) -> Samples:
         if not isinstance(data, ClassificationData):
             given = type(data).__name__
-            raise ConfigError(f"data is of type {given}; give ClassificationData(root=FOLDER).")
+            raise ConfigError(f"data is of type {given}; give ClassificationData(root=…).")
         root = root_of(data.root, data.name)
         read = partial(read_samples, root, classes=self.classes, bad_images=data.bad_images)
         val = read(data.val_split)

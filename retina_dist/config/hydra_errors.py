@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from retina_dist.base.errors import ConfigError, UserError, first_line
 from retina_dist.base.files import is_packed
 from retina_dist.base.other_names import value_meant
-from retina_dist.base.text import as_override
+from retina_dist.base.text import as_override, rows_of
 from retina_dist.base.unknown_keys import unclosed
 
 # How the names of torchvision's networks begin.
@@ -22,34 +22,30 @@ TORCHVISIONS = re.compile(
 )
 
 
-def _rows(table: str) -> dict[str, str]:
-    """What stands before and behind the arrow of each line."""
-    return dict(row.split(" -> ") for row in table.strip().splitlines())
-
-
 # What is chosen by a setting, not by an entry of the group.
-SETTINGS_OF_GROUPS = _rows("""
-hydra/sweeper -> install its plugin, as by pip install hydra-optuna-sweeper; there
-hydra/launcher -> install its plugin, as by pip install hydra-ray-launcher; there
-data -> give data.root=FOLDER, whose format is recognised, or, where each class has a folder, \
+SETTINGS_OF_GROUPS = rows_of("""
+hydra/sweeper: install its plugin, as by pip install hydra-optuna-sweeper; there
+hydra/launcher: install its plugin, as by pip install hydra-ray-launcher; there
+data: give data.root=FOLDER, whose format is recognised, or, where each class has a folder, \
 task=classification data=folders data.root=FOLDER; there
-augmentation -> see data.hflip, data.photometric and data.scale_jitter; there
-task -> give detection, for boxes, or classification, for whole images; there
-trainer -> give strategy=ddp, or settings such as trainer.precision=bf16; there
-logging -> give logging.tensorboard=true or logging.mlflow_uri=URI; there
+augmentation: see data.hflip, data.photometric and data.scale_jitter; there
+task: give detection, for boxes, or classification, for whole images; there
+trainer: give strategy=ddp, or settings such as trainer.precision=bf16; there
+logging: give logging.tensorboard=true or logging.mlflow_uri=URI; there
 """)
 # What is given where a path takes one value.
-ONE_OF = _rows("""
-run -> give one, and the other as other=RUN
-input -> give one file, a folder, or "photos/*.jpg"
-checkpoint -> give one
-root -> give one folder
-data.root -> give one folder
+ONE_OF = rows_of("""
+run: give one, and the other as other=RUN
+input: give one file, a folder, or "photos/*.jpg"
+checkpoint: give one
+root: give one folder
+data.root: give one folder
 """)
 GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.
-KNOWN_FAULTS = _rows("""
+KNOWN_FAULTS = rows_of(
+    """
 Cannot merge DictConfig with ListConfig -> a file of the configuration holds a list; write \
 KEY: VALUE lines, without - before.
 does not support sweep type -> interval() is for other sweepers; write the values, as \
@@ -89,7 +85,9 @@ duplicate key -> write the key once, with all that is below it
 mapping values are not allowed -> indent the keys of a section alike, begin a new line below, or \
 put the text in quotes
 escape character -> write the text in single quotes, or with slashes
-""")
+""",
+    " -> ",
+)
 
 
 @contextmanager

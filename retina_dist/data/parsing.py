@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from retina_dist.base.errors import ConfigError, DataError, UserError, first_line
 from retina_dist.base.files import PathOrUrl, open_regular, read_bytes
-from retina_dist.base.text import escape, parse_number
+from retina_dist.base.text import escape, parse_number, rows_of
 
 # what parsers and the look into their results raise; LookupError is of an unknown encoding too
 DAMAGED = (
@@ -33,7 +33,7 @@ DAMAGED = (
 LFS = b"version https://git-lfs"  # how its pointers begin, https://git-lfs.com
 
 # what a column is -> its names, in small letters without spaces, hyphens and underscores
-_ALIASES = """
+ALIASES = rows_of("""
 file: filename file image imagename imageid imagepath filepath path img name externalid id
 class: class label classname labelname category categoryname name target species labels breed \
 diagnosis dx
@@ -49,8 +49,7 @@ width: width imagewidth imgwidth
 height: height imageheight imgheight
 bbox: bbox box boundingbox
 split: split subset set isvalid
-"""
-ALIASES = dict(line.split(": ") for line in _ALIASES.strip().splitlines())
+""")
 
 
 @contextmanager

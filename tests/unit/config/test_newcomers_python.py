@@ -171,6 +171,13 @@ def test_a_limit_of_a_detector_is_not_set_in_vain() -> None:
         detector.score_threshold = 0.5  # type: ignore[attr-defined]
     detector.remark = "mine"  # type: ignore[attr-defined]
 
+    class Detector(rd.Detector):
+        """A user's, of the same name."""
+
+    own = Detector(network, ["red"])
+    own.score_threshold = 0.5  # type: ignore[attr-defined]
+    assert vars(own)["score_threshold"] == 0.5
+
 
 @pytest.mark.parametrize(
     ("key", "meant"), [("mAP50-95", "AP"), ("map_50", "AP50"), ("map", "AP"), ("coco/AP75", "AP75")]
