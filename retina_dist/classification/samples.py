@@ -25,6 +25,7 @@ from retina_dist.data.parsing import columns_of, csv_rows, json_lines
 from retina_dist.data.shards import annotations_of, has_shards, read_index
 from retina_dist.data.sources import RemoteFile, Source
 from retina_dist.data.tree import (
+    NEUTRAL,
     SPLIT_OF_WORD,
     Head,
     Tree,
@@ -224,7 +225,7 @@ def _rows(
     """The form of the data, the rows of a split, and warnings."""
     if not isinstance(tree, Tree):
         return "shards", _from_shards(complete, tree, split), []
-    tables = [file for file in tree.ending(".csv", ".tsv", ".jsonl") if is_table(tree.head(file))]
+    tables = [file for file in tree.ending(".csv", ".tsv", ".jsonl") if is_table(tree, file)]
     if tables:
         form = "a table of labels"
         rows = _from_tables(tree, tables, split)
@@ -344,11 +345,24 @@ def _source(tree: Tree, file: str) -> Source:
     return str(tree.root / file)
 
 
-def is_table(head: Head) -> bool:
-    """Whether a file has images and their classes, and no boxes."""
+def is_table(tree: Tree, file: str) -> bool:
+    """Whether a file has images and their classes, and no boxes.
+
+    One with a column `id` may list the classes of folders: it has to name an image in none.
+    """
+    head = tree.head(file)
     if head.kind == "lines":
         return head.has("label") and (head.has("image_url") or head.has("file_name"))
-    return _columns(head) is not None
+    columns = _columns(head)
+    if columns is None or head.keys[columns[0]].lower() != "id":
+        return columns is not None
+    first = posixpath.basename("".join(head.inner[columns[0] : columns[0] + 1]))
+    for image in tree.images:
+        folder, name = posixpath.split(image)
+        if first in (name, posixpath.splitext(name)[0]):
+            folder = posixpath.basename(folder).lower()
+            return folder in NEUTRAL | {""} or split_of_folder(folder) is not None
+    return False
 
 
 def _columns(head: Head) -> tuple[int, int] | None:

@@ -296,6 +296,13 @@ def test_a_column_says_which_rows_are_of_validation(no: str, yes: str, tmp_path:
     assert read(tmp_path).warnings == ()  # the images of the other split have labels
 
 
+@pytest.mark.parametrize("rows", ["id,class\na,cat\nd,dog\n", "id,label\n0,cat\n", "id,label"])
+def test_a_table_of_the_classes_of_folders_is_no_table_of_images(rows: str, tmp_path: Path) -> None:
+    draw(tmp_path / "train/cat/a.png", tmp_path / "train/dog/b.png")
+    (tmp_path / "classes.csv").write_text(rows)
+    assert folders_of(tmp_path, "train") == {"a": "cat", "b": "dog"}
+
+
 def test_a_table_of_val_without_a_row_is_an_error(tmp_path: Path) -> None:
     draw(tmp_path / "a.png")
     (tmp_path / "train.csv").write_text("file,label\na.png,x\n")
