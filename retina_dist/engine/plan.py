@@ -273,11 +273,12 @@ class Plan:
             "length": f"{pluralize(self.total_steps, 'step')} = {epochs}",
             "lr": f"{self.lr:g}, {shape}",
         }
-        if self.lr >= max(1, self.batch_size / 256):  # ten times that of Goyal et al. 2017
+        largest = max(1, self.batch_size / 256)  # ten times that of Goyal et al. 2017
+        if self.lr >= largest:
             rows["lr"] += "; nearly every network diverges with it: lower optimizer.lr"
         if self.lr <= 1e-7:
             rows["lr"] += "; hardly any network learns with it: raise optimizer.lr"
-        if self.lr * self.weight_decay >= 1e-3:  # ten times that of the default job
+        if self.lr * self.weight_decay >= 1e-3 * largest:  # ten times that of the default job
             rows["lr"] += "; optimizer.weight_decay shrinks the weights to 0: lower it"
         if self.stop_step < self.total_steps:
             rows["stop"] = f"after step {self.stop_step}, to be resumed"

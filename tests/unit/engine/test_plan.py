@@ -119,6 +119,7 @@ def test_a_rate_that_diverges_is_told_from_one_of_large_batches(
         ({"lr": 2e-7}, ""),
         ({"lr": 1e-3, "weight_decay": 1.0}, "optimizer.weight_decay shrinks the weights to 0"),
         ({"lr": 1e-3, "weight_decay": 0.9}, ""),
+        ({"lr": 12.8, "weight_decay": 1e-4, "num_images": 2**15, "batch_size": 2**15}, ""),
     ],
 )
 def test_a_rate_or_a_decay_that_learns_nothing_is_told(settings: dict, said: str) -> None:
