@@ -60,9 +60,7 @@ def _check_call(
         if others:
             hint += f", perhaps with {truncate(others)}, by name"
         unknown = [key for key in kwargs if key not in signature.parameters]
-        key = "positional" if "positional" in str(error) else "missing"
-        if unknown:
-            key = unknown[0]
+        key = [*unknown, "positional" if "positional" in str(error) else "missing"][0]
         for near in get_close_matches(key, signature.parameters, 1, 0.7):
             hint = f"did you mean {near}? Or {hint}"
         hint = alias(f"{name}.{key}", ()) or hint

@@ -312,13 +312,17 @@ class Entry(KnownArguments):
         if "family" in vars(cls):
             name = args[0] if args else kwargs.get("name", cls.default_entry)
             cls = lookup(cls.family, name).settings
-        unknown = [key for key in kwargs if key not in cls.__dataclass_fields__]
-        for key in unknown[:1]:
-            others = readers_of(cls.family, key)
-            if others:
-                name = f"{cls.public_name()}(name={cls.name!r})"
-                raise ConfigError(f"{name} has no argument {key}; it is of {' and '.join(others)}.")
         return super().__new__(cls, *args, **kwargs)
+
+    @classmethod
+    def _check_name(cls, name: str, value: object) -> None:
+        others = []
+        if name not in cls.__dataclass_fields__:
+            others = readers_of(cls.family, name)
+        if others:
+            own = f"{cls.public_name()}(name={cls.name!r})"
+            raise ConfigError(f"{own} has no argument {name}; it is of {' and '.join(others)}.")
+        super()._check_name(name, value)
 
 
 def _loaded(target: str) -> Any:

@@ -806,7 +806,7 @@ def _remedy_of_word(
     name, _, given = re.sub(r"@|=\[", ":", word.lstrip("~").partition(",")[0]).partition(":")
     before = "".join(overrides[:number][-1:])
     around = [before, *overrides[number + 1 : number + 2]]
-    is_apart = any(other.endswith((",", "=")) or other.startswith("=") for other in around)
+    is_apart = any(re.search(",$|=$|^=", other) for other in around)
     if is_apart or unclosed(before):
         return "leave out the spaces around = and between the items of a list"
     key, _, value = before.partition("=")

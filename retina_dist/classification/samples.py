@@ -228,7 +228,7 @@ def _rows(
     tables = [file for file in tree.ending(".csv", ".tsv", ".jsonl") if is_table(tree, file)]
     if tables:
         form = "a table of labels"
-        rows = _from_tables(tree, tables, split)
+        rows = _of_tables(tree, tables, split)
     else:
         _refuse_others(tree)
         rows = _from_folders(tree, split)
@@ -383,6 +383,13 @@ def _columns(head: Head) -> tuple[int, int] | None:
     return (columns["file"], -1) if others and set(others) <= {"0", "1"} else None
 
 
+def _of_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | None:
+    """The images of a split; None where tables of no split's name have no row of it."""
+    rows = _from_tables(tree, tables, split)
+    is_named = split in [split_of(file, by_word=True) for file in tables]
+    return rows if rows or is_named else None
+
+
 def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | None:
     """The images of the table of a split. Raises DataError for two, and for what it lacks."""
     own = _of_split(tables, split)
@@ -395,7 +402,7 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
     seen = set()
     missing = []
     for where, name, label, of in _labelled(tree, own[0]):
-        if (named or split_of_cell(of) or "train") != split:
+        if (named or _split_of_row(of)) != split:
             continue
         if not name or not label:
             raise DataError(f"{where} has no file or no class; write file,label.")
@@ -412,7 +419,7 @@ def _from_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | N
             f"{tree.root / own[0]}: {len(missing)} of {len(missing) + len(rows)} images are not in "
             f"{tree.root}: {truncate(missing)}; restore them, or remove their rows."
         )
-    return rows if rows or named else None
+    return rows
 
 
 def _of_split(tables: Sequence[str], split: str) -> list[str]:
@@ -448,6 +455,10 @@ def _labelled(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
             where = f"{path}: line {line}"
             label = _label(where, cells, columns[1], head)
             yield where, cells[columns[0]], label, cells[split]
+
+
+def _split_of_row(cell: str) -> str:
+    return split_of_cell(cell) or "train"
 
 
 def _label(where: str, cells: Sequence[str], column: int, head: Head) -> str:

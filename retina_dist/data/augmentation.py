@@ -109,7 +109,7 @@ class KeyedAugmentation:
             )
             if "positional argument" in str(error):  # takes other arguments
                 raise ConfigError(f"{error}; {hint}") from error
-            vars(error)["__notes__"] = [hint]
+            vars(error).setdefault("__notes__", []).append(hint)  # add_note of Python 3.11
             raise
         half = len(draws) // 2
         if not all(map(torch.equal, draws[:half], draws[half:])):

@@ -190,7 +190,8 @@ class ItemReader:
         try:
             item = self.dataset[number]
         except Exception as error:
-            vars(error)["__notes__"] = [f"{self}[{number}] raised this; correct its __getitem__."]
+            note = f"{self}[{number}] raised this; correct its __getitem__."
+            vars(error).setdefault("__notes__", []).append(note)  # add_note of Python 3.11
             raise
         parts = item if isinstance(item, (tuple, list)) else ()
         if len(parts) == 3:

@@ -453,7 +453,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         {**REQUIRED, "validate_every": 1},
     ),
     "overrides is of type dict; give a list such as": (load_config, ("train", {"seed": 1}), {}),
-    "data is of type str; give a ClassificationData": (
+    "data is of type str; give ClassificationData\\(root": (
         TrainedClassifier.val_of,
         (None, "photos"),
         {},

@@ -499,7 +499,9 @@ def test_a_table_with_other_columns_is_to_be_headed(tmp_path: Path) -> None:
     assert samples.classes == ("boxer",)
 
 
-def test_class_folders_of_two_data_sets_are_named_in_the_plan(tmp_path: Path) -> None:
+def test_class_folders_of_two_data_sets_are_named_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("v1/train/cat", "v1/train/dog", "v2/val/cat"):
         (tmp_path / folder).mkdir(parents=True)
         Image.new("RGB", (32, 32)).save(tmp_path / folder / "a.jpg")
@@ -507,9 +509,10 @@ def test_class_folders_of_two_data_sets_are_named_in_the_plan(tmp_path: Path) ->
     assert samples is not None
     assert samples.form == "a folder for each class", "of one data set"
     (tmp_path / "v2/val").rename(tmp_path / "v2/train")
-    samples = read_samples(tmp_path, "train")
+    monkeypatch.chdir(tmp_path)  # long paths are cut
+    samples = read_samples(Path(), "train")
     assert samples is not None
-    assert f"{tmp_path}/v1/train/, {tmp_path}/v2/train/ (data.root=FOLDER t" in samples.form
+    assert "v1/train/, v2/train/ (data.root=FOLDER takes one)" in samples.form
 
 
 def test_boxes_given_to_a_classifier_name_the_recipe(tmp_path: Path) -> None:
