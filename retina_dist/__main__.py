@@ -12,24 +12,23 @@ from typing import NoReturn
 
 from retina_dist.base import __version__
 from retina_dist.base.other_names import value_meant
-from retina_dist.base.text import rows_of
 
-COMMANDS = rows_of("""
-train: train a model, or sweep over settings with -m
-evaluate: compute metrics of a checkpoint, or of COCO results
-predict: run a checkpoint on images; write drawings, and COCO results or a CSV file
-export: write a checkpoint as ONNX, torch.export or torchvision state_dict
-serve: serve a checkpoint over HTTP
-doctor: check a data set and, for detection, how well the anchors fit it
-convert: convert a data set of any format to COCO json
-shards: pack the images of a data set into tar shards
-report: write the report of a run, or of two side by side, as one HTML file
-compare: which of two runs or COCO results is better: compare RUN RUN
-parity: compare every backend with one process, step by step
-bisect: where two runs that should agree part: the step, and what in it differs first
-reproduce: check that a run happened as it is logged, from its digests
-benchmark: measure step, data and scaling
-""")
+COMMANDS = {
+    "train": "train a model, or sweep over settings with -m",
+    "evaluate": "compute metrics of a checkpoint, or of COCO results",
+    "predict": "run a checkpoint on images; write drawings, and COCO results or a CSV file",
+    "export": "write a checkpoint as ONNX, torch.export or torchvision state_dict",
+    "serve": "serve a checkpoint over HTTP",
+    "doctor": "check a data set and, for detection, how well the anchors fit it",
+    "convert": "convert a data set of any format to COCO json",
+    "shards": "pack the images of a data set into tar shards",
+    "report": "write the report of a run, or of two side by side, as one HTML file",
+    "compare": "which of two runs or COCO results is better: compare RUN RUN",
+    "parity": "compare every backend with one process, step by step",
+    "bisect": "where two runs that should agree part: the step, and what in it differs first",
+    "reproduce": "check that a run happened as it is logged, from its digests",
+    "benchmark": "measure step, data and scaling",
+}
 # The modules of commands that are not `retina_dist.COMMAND`.
 MODULES = {"benchmark": "retina_dist.benchmark.__main__", "compare": "retina_dist.report"}
 

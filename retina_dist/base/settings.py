@@ -30,7 +30,6 @@ from typing_extensions import TypeIs
 
 from retina_dist.base.errors import ConfigError
 from retina_dist.base.other_names import value_meant
-from retina_dist.base.text import rows_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -309,15 +308,19 @@ _REMEDIES = {
     str: "it in quotes, in Python str(VALUE)",
     bool: "true or false",
 }
-_OWN = rows_of("""
-DetectionData: , or rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets
-OptimizerConfig: , where lr is required, such as name='sgd', lr=0.01
-ModelConfig: , which builds torchvision's RetinaNet
-ClassifierConfig: , such as architecture='resnet50'
-ClassificationData: , such as root='FOLDER'
-ScheduleConfig: , such as name='cosine'
-LoggingConfig: , such as tensorboard=False; docs/extending.md has a logger for Weights & Biases
-""")
+_OWN = {
+    "DetectionData": (
+        ", or rd.TorchDatasetConfig(train=…, val=…, categories=[…]) for your own Datasets"
+    ),
+    "OptimizerConfig": ", where lr is required, such as name='sgd', lr=0.01",
+    "ModelConfig": ", which builds torchvision's RetinaNet",
+    "ClassifierConfig": ", such as architecture='resnet50'",
+    "ClassificationData": ", such as root='FOLDER'",
+    "ScheduleConfig": ", such as name='cosine'",
+    "LoggingConfig": (
+        ", such as tensorboard=False; docs/extending.md has a logger for Weights & Biases"
+    ),
+}
 _MEANT = {
     ("data", "ClassificationData"): "give it to rd.ClassifierTrainer",
     ("data", "DetectionData"): "give it to rd.Trainer",

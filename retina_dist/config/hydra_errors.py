@@ -23,24 +23,26 @@ TORCHVISIONS = re.compile(
 
 
 # What is chosen by a setting, not by an entry of the group.
-SETTINGS_OF_GROUPS = rows_of("""
-hydra/sweeper: install its plugin, as by pip install hydra-optuna-sweeper; there
-hydra/launcher: install its plugin, as by pip install hydra-ray-launcher; there
-data: give data.root=FOLDER, whose format is recognised, or, where each class has a folder, \
-task=classification data=folders data.root=FOLDER; there
-augmentation: see data.hflip, data.photometric and data.scale_jitter; there
-task: give detection, for boxes, or classification, for whole images; there
-trainer: give strategy=ddp, or settings such as trainer.precision=bf16; there
-logging: give logging.tensorboard=true or logging.mlflow_uri=URI; there
-""")
+SETTINGS_OF_GROUPS = {
+    "hydra/sweeper": "install its plugin, as by pip install hydra-optuna-sweeper; there",
+    "hydra/launcher": "install its plugin, as by pip install hydra-ray-launcher; there",
+    "data": (
+        "give data.root=FOLDER, whose format is recognised, or, where each class has a "
+        "folder, task=classification data=folders data.root=FOLDER; there"
+    ),
+    "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",
+    "task": "give detection, for boxes, or classification, for whole images; there",
+    "trainer": "give strategy=ddp, or settings such as trainer.precision=bf16; there",
+    "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
+}
 # What is given where a path takes one value.
-ONE_OF = rows_of("""
-run: give one, and the other as other=RUN
-input: give one file, a folder, or "photos/*.jpg"
-checkpoint: give one
-root: give one folder
-data.root: give one folder
-""")
+ONE_OF = {
+    "run": "give one, and the other as other=…",
+    "input": 'give one file, a folder, or "photos/*.jpg"',
+    "checkpoint": "give one",
+    "root": "give one folder",
+    "data.root": "give one folder",
+}
 GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.

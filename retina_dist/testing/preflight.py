@@ -22,7 +22,7 @@ from torchvision.models import resnet18
 
 from retina_dist.base.errors import describe_error, set_status
 from retina_dist.base.files import nearest_existing
-from retina_dist.base.text import aligned, format_bytes, format_ranks, pluralize, rows_of
+from retina_dist.base.text import aligned, format_bytes, format_ranks, pluralize
 from retina_dist.config.run_config import RunConfig, task_class
 from retina_dist.reporting.findings import DoctorReport, Finding, Level
 from retina_dist.run.build import build_strategy
@@ -176,25 +176,38 @@ SLOW_ON_GPU = 1.1
 SLOW_ON_CPU = 1.5
 SHM_OF_WORKER = 64 * 2**20  # bytes of batches that a data worker hands over: a rule of thumb
 MIN_DISK = 2**30
-REMEDIES = rows_of("""
-versions: Install the same versions on every host, from one image or lock file.
-devices: Use hosts of one kind, or every step waits for the slowest.
-data: Copy the data again, or mount the same storage on every host.
-/dev/shm: Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), or lower \
-data.num_workers.
-open files: Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit \
-nofile=65536).
-host names: Give each machine a different name (hostnamectl set-hostname NAME, docker run \
---hostname NAME).
-addresses: Map the host's name to its address in the cluster in its /etc/hosts, or set \
-GLOO_SOCKET_IFNAME=INTERFACE.
-step: Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d \
-PERFORMANCE), or leave it out.
-disk: Make room, give another output_dir, or lower trainer.keep_last and trainer.save_top_k.
-network: See in NCCL_DEBUG=INFO which network was chosen, and set NCCL's variables as in \
-docs/clusters.md.
-unknown: It was not checked.
-""")
+REMEDIES = {
+    "versions": "Install the same versions on every host, from one image or lock file.",
+    "devices": "Use hosts of one kind, or every step waits for the slowest.",
+    "data": "Copy the data again, or mount the same storage on every host.",
+    "/dev/shm": (
+        "Give the container more (docker run --shm-size=16g; on Kubernetes an emptyDir), "
+        "or lower data.num_workers."
+    ),
+    "open files": (
+        "Raise the limit where the job starts: ulimit -n 65536 (docker run --ulimit nofile=65536)."
+    ),
+    "host names": (
+        "Give each machine a different name (hostnamectl set-hostname NAME, docker run "
+        "--hostname NAME)."
+    ),
+    "addresses": (
+        "Map the host's name to its address in the cluster in its /etc/hosts, or set "
+        "GLOO_SOCKET_IFNAME=INTERFACE."
+    ),
+    "step": (
+        "Look there for other processes, a hot GPU or a low power limit (nvidia-smi -q -d "
+        "PERFORMANCE), or leave it out."
+    ),
+    "disk": (
+        "Make room, give another output_dir, or lower trainer.keep_last and trainer.save_top_k."
+    ),
+    "network": (
+        "See in NCCL_DEBUG=INFO which network was chosen, and set NCCL's variables as in "
+        "docs/clusters.md."
+    ),
+    "unknown": "It was not checked.",
+}
 
 
 def _problem(level: Level, where: str, what: str) -> Finding:

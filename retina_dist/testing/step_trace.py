@@ -8,34 +8,55 @@ from functools import partial
 from torch import Tensor, nn
 
 from retina_dist.base.errors import CollectiveError
-from retina_dist.base.text import escape, rows_of
+from retina_dist.base.text import escape
 from retina_dist.engine.phase_timer import PhaseTimer
 from retina_dist.engine.replicas import checksum, leaves_of
 from retina_dist.engine.train_step import TrainStep
 from retina_dist.tracking.callbacks import Callback, TrainingStart
 
 # The stages of a step, and where to look when one differs while all before it are equal.
-STAGES = rows_of("""
-start: The state before the step differs: compare seed, model.weights and the checkpoint.
-data order: The step has other images, or deals them out in another way: compare seed, the list of \
-images, data.batch_size, data.shuffle and the layout, which trainer.virtual_ranks makes irrelevant.
-pixels: The same images have other pixels: compare the files, the augmentation, and the versions \
-of Pillow and torchvision.
-targets: The same images have other labels or weights: compare the annotations and the augmentation.
-forward: Equal weights and inputs give this module another output: compare its code and settings, \
-torch's version and the number of threads.
-loss: Equal outputs of the layers give another loss: compare the code and the settings of the loss.
-gradient: The backward pass differs from this parameter on: compare the code behind it and torch's \
-version, or give trainer.deterministic=true.
-reduction: Equal gradients have another sum over micro-batches and ranks: compare launcher, \
-backend, layout and the settings of strategy.
-clipping: Equal gradients are scaled or clipped in another way: compare trainer.gradient_clip and \
-gradient_clip_algorithm.
-optimizer: Equal gradients change the weights in another way: compare optimizer, schedule and \
-torch's version.
-buffers: What the forward pass leaves behind differs: compare model.norm and the layout.
-average: Equal weights give another average: compare trainer.ema_decay.
-""")
+STAGES = {
+    "start": "The state before the step differs: compare seed, model.weights and the checkpoint.",
+    "data order": (
+        "The step has other images, or deals them out in another way: compare seed, the "
+        "list of images, data.batch_size, data.shuffle and the layout, which "
+        "trainer.virtual_ranks makes irrelevant."
+    ),
+    "pixels": (
+        "The same images have other pixels: compare the files, the augmentation, and the "
+        "versions of Pillow and torchvision."
+    ),
+    "targets": (
+        "The same images have other labels or weights: compare the annotations and the "
+        "augmentation."
+    ),
+    "forward": (
+        "Equal weights and inputs give this module another output: compare its code and "
+        "settings, torch's version and the number of threads."
+    ),
+    "loss": (
+        "Equal outputs of the layers give another loss: compare the code and the settings "
+        "of the loss."
+    ),
+    "gradient": (
+        "The backward pass differs from this parameter on: compare the code behind it and "
+        "torch's version, or give trainer.deterministic=true."
+    ),
+    "reduction": (
+        "Equal gradients have another sum over micro-batches and ranks: compare launcher, "
+        "backend, layout and the settings of strategy."
+    ),
+    "clipping": (
+        "Equal gradients are scaled or clipped in another way: compare "
+        "trainer.gradient_clip and gradient_clip_algorithm."
+    ),
+    "optimizer": (
+        "Equal gradients change the weights in another way: compare optimizer, schedule "
+        "and torch's version."
+    ),
+    "buffers": "What the forward pass leaves behind differs: compare model.norm and the layout.",
+    "average": "Equal weights give another average: compare trainer.ema_decay.",
+}
 OF_BATCH = {"image_ids": "data order", "images": "pixels"}  # else targets
 
 Digests = dict[str, str]  # by name, in the order in which they were made

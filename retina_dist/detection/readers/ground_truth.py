@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from retina_dist.base.errors import DataError
-from retina_dist.base.text import escape, is_text, pluralize, rows_of, truncate
+from retina_dist.base.text import escape, is_text, pluralize, truncate
 from retina_dist.data.tree import local_part
 from retina_dist.detection.readers.categories import Entry
 
@@ -30,17 +30,19 @@ CHUNK = 4096  # objects that are decoded at a time
 MAX_LICENSES = 12  # that are named; COCO has eight
 MAX_TABLE = 16  # table entries for each known id; above it ids are searched for
 # What to do about a value of another type, or an absent one.
-FORMS = rows_of("""
-images: write {"id": 1, "file_name": PATH} for each
-categories: write {"id": 1, "name": CLASS} for each
-iscrowd: write 0 or 1 as iscrowd
-id: give each its own whole number as id
-image_id: give the id of one of the images as image_id
-category_id: give the id of one of the categories as category_id, or instances_*.json for panoptic_*
-file_name: give the path below the folder of images as file_name
-name: give the class as name, in quotes
-bbox: give bbox as [x, y, width, height] in pixels
-""")
+FORMS = {
+    "images": 'write {"id": 1, "file_name": PATH} for each',
+    "categories": 'write {"id": 1, "name": CLASS} for each',
+    "iscrowd": "write 0 or 1 as iscrowd",
+    "id": "give each its own whole number as id",
+    "image_id": "give the id of one of the images as image_id",
+    "category_id": (
+        "give the id of one of the categories as category_id, or instances_*.json for panoptic_*"
+    ),
+    "file_name": "give the path below the folder of images as file_name",
+    "name": "give the class as name, in quotes",
+    "bbox": "give bbox as [x, y, width, height] in pixels",
+}
 
 # An object before it is checked. Ids are floats, exact up to MAX_INTEGER, so that none overflows.
 OBJECT = np.dtype(

@@ -16,11 +16,11 @@ from retina_dist.detection.readers.formats import FolderReader, Place, Scan
 from retina_dist.detection.readers.items import Box, Item, LeftOut
 
 # In alphabetical order, as in the challenge's development kit.
-_VOC_CLASSES = """
-aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person
-pottedplant sheep sofa train tvmonitor
-"""
-VOC_CLASSES = tuple(_VOC_CLASSES.split())
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "tvmonitor",
+)  # fmt: skip
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 LISTS = "ImageSets/Main/"
 CHALLENGE = re.compile(r"\bVOC|pascal", re.IGNORECASE)

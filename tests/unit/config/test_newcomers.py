@@ -536,7 +536,7 @@ def test_a_path_of_windows_and_a_network_in_capitals_are_answered() -> None:
 
 
 REFUSED_LINES = {
-    "report run=a,b": "give one, and the other as other=RUN ('run=\"a,b\"' if it is one), or add",
+    "report run=a,b": "give one, and the other as other=… ('run=\"a,b\"' if it is one), or add",
     "evaluate checkpoint=a,b": "is more than one value; give one ('checkpoint=",
     "convert root=a to=yolo output=b": "convert writes COCO json alone, which other tools",
     "report run=a output=out.pdf": "output=out.pdf is not HTML, as a report is; give FILE.html.",
