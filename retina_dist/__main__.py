@@ -81,7 +81,7 @@ def main() -> None:
 
 def _with_keys(arguments: list[str]) -> list[str]:
     """Compare's arguments, its two results as run=RESULT and other=RESULT."""
-    folders = list(takewhile(re.compile("[^-=][^=]*").fullmatch, arguments))
+    folders = list(takewhile(re.compile("((a|first|run_?[1a])=)?[^-=][^=]*").fullmatch, arguments))
     if arguments and not folders:
         return arguments
     if len(folders) != 2 or folders[0] == folders[1]:

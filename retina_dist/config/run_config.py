@@ -191,7 +191,7 @@ class RunConfig:
     resume: str | None = setting(
         None,
         "auto (output_dir's run or the newest runs/NAME), a run folder or a checkpoint",
-        remedy="give resume=auto, a run folder or a checkpoint",
+        remedy="give a run folder, a checkpoint or resume=auto",
     )
     dry_run: bool = setting(
         False, "print the plan, on a GPU with the memory that a step takes, and stop"

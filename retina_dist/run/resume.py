@@ -364,7 +364,7 @@ def _check_locked(
     remedy = f"give {key}={old}"
     if len(alike) > 1:
         remedy = f"leave out what sets {truncate(alike)}, such as {section}=…"
-    start = f"use {as_override('model.weights', path)}"
+    start = f"start a new run with {as_override('model.weights', path)}"
     if section in ("model", "task"):  # its weights would not fit
         start = "start a new run without resume=RUN"
     raise ConfigError(

@@ -184,7 +184,7 @@ class Predictor(Suggests, ABC, Generic[Input, Output, Result]):
         if task != cls.task:
             raise CheckpointError(
                 f"{source} is a checkpoint of task={task}, not of a {cls.kind}; "
-                "rd.Detector reads those of detectors, rd.TrainedClassifier of classifiers."
+                f"give a {cls.kind}'s, or use its class, rd.Detector or rd.TrainedClassifier."
             )
         _checked(**how)  # here, so that the error does not blame the checkpoint
 

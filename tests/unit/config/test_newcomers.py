@@ -545,6 +545,8 @@ REFUSED_LINES = {
     ),
     "compare runs/a runs/a": "compare takes two run folders or COCO results",
     "compare a a b": "compare takes two run folders or COCO results",
+    "compare a=runs/a b=runs/b": "compare takes two run folders or COCO results",
+    "train resume=true": "give a run folder, a checkpoint or resume=auto.",
     "data.root=mine": "write a command first, as in retina-dist train data.root=mine.",
     "val": "there is no command val; did you mean evaluate?",
     "Detect": "there is no command Detect; did you mean predict?",
@@ -825,7 +827,7 @@ def test_a_dry_run_refuses_the_checkpoint_that_the_run_would_refuse(
     for given, said in {
         "data.synthetic.num_classes=3": "was trained on other classes than data=synthetic has",
         "model.fpn_channels=128": "differs from the 64 that .* or start a new run without resume=",
-        "seed=1": "seed=1 differs from the 0",
+        "seed=1": "seed=1 differs from the 0 .* or start a new run with model.weights=",
         "model=retinanet_r18": r"leave out what sets .* model\.backbone, .*, such as model=…, or start",
     }.items():
         with pytest.raises(UserError, match=said):
