@@ -402,6 +402,9 @@ def check_folder(root: str) -> None:
 def not_a_folder(key: str, path: PathOrUrl, otherwise: str) -> str:
     """The remedy for a `path`, the value of `key`, that is not a folder of data."""
     remedy = spelt_alike(path, otherwise)
+    if remedy == otherwise and re.fullmatch(r"[\w-]+/[\w.-]+", str(path)):
+        fetched = f"hf download {path} --repo-type dataset --local-dir FOLDER"
+        remedy += f", or fetch it from the Hugging Face Hub: {fetched}"
     if isinstance(path, Path) and path.is_file():
         remedy = f"give {key}={folder_of(path)}"
     if re.match(r"[A-Za-z]:", str(path)):

@@ -203,7 +203,10 @@ def _refuse_others(tree: Tree) -> None:
     if found or folders >= {"images", "labels"}:
         what = f"boxes for a detector, such as {found[0]}" if found else "YOLO's images and labels"
         data = as_override("data.root", tree.root)
-        raise DataError(f"{tree.root} holds {what}; give experiment=finetune {data} alone.")
+        raise DataError(
+            f"{tree.root} holds {what}; give experiment=finetune {data} alone, "
+            "or cut them out for a classifier (docs/data.md)."
+        )
     if tree.files and not tree.images:
         raise DataError(
             f"{tree.root} has no image, but files such as {tree.files[0]}; convert them: "
@@ -321,7 +324,7 @@ def _in_no_folder(tree: Tree, image: str) -> DataError:
     folder = tree.root / posixpath.dirname(image)
     remedy = f"move each image into {folder}/CLASS"
     if tree.ending(".txt", ".xml", ".json"):
-        remedy += ", or give experiment=finetune for boxes"
+        remedy += ", give experiment=finetune for boxes, or cut these out (docs/data.md)"
     tables = tree.ending(".csv", ".tsv", ".xlsx")
     if tables:
         remedy += f", or name two columns of {tables[0]} file and label, and save it as CSV"
@@ -380,7 +383,8 @@ def _columns(head: Head) -> tuple[int, int] | None:
         return columns["file"], columns["class"]
     others = list(head.inner)
     del others[columns["file"] : columns["file"] + 1]
-    return (columns["file"], -1) if others and set(others) <= {"0", "1"} else None
+    ones = others and {*others} <= {"0", "1"}
+    return (columns["file"], -1) if ones or {*others} == {"0.0", "1.0"} else None
 
 
 def _of_tables(tree: Tree, tables: Sequence[str], split: str) -> list[Row] | None:
@@ -465,7 +469,7 @@ def _label(where: str, cells: Sequence[str], column: int, head: Head) -> str:
     if column >= 0:
         label = cells[column]
         return label.partition(" ")[0] if "PredictionString" in head.keys else label
-    ones = [name for name, cell in zip(head.keys, cells) if cell == "1"]
+    ones = [name for name, cell in zip(head.keys, cells) if cell in ("1", "1.0")]
     if len(ones) != 1:
         raise DataError(
             f"{where} has {pluralize(len(ones), 'class')}; give one: a classifier learns one of "

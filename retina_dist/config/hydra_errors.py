@@ -32,6 +32,8 @@ SETTINGS_OF_GROUPS = {
     ),
     "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",
     "task": "give detection, for boxes, or classification, for whole images; there",
+    "experiment": "to choose a network alone, give model=NAME; there",
+    "model": "to choose a recipe, give experiment=NAME; there",
     "trainer": "give strategy=ddp, or settings such as trainer.precision=bf16; there",
     "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
 }
@@ -43,7 +45,9 @@ ONE_OF = {
     "root": "give one folder",
     "data.root": "give one folder",
 }
-GROUPS = {*SETTINGS_OF_GROUPS, "experiment", "model", "optimizer", "schedule", "strategy"}
+# Settings of a sweep that are no list.
+ONE_VALUE = re.compile("(seed|lr|decay|_size|_clip|momentum|backbone|norm|duration|precision)$")
+GROUPS = {*SETTINGS_OF_GROUPS, "optimizer", "schedule", "strategy"}
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.
 KNOWN_FAULTS = rows_of(
@@ -153,7 +157,7 @@ def _missing_entry(error: MissingConfigException) -> str:
 
     options = error.options or ["none"]
     value = value.removesuffix(".yaml")
-    name = value.rpartition(".")[2]  # of torch.optim.SGD
+    name = re.split("[./]", value)[-1]  # of torch.optim.SGD, conf/experiment/small
     near = [each for each in options if value and each.startswith(value[:6])]
     near = near or list(filter(None, [str(value_meant(group, name, options, 0.75))]))
     hint = SETTINGS_OF_GROUPS.get(group, "there")
@@ -161,7 +165,7 @@ def _missing_entry(error: MissingConfigException) -> str:
         hint = f"did you mean {' or '.join(near)}? There"
     elif group == "model" and TORCHVISIONS.match(value):
         classifier = f"task=classification model=classifier model.architecture={value}"
-        hint = f"give model.backbone={value}, or {classifier}; there"
+        hint = f"give model.backbone={value} to detect, or {classifier}; there"
     sentence = f"{group}={value} does not exist; {hint} are {', '.join(options)}"
     if near:
         return f"{sentence}."
@@ -174,8 +178,8 @@ def _missing_entry(error: MissingConfigException) -> str:
 def _instead_of_entry(group: str, value: str) -> str:
     """Message for a file, folder or name that stands where an entry is asked for; "" for others."""
     is_yaml = value.lower().endswith((".yaml", ".yml"))
-    own, slash, entry = value.partition("/")
-    if group == "experiment" and slash and not is_yaml:  # in its list of defaults
+    own, _, entry = value.partition("/")
+    if group == "experiment" and own in GROUPS and not is_yaml:  # in its list of defaults
         line = entry if own == group else f"override /{own}: {entry}"
         return f"{group} has no {value}; in the defaults of its file, write - {line}."
     if group == "data":
@@ -193,8 +197,9 @@ def _instead_of_entry(group: str, value: str) -> str:
     if is_yaml:
         stem = Path(value).stem
         return (
-            f"{group}={value} is a file; put it into FOLDER/{group}/ and give --config-dir FOLDER "
-            f"{group}={stem}, or for a run's config.yaml --config-dir RUN --config-name config."
+            f"{group}={value} is a file; give {group}={stem} if it is of the library, put yours "
+            f"into FOLDER/{group}/ and give --config-dir FOLDER {group}={stem}, or for a run's "
+            "config.yaml --config-dir RUN --config-name config."
         )
     return ""
 
@@ -260,12 +265,12 @@ def _several_values(key: str, value: str) -> str:
     )
     if key in ONE_OF:
         lists = f"{ONE_OF[key]} ({as_override(key, value)} if it is one)"
-    if re.fullmatch(r"0,\d+", value):
-        lists = f"write {key}={value.replace(',', '.')} with a point"
     if re.search(r"(device|gpu)\w*$", key):
         lists = "leave it out, and start a process for each GPU: torchrun --nproc-per-node N -m …"
+    elif re.search(r"(?<!seed)=0,\d+$", f"{key}={value}"):
+        lists = f"write {key}={value.replace(',', '.')} with a point"
     elif key == "data.classes":
         lists = "leave it out, and remove the boxes of other classes from the annotations"
-    elif key in GROUPS:
+    elif key in GROUPS or ONE_VALUE.search(key):
         lists = f"give one, as {key}={value.partition(',')[0]}"
     return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."

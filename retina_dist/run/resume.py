@@ -362,6 +362,8 @@ def _check_locked(
     if key == "task.name":
         key = "task"  # the name of the group's entry
     remedy = f"give {key}={old}"
+    if key == "data.batch_size":
+        remedy += " with trainer.accumulate=auto for less memory"
     if len(alike) > 1:
         remedy = f"leave out what sets {truncate(alike)}, such as {section}=…"
     start = f"start a new run with {as_override('model.weights', path)}"

@@ -174,7 +174,7 @@ def _remedy_of(missing: ImageRecord, images: PathOrUrl, otherwise: str) -> str:
     if packed:
         otherwise = f"unpack {truncate(packed, 1)} if they are in it, {otherwise}"
     return (
-        f"copy them there, give images and annotations the same names, {otherwise}, or leave "
+        f"{otherwise}, copy them there, give images and annotations the same names, or leave "
         "them out with data.missing_images=skip"
     )
 

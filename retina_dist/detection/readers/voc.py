@@ -99,7 +99,7 @@ class VocReader(FolderReader):
             why = "is no annotation" if xml in place.tree.listed else "does not exist"
             raise DataError(
                 f"{place.tree.root / xml} {why}; "
-                f"restore the file, or take {name} out of the lists in ImageSets/Main."
+                f"restore the file, or correct or remove {name} in the lists of ImageSets/Main."
             )
         return Item(found, ())
 

@@ -185,7 +185,7 @@ def test_a_test_split_without_labels_lets_the_others_be_read(tmp_path: Path) -> 
         read_samples(tmp_path, "test")
     assert "for boxes" not in str(caught.value)
     (tmp_path / "test/4.txt").write_text("0 0.5 0.5 0.1 0.1\n")
-    with pytest.raises(DataError, match="test/CLASS, or give experiment=finetune for boxes"):
+    with pytest.raises(DataError, match="test/CLASS, give experiment=finetune for boxes, or"):
         read_samples(tmp_path, "test")
 
     (tmp_path / "train.csv").write_text("file,label\ntrain/cat/1.jpg,cat\n")

@@ -182,7 +182,7 @@ def test_values_have_the_types_of_the_schema() -> None:
         ("data=yolo", "data=yolo is not an entry; give data=auto data.root=FOLDER"),
         (
             "model=resnet50",
-            "model=resnet50 does not exist; give model.backbone=resnet50, or task=classification",
+            "model=resnet50 does not exist; give model.backbone=resnet50 to detect, or task=",
         ),
         # no such form
         (

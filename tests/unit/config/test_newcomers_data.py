@@ -353,11 +353,11 @@ def test_data_in_another_format_than_said_name_what_reads_them(tmp_path: Path) -
 
 def test_images_that_are_packed_are_to_be_unpacked(tmp_path: Path) -> None:
     data = _csv(tmp_path, f"{HEADER}c.png,cat,1,2,30,40\n")
-    with pytest.raises(DataError, match="; copy them there, .* the same names, put each image"):
+    with pytest.raises(DataError, match="; put each image .*, copy them there, .* the same names"):
         read_split(data, "train")
     (tmp_path / "images.zip").touch()
     with pytest.raises(
-        DataError, match=r" the same names, unpack images\.zip if they are in it, put"
+        DataError, match=r"; unpack images\.zip if they are in it, put .* the same names, or"
     ):
         read_split(DetectionData(root=str(tmp_path)), "train")
 
@@ -517,8 +517,54 @@ def test_class_folders_of_two_data_sets_are_named_in_the_plan(
 
 def test_boxes_given_to_a_classifier_name_the_recipe(tmp_path: Path) -> None:
     _coco(tmp_path, "train", [1])
-    with pytest.raises(DataError, match="give experiment=finetune data.root=.* alone"):
+    with pytest.raises(DataError, match="finetune data.root=.* alone, or cut them out for a class"):
         read_samples(tmp_path, "train")
+
+
+def test_a_data_set_of_the_hub_is_to_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fetch = "or fetch it from the Hugging Face Hub: hf download me/cells --repo-type dataset"
+    with pytest.raises(DataError, match=fetch):
+        tree_of("me/cells")
+    with pytest.raises(DataError, match=fetch):
+        read_samples(Path("me/cells"), "train")
+    (tmp_path / "me/cell").mkdir(parents=True)
+    with pytest.raises(DataError, match="is not a folder; use me/cell.$"):
+        tree_of("me/cells")
+
+
+def test_a_folder_of_another_split_asks_for_the_right_one(tmp_path: Path) -> None:
+    _coco(tmp_path, "train", [1])
+    (tmp_path / "val").mkdir()
+    data = DetectionData(
+        train_annotations=str(tmp_path / "train.json"),
+        train_images=str(tmp_path / "val"),
+    )
+    with pytest.raises(DataError, match="1 of 1 images .*; name their folder with data.train_im"):
+        read_split(data, "train")
+
+
+@pytest.mark.parametrize(("no", "yes"), [("0", "1"), ("0.0", "1.0")])
+def test_a_table_with_a_column_for_each_class_is_read(no: str, yes: str, tmp_path: Path) -> None:
+    for name in "ab":
+        Image.new("RGB", (32, 32)).save(tmp_path / f"{name}.jpg")
+    (tmp_path / "train.csv").write_text(f"image,cat,dog\na,{yes},{no}\nb,{no},{yes}\n")
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert samples.classes == ("cat", "dog")
+    assert samples.labels.tolist() == [0, 1]
+
+
+def test_figures_of_images_in_class_folders_are_no_labels(tmp_path: Path) -> None:
+    for folder in ("cat", "dog"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (32, 32)).save(tmp_path / folder / f"{folder}.jpg")
+    (tmp_path / "sharpness.csv").write_text("filename,sharpness\ncat.jpg,1.0\ndog.jpg,0.7\n")
+    samples = read_samples(tmp_path, "train")
+    assert samples is not None
+    assert samples.form == "a folder for each class"
 
 
 COCO_OF_A = {

@@ -128,7 +128,8 @@ def test_a_checkpoint_does_not_go_into_the_folder_of_another_run() -> None:
 def test_what_decides_the_order_of_images_cannot_change() -> None:
     save("mine", 1)
     with pytest.raises(
-        ConfigError, match=r"data\.batch_size=4 differs from the 8 .* give data\.batch_size=8"
+        ConfigError,
+        match=r"=4 differs from the 8 .* give data\.batch_size=8 with trainer\.acc.*=auto",
     ):
         open_run(settings("resume=mine", "data.batch_size=4"))
     with pytest.raises(ConfigError, match="seed=1"):

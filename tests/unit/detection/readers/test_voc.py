@@ -130,7 +130,8 @@ def test_errors_of_the_folder(tmp_path: Path):
     (root / "ImageSets" / "Main" / "trainval.txt").rename(root / "ImageSets" / "Main" / "train.txt")
     (root / "Annotations" / "a.xml").unlink()
     with pytest.raises(
-        DataError, match="a.xml does not exist; restore the file, or take a out of the lists"
+        DataError,
+        match="a.xml does not exist; restore the file, or correct or remove a in the lists",
     ):
         read_voc(root, "train")
     (root / "ImageSets" / "Main" / "train.txt").write_text("../../a\n")
