@@ -32,8 +32,8 @@ SETTINGS_OF_GROUPS = {
     ),
     "augmentation": "see data.hflip, data.photometric and data.scale_jitter; there",
     "task": "give detection, for boxes, or classification, for whole images; there",
-    "experiment": "to choose a network alone, give model=NAME; there",
-    "model": "to choose a recipe, give experiment=NAME; there",
+    "experiment": "to choose a network alone, give model=…; there",
+    "model": "to choose a recipe, give experiment=…; there",
     "trainer": "give strategy=ddp, or settings such as trainer.precision=bf16; there",
     "logging": "give logging.tensorboard=true or logging.mlflow_uri=URI; there",
 }
@@ -45,8 +45,6 @@ ONE_OF = {
     "root": "give one folder",
     "data.root": "give one folder",
 }
-# Settings of a sweep that are no list.
-ONE_VALUE = re.compile("(seed|lr|decay|_size|_clip|momentum|backbone|norm|duration|precision)$")
 GROUPS = {*SETTINGS_OF_GROUPS, "optimizer", "schedule", "strategy"}
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.
@@ -271,6 +269,6 @@ def _several_values(key: str, value: str) -> str:
         lists = f"write {key}={value.replace(',', '.')} with a point"
     elif key == "data.classes":
         lists = "leave it out, and remove the boxes of other classes from the annotations"
-    elif key in GROUPS or ONE_VALUE.search(key):
+    elif key in GROUPS or re.search("(seed|lr|decay|_size|_clip|norm|bone|ion)$", key):
         lists = f"give one, as {key}={value.partition(',')[0]}"
     return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."

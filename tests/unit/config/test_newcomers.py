@@ -150,8 +150,8 @@ REMEDIES = {
     "optimizer.betas=0.8,0.9": 'write "optimizer.betas=[0.8,0.9]" where a list is asked for',
     "seed=0,1": "give one, as seed=0, or add --multirun",
     # entries of another group, and paths of entries
-    "experiment=retinanet_r18": "does not exist; to choose a network alone, give model=NAME; there",
-    "model=finetune": "does not exist; to choose a recipe, give experiment=NAME; there are classif",
+    "experiment=retinanet_r18": "does not exist; to choose a network alone, give model=…; there",
+    "model=finetune": "does not exist; to choose a recipe, give experiment=…; there are classif",
     "experiment=conf/experiment/small.yaml": "is a file; give experiment=small if it is of the li",
     "experiment=conf/experiment/small": "does not exist; did you mean small? There",
     "data.root=a,b": "one value; give one folder ('data.root=\"a,b\"' if it is one), or add",
