@@ -45,6 +45,18 @@ ONE_OF = {
     "root": "give one folder",
     "data.root": "give one folder",
 }
+# Settings of one value that people sweep over.
+OF_ONE_VALUE = [
+    "seed",
+    "lr",
+    "weight_decay",
+    "batch_size",
+    "gradient_clip",
+    "norm",
+    "backbone",
+    "precision",
+    "max_duration",
+]
 GROUPS = {*SETTINGS_OF_GROUPS, "optimizer", "schedule", "strategy"}
 # Answers to faults by the pattern of what Hydra, OmegaConf and PyYAML say; {0} is the command, and
 # {1} and {2} are the groups of the pattern.
@@ -269,6 +281,6 @@ def _several_values(key: str, value: str) -> str:
         lists = f"write {key}={value.replace(',', '.')} with a point"
     elif key == "data.classes":
         lists = "leave it out, and remove the boxes of other classes from the annotations"
-    elif key in GROUPS or re.search("(seed|lr|decay|_size|_clip|norm|bone|ion)$", key):
+    elif key in GROUPS or key.rpartition(".")[2] in OF_ONE_VALUE:
         lists = f"give one, as {key}={value.partition(',')[0]}"
     return f"{key}={value} is more than one value; {lists}, or add --multirun for a run with each."
