@@ -98,21 +98,26 @@ def draw_first_batch(
 ) -> None:
     """The images of the first step after augmentation, with the boxes that the loss will see.
 
-    `files` has the file name of each image id.
+    `files` has the file name of each image id. Without images no file is written.
     """
+    path.unlink(missing_ok=True)  # of an earlier part of the run
     spec = data.train_sampler.step(0)[0]
     batch = data.train_dataset[replace(spec, indices=spec.indices[:NUM_IMAGES], size=1)].to("cpu")
-    if batch.images.max() <= DARK:
-        logging.getLogger(__name__).warning(
-            "the images of the first step are nearly black; store them with 8 bits, scaled to 255"
-        )
     pictures = []
-    for i, (height, width) in enumerate(batch.image_sizes.tolist()):
+    for i in batch.real_rows():
+        height, width = batch.image_sizes[i].tolist()
         count = int(batch.num_boxes[i])
         title = f"{escape(files[int(batch.image_ids[i])], 60)}, {width} x {height}"
         image = batch.images[i, :, :height, :width]
         pictures.append(
             titled_boxes(image, batch.boxes[i, :count], batch.labels[i, :count], names, title)
+        )
+    if not pictures:
+        return
+
+    if batch.images.max() <= DARK:
+        logging.getLogger(__name__).warning(
+            "the images of the first step are nearly black; store them with 8 bits, scaled to 255"
         )
     sheet(pictures).save(path, quality=92)
 

@@ -857,3 +857,26 @@ def test_a_json_of_val_without_annotations_leaves_the_plan_asking_for_them(tmp_p
     facts = dict(DetectionTask(config, SingleDeviceStrategy("cpu")).facts())
     assert "val/val.png (left out; give a file of this format with their boxes" in facts["train"]
     assert "; give val images with labels, or data.val_fraction=0.1" in facts["val"]
+
+
+@pytest.mark.parametrize("num_readable", [0, 1])
+def test_a_first_step_is_drawn_without_the_images_that_cannot_be_read(
+    num_readable: int, tmp_path: Path
+) -> None:
+    for number, name in enumerate("ab"):
+        size = (64, 48) if number < num_readable else (32, 24)
+        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    images = [
+        {"id": i, "file_name": f"{n}.png", "width": 64, "height": 48} for i, n in enumerate("ab")
+    ]
+    boxes = [
+        {"id": i + 1, "image_id": i, "category_id": 1, "bbox": [8, 8, 20, 20]} for i in range(2)
+    ]
+    coco = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "a.json").write_text(json.dumps(coco))
+    line = [f"data.root={tmp_path}", "data.bad_images=skip", "data.batch_size=2"]
+    task = DetectionTask(
+        load_config("train", ["experiment=small", *line]), SingleDeviceStrategy("cpu")
+    )
+    task.draw_inputs(task.build_data(), tmp_path)
+    assert (tmp_path / "first_batch.jpg").exists() == (num_readable > 0)
