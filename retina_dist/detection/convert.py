@@ -37,8 +37,8 @@ def convert(config: ConvertConfig) -> dict[str, object]:
     """
     if not config.output.endswith(".json"):
         raise ConfigError(
-            f"output={config.output} has no ending .json, and COCO json is all that convert "
-            "writes, where format is that of the data it reads; give FILE.json."
+            f"output={config.output} has no ending .json; give FILE.json, since convert writes "
+            "COCO json alone (format=… is that of the data it reads)."
         )
     if Path(config.output).exists():
         raise ConfigError(f"output={config.output} exists; remove it, or give another file.")

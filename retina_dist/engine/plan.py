@@ -146,8 +146,9 @@ def to_steps(duration: str, *, key: str, num_images: int, batch_size: int) -> in
         return epoch * min(100, max(12, math.ceil(2000 / epoch)))
     form = _FORM.fullmatch(str(duration))
     if form is None:
-        number = duration if str(duration).isdecimal() else 12
-        remedy = f"write it as {number}epochs, 90ksteps or 500images"
+        remedy = "write it as 12epochs, 90ksteps or 500images"
+        if str(duration).isdecimal():
+            remedy = f"write it as {duration}epochs, {duration}steps or {duration}images"
         if key.endswith(("warmup", "max_duration")):
             remedy += ", or auto"
             if re.search(r"\d *h|min|:", str(duration)):
@@ -312,8 +313,8 @@ def resolve_plan(
         )
     if trainer.micro_batches > batch_size:
         raise ConfigError(
-            f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size; "
-            f"use at most {batch_size}."
+            f"trainer.accumulate={trainer.accumulate} exceeds data.batch_size={batch_size}, the "
+            "images of a whole step; lower it or raise that."
         )
     accumulate = trainer.micro_batches
     if trainer.virtual_ranks:

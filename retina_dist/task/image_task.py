@@ -223,7 +223,8 @@ class ImageTask(Task):
             difference = f"in one alone: {', '.join(map(repr, only_one_has[:3]))}"
         raise CheckpointError(
             f"{source} was trained on other classes than data={self.config.data.name} has "
-            f"({difference}); resume with the same data, or start with model.weights={source}."
+            f"({difference}); resume with the same data, or start a new run with the model of that "
+            f"and model.weights={source}."
         )
 
     def shorten(self, first: Callable[[Any, int], object]) -> None:

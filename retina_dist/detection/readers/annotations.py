@@ -320,7 +320,7 @@ class BoxForm:
         enough = 0.95 if self.inside.mean() < 0.5 else 1.0
         if self.part.box_format == "xyxy":
             form = "they are x, y, width, height"
-            remedy = "set data.box_format=xywh (csv, voc: correct the files)"
+            remedy = "set data.box_format=xywh (csv: name the columns x, y, w, h; correct voc)"
             end = self.start + self.written
         else:
             form = "they are two corners, x1, y1, x2, y2"

@@ -525,7 +525,7 @@ print(sum(len(list(tokenize.generate_tokens(open(f).readline))) for f in files.v
     ).stdout
     *_, rooms, tokens = printed.splitlines()
     assert not {"benchmark", "serving", "preflight", "doctor", other} & set(ast.literal_eval(rooms))
-    assert int(tokens) <= 151_711, "with comments and line ends"
+    assert int(tokens) <= 151_715, "with comments and line ends"
 
 
 def test_a_run_with_an_alias_bomb_is_refused_at_once(

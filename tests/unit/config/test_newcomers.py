@@ -1260,7 +1260,7 @@ def test_commands_refuse_what_would_pass_silently(tmp_path: Path) -> None:
     (tmp_path / "image").touch()
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "x").mkdir()
-    with pytest.raises(ConfigError, match=r"has no ending \.json, .*, where format is that of the"):
+    with pytest.raises(ConfigError, match=r"has no ending \.json; .*format=… is that of the"):
         convert.convert(ConvertConfig(root=str(tmp_path), output=str(tmp_path / "yolo")))
     with pytest.raises(ConfigError, match="is the run itself; give another"):
         compare(tmp_path, tmp_path / "x" / "..", None, None)

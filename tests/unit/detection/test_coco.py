@@ -208,7 +208,7 @@ def test_missing_images(tmp_path: Path):
     (tmp_path / "b.png").rename(tmp_path / "b.jpg")
     with pytest.raises(
         DataError,
-        match=r"2 of 2 .* the same names, name their folder with data.train_images=",
+        match=r"2 of 2 .*; name their folder with data.train_images=.* copy them there, give images and",
     ):
         load(tmp_path, COCO, missing_images="error")
     photos = {**COCO, "images": [{**each, "file_name": "c.HEIC"} for each in COCO["images"]]}
