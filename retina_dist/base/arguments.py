@@ -60,7 +60,7 @@ def _check_call(
         if others:
             hint += f", perhaps with {truncate(others)}, by name"
         unknown = [key for key in kwargs if key not in signature.parameters]
-        key = [*unknown, "positional" if "positional" in str(error) else "missing"][0]
+        key = next(iter(unknown), "positional" if "positional" in str(error) else "missing")
         for near in get_close_matches(key, signature.parameters, 1, 0.7):
             hint = f"did you mean {near}? Or {hint}"
         hint = alias(f"{name}.{key}", ()) or hint
@@ -68,7 +68,7 @@ def _check_call(
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether a class is the library's: a user's may have attributes of its own."""
+    """Whether this library defines the class. Users may add attributes to classes of their own."""
     return kind.__module__.startswith("retina_dist.")
 
 

@@ -113,7 +113,7 @@ class Limits:
             return f"too small; it must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
             return f"too small; it must be above {self.above}"
-        if 1 in (self.below, self.at_most) and value >= 10:
+        if 1 in (self.below, self.at_most) and value >= 10:  # a share, given as percent
             return f"too large; write {value:g}% as {value / 100:g}"
         if self.below is not None and value >= self.below:
             return f"too large; it must be below {self.below}"

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from retina_dist.base.files import folder_of
 from retina_dist.base.settings import settings_by_key
-from retina_dist.base.text import as_override
+from retina_dist.base.text import as_override, rows_of
 
 # how files in a folder of data end
 OF_DATA = (".json", ".csv", ".xml", "data.yaml", "data.yml")
@@ -625,8 +625,7 @@ path: data.root | root | input | checkpoint
 
 
 _ALIASES: dict[str, list[str]] = {}  # the keys that may be meant, by each name of the table
-for _line in _TABLE.strip().splitlines():
-    _names, _, _meant = _line.partition(": ")
+for _names, _meant in rows_of(_TABLE).items():
     _ALIASES |= dict.fromkeys(_names.split(), _meant.split(" | "))
 
 

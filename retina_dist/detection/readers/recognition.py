@@ -16,7 +16,6 @@ DATUM = "datum convert -if {} -i FOLDER -f coco -o OUTPUT (pip install datumaro)
 # What is not read: its name, endings of its files, keys that they have, and the remedy: a clause,
 # or the name of datumaro's format.
 UNREAD = """
-KITTI | .txt |  | kitti
 WIDER FACE | _bbx_gt.txt |  | wider_face
 MOT | /gt.txt |  | mot_seq_gt
 PennFudanPed or INRIA | .txt | Compatible,PASCAL,Annotation | write its boxes as COCO json, or \
@@ -88,10 +87,9 @@ def recognise(tree: Tree) -> list[str]:
 
 def _unread(tree: Tree) -> str:
     """The sentence about a known format that is not read; "" for none."""
-    lines = UNREAD.strip().splitlines()
-    if not tree.select((".txt",), is_kitti):
-        lines = lines[1:]
-    for line in lines:
+    if tree.select((".txt",), is_kitti):
+        return f"it looks like KITTI, which is not read; convert it with {DATUM.format('kitti')}"
+    for line in UNREAD.strip().splitlines():
         name, endings, keys, how = line.split(" | ")
         files = tree.ending(*endings.split())[:SAMPLE]
         if any(tree.head(file).has(*filter(None, keys.split(","))) for file in files):
